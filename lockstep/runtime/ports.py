@@ -1,0 +1,135 @@
+"""Ports of the runtime: what a node may ask of the world, and what it is promised.
+
+Invariant: every promise here holds in both families; nothing beyond it may be relied on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """Monotonic time never steps back; wall time may jump either way and drift."""
+
+    def monotonic_s(self) -> float: ...
+
+    def wall_us(self) -> int:
+        """Microseconds since the Unix epoch as this node believes."""
+        ...
+
+
+class Random(Protocol):
+    def real(self) -> float:
+        """Uniform in [0, 1)."""
+        ...
+
+    def below(self, bound: int) -> int:
+        """Uniform integer in [0, bound)."""
+        ...
+
+    def bytes(self, size: int) -> bytes: ...
+
+    def uuid(self) -> str:
+        """A random (version 4) UUID in its canonical text form."""
+        ...
+
+
+class Disk(Protocol):
+    """Files under one node's directory; paths are relative, with `/`.
+
+    Only `sync` is a promise: bytes appended and not yet covered by a finished `sync` of that file may
+    be lost, or partly there, after a crash. A new, renamed or removed name is durable only after
+    `sync_names`. A failed sync means the file must be treated as lost beyond its last good sync:
+    never retry it as if clean. Reads see all writes of this incarnation.
+    """
+
+    def names(self, directory: str) -> list[str]:
+        """Sorted names in a directory; empty when it does not exist."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def read(self, path: str) -> bytes:
+        """Whole content; FileNotFoundError when absent."""
+        ...
+
+    def append(self, path: str, data: bytes) -> None:
+        """Append, creating file and directories as needed. DiskRefused when the disk is full."""
+        ...
+
+    def truncate(self, path: str, size: int) -> None: ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic replacement of `target`."""
+        ...
+
+    def remove(self, path: str) -> None: ...
+
+    async def sync(self, path: str) -> None:
+        """Returns when every byte appended to `path` before the call is durable."""
+        ...
+
+    async def sync_names(self, directory: str) -> None: ...
+
+
+class Server(Protocol):
+    def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """Reliable ordered byte streams that may stall, break, or go silent for any length of time."""
+
+    async def listen(
+        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]
+    ) -> Server:
+        """ConfigurationError when the address is in use."""
+        ...
+
+    async def connect(
+        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        """OSError when refused; may hang: the caller owns the deadline."""
+        ...
+
+
+class Tasks(Protocol):
+    """Every task has an owner and a name; an exception that escapes one is reported, never lost."""
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]: ...
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """Run a blocking library call (an fsync) off the loop; in simulation at a later instant."""
+        ...
+
+    async def cancel_all(self) -> None:
+        """Cancel and await every task spawned here that still runs."""
+        ...
+
+
+class Probes(Protocol):
+    """Named places in the code. In production both calls do nothing; the simulator counts them and
+    may crash the node, or (at `linger`) delay it, exactly there."""
+
+    def reach(self, label: str) -> None: ...
+
+    async def linger(self, label: str) -> None: ...
+
+    def observe(self, kind: str, **facts: Any) -> None:
+        """Tell monitors a fact, such as an epoch applied. Free in production."""
+        ...
+
+class Runtime(msgspec.Struct, frozen=True):
+    """All ports of one node incarnation."""
+
+    clock: Clock
+    random: Random
+    disk: Disk
+    network: Network
+    tasks: Tasks
+    probes: Probes

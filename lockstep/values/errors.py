@@ -1,0 +1,337 @@
+"""The error tree. Every error says its code, whose fault it is, whether a retry can help, whether
+the outcome is known, and what to do next.
+
+    LockstepError
+    ├── ConfigurationError            operator   bad or unknown setting, port in use, wrong directory
+    ├── PreconditionError             operator   refused because of the cluster's present state
+    ├── RequestError                  client     carries the CQL protocol error code
+    │   ├── SyntaxError_              0x2000
+    │   ├── InvalidRequest            0x2200
+    │   ├── ConfigurationInvalid      0x2300
+    │   ├── AlreadyExists             0x2400
+    │   ├── Unprepared                0x2500
+    │   ├── ProtocolViolation         0x000A
+    │   ├── Unavailable               0x1000     nothing was sent: definite failure
+    │   ├── Overloaded                0x1001
+    │   ├── WriteTimeout              0x1100     outcome unknown
+    │   ├── ReadTimeout               0x1200
+    │   ├── ReadFailure               0x1300
+    │   ├── WriteFailure              0x1500
+    │   └── ServerFault               0x0000
+    ├── MetadataError
+    │   ├── Rejected                  client     judged at an epoch and refused, never logged
+    │   ├── OutcomeUnknown            server     may or may not be in the log
+    │   ├── NotLeader                 server     ask another node
+    │   └── CannotApply               server     an entry this node cannot apply: it stops serving
+    ├── PeerError
+    │   ├── PeerUnreachable           network    nothing was sent
+    │   ├── PeerTimeout               network    outcome unknown
+    │   ├── HandshakeRefused          operator   other cluster, other lineage, wrong address
+    │   └── FrameCorrupt              network
+    ├── ReplicaRefusal
+    │   ├── StaleEpoch                server     the sender's plan is older than a change that matters
+    │   ├── NotReplica                server     this node does not hold the range at the shared epoch
+    │   └── SessionClosed             server     work of a session that was closed
+    └── StorageError
+        ├── CorruptFile               server     names file and offset
+        └── DiskRefused               server     full or failing disk
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+Fault = Literal["client", "operator", "server", "network"]
+
+
+class LockstepError(Exception):
+    """Root. `code` is stable and greppable; `hint` is a next command or action, or empty."""
+
+    code: ClassVar[str] = "LOCKSTEP"
+    fault: ClassVar[Fault] = "server"
+    retriable: ClassVar[bool] = False
+    outcome_known: ClassVar[bool] = True
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def render(self) -> str:
+        """`error[CODE]: sentence`, then the hint on its own line."""
+        text = f"error[{self.code}]: {self.message}"
+        return f"{text}\nhint: {self.hint}" if self.hint else text
+
+
+class ConfigurationError(LockstepError):
+    code = "CONFIGURATION"
+    fault = "operator"
+    exit_code = 2
+
+
+class PreconditionError(LockstepError):
+    code = "PRECONDITION"
+    fault = "operator"
+    exit_code = 3
+
+
+class RequestError(LockstepError):
+    """An error a CQL client receives; `cql_code` is the native protocol's error code."""
+
+    code = "REQUEST"
+    fault = "client"
+    cql_code: ClassVar[int] = 0x0000
+
+
+class SyntaxError_(RequestError):
+    code = "CQL_SYNTAX"
+    cql_code = 0x2000
+
+
+class InvalidRequest(RequestError):
+    code = "CQL_INVALID"
+    cql_code = 0x2200
+
+
+class ConfigurationInvalid(RequestError):
+    code = "CQL_CONFIGURATION"
+    cql_code = 0x2300
+
+
+class AlreadyExists(RequestError):
+    code = "CQL_ALREADY_EXISTS"
+    cql_code = 0x2400
+
+    def __init__(self, message: str, keyspace: str, table: str = "", *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.keyspace = keyspace
+        self.table = table
+
+
+class Unprepared(RequestError):
+    code = "CQL_UNPREPARED"
+    cql_code = 0x2500
+    retriable = True
+
+    def __init__(self, statement_id: bytes) -> None:
+        super().__init__(f"prepared statement {statement_id.hex()} is not known here")
+        self.statement_id = statement_id
+
+
+class ProtocolViolation(RequestError):
+    code = "CQL_PROTOCOL"
+    cql_code = 0x000A
+
+
+class ServerFault(RequestError):
+    code = "CQL_SERVER"
+    fault = "server"
+    cql_code = 0x0000
+
+
+class Overloaded(RequestError):
+    code = "CQL_OVERLOADED"
+    fault = "server"
+    retriable = True
+    cql_code = 0x1001
+
+
+class Unavailable(RequestError):
+    """Too few live replicas, found before anything was sent."""
+
+    code = "CQL_UNAVAILABLE"
+    fault = "server"
+    retriable = True
+    cql_code = 0x1000
+
+    def __init__(self, consistency: int, required: int, alive: int) -> None:
+        super().__init__("Cannot achieve consistency level")
+        self.consistency = consistency
+        self.required = required
+        self.alive = alive
+
+
+class WriteTimeout(RequestError):
+    """Too few acknowledgements in time: the write may or may not be applied."""
+
+    code = "CQL_WRITE_TIMEOUT"
+    fault = "server"
+    retriable = True
+    outcome_known = False
+    cql_code = 0x1100
+
+    def __init__(self, consistency: int, received: int, required: int, write_type: str) -> None:
+        super().__init__(f"Operation timed out - received only {received} responses.")
+        self.consistency = consistency
+        self.received = received
+        self.required = required
+        self.write_type = write_type
+
+
+class ReadTimeout(RequestError):
+    code = "CQL_READ_TIMEOUT"
+    fault = "server"
+    retriable = True
+    cql_code = 0x1200
+
+    def __init__(self, consistency: int, received: int, required: int, data_present: bool) -> None:
+        super().__init__(f"Operation timed out - received only {received} responses.")
+        self.consistency = consistency
+        self.received = received
+        self.required = required
+        self.data_present = data_present
+
+
+class ReadFailure(RequestError):
+    code = "CQL_READ_FAILURE"
+    fault = "server"
+    cql_code = 0x1300
+
+    def __init__(
+        self, consistency: int, received: int, required: int, failures: int, data_present: bool
+    ) -> None:
+        super().__init__(f"Operation failed - received {received} responses and {failures} failures")
+        self.consistency = consistency
+        self.received = received
+        self.required = required
+        self.failures = failures
+        self.data_present = data_present
+
+
+class WriteFailure(RequestError):
+    code = "CQL_WRITE_FAILURE"
+    fault = "server"
+    outcome_known = False
+    cql_code = 0x1500
+
+    def __init__(
+        self, consistency: int, received: int, required: int, failures: int, write_type: str
+    ) -> None:
+        super().__init__(f"Operation failed - received {received} responses and {failures} failures")
+        self.consistency = consistency
+        self.received = received
+        self.required = required
+        self.failures = failures
+        self.write_type = write_type
+
+
+class MetadataError(LockstepError):
+    code = "METADATA"
+
+
+class Rejected(MetadataError):
+    """A transformation was judged at `epoch` and refused; it is not in the log and never will be.
+
+    `cql_code` says how a CQL client is told (0x2200 unless stated).
+    """
+
+    code = "REJECTED"
+    fault = "client"
+    exit_code = 3
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        cql_code: int = 0x2200,
+        epoch: int = 0,
+        keyspace: str = "",
+        table: str = "",
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.cql_code = cql_code
+        self.epoch = epoch
+        self.keyspace = keyspace
+        self.table = table
+
+
+class OutcomeUnknown(MetadataError):
+    code = "OUTCOME_UNKNOWN"
+    retriable = True
+    outcome_known = False
+    exit_code = 5
+
+
+class NotLeader(MetadataError):
+    """Raised where a submission reached a node that cannot judge it; `leader` is a guess or None."""
+
+    code = "NOT_LEADER"
+    retriable = True
+
+    def __init__(self, leader: int | None) -> None:
+        super().__init__("this node does not lead the metadata group")
+        self.leader = leader
+
+
+class CannotApply(MetadataError):
+    code = "CANNOT_APPLY"
+
+
+class PeerError(LockstepError):
+    code = "PEER"
+    fault = "network"
+    retriable = True
+
+
+class PeerUnreachable(PeerError):
+    code = "PEER_UNREACHABLE"
+    exit_code = 4
+
+
+class PeerTimeout(PeerError):
+    code = "PEER_TIMEOUT"
+    outcome_known = False
+    exit_code = 5
+
+
+class HandshakeRefused(PeerError):
+    code = "HANDSHAKE_REFUSED"
+    fault = "operator"
+    retriable = False
+
+
+class FrameCorrupt(PeerError):
+    code = "FRAME_CORRUPT"
+
+
+class ReplicaRefusal(LockstepError):
+    code = "REPLICA_REFUSAL"
+    retriable = True
+
+
+class StaleEpoch(ReplicaRefusal):
+    """The sender planned at an epoch older than `epoch`, and the change in between matters."""
+
+    code = "STALE_EPOCH"
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"planned before a change that matters; this node is at epoch {epoch}")
+        self.epoch = epoch
+
+
+class NotReplica(ReplicaRefusal):
+    code = "NOT_REPLICA"
+
+
+class SessionClosed(ReplicaRefusal):
+    code = "SESSION_CLOSED"
+    retriable = False
+
+
+class StorageError(LockstepError):
+    code = "STORAGE"
+
+
+class CorruptFile(StorageError):
+    code = "CORRUPT_FILE"
+
+    def __init__(self, path: str, offset: int, why: str) -> None:
+        super().__init__(f"{path} is corrupt at byte {offset}: {why}")
+        self.path = path
+        self.offset = offset
+
+
+class DiskRefused(StorageError):
+    code = "DISK_REFUSED"

@@ -1,0 +1,43 @@
+"""Every bound of the system, named once, with the reason for the number."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: One internode frame. A mutation of 16 MiB (Cassandra's default commit log segment half) fits
+#: with its envelope; a longer length prefix is garbage or an attack.
+INTERNODE_FRAME_BYTES_MAX: Final = 17 * 1024 * 1024
+#: One CQL envelope, as Cassandra's native_transport_max_frame_size default.
+CQL_FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+#: A value larger than this would not fit an internode frame together with its mutation.
+MUTATION_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Requests in flight from one internode peer; above it the sender waits. 4096 requests of 1 KiB are 4 MiB.
+PEER_REQUESTS_IN_FLIGHT_MAX: Final = 4096
+#: CQL requests in flight on one connection. The protocol's stream ids end at 32768; drivers use at most that.
+CQL_REQUESTS_IN_FLIGHT_MAX: Final = 32768
+#: Rows in one prebuilt storage batch: 2,000 rows block the loop for 0.75 ms, 20,000 for 15 ms.
+STORE_BATCH_ROWS_MAX: Final = 2000
+#: Metadata entries one fetch returns; a longer gap is fetched in several rounds.
+LOG_FETCH_ENTRIES_MAX: Final = 256
+#: Bytes of one metadata entry's body. A schema statement is far below; a runaway body is refused.
+ENTRY_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+#: Recent entry ids kept in the metadata so that a retried submission finds its first outcome.
+RECENT_ENTRY_IDS_MAX: Final = 4096
+#: Tokens one node may own. More only slows placement down; Cassandra advises 16.
+TOKENS_PER_NODE_MAX: Final = 1536
+#: Plans made for one request before it gives up; each needs a newer epoch, so three is already rare.
+REQUEST_PLANS_MAX: Final = 8
+#: Bytes of fragments in one streaming chunk; small enough to interleave with requests.
+STREAM_CHUNK_BYTES: Final = 256 * 1024
+#: Prepared statements kept by a node (least recently used goes first).
+PREPARED_STATEMENTS_MAX: Final = 10_000
+#: Rows that one page may hold whatever the client asks.
+PAGE_ROWS_MAX: Final = 100_000
+#: Rows when the client names no page size, as in the drivers.
+PAGE_ROWS_DEFAULT: Final = 5000
+#: Operations that may be queued or running at once; each holds state in the metadata value.
+OPERATIONS_MAX: Final = 64
+#: Fragments that one row may gather before a read asks for their merge in the background.
+ROW_FRAGMENTS_MERGE_AT: Final = 8
+#: Nodes of one cluster: ids are 16 bits in mutation ids' high half and on the wire.
+NODES_MAX: Final = 65_535

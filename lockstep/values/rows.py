@@ -1,0 +1,146 @@
+"""Rows, mutations and read commands as values: what a statement asks, what replicas exchange and store.
+
+Invariants. Keys and clustering are opaque bytes here: a partition key is the protocol's serialised
+routing key, a clustering prefix is in byte order (see schema.clustering), so bytes comparison is the
+table's order. Cells name columns by their id from the log, never by name. Timestamps are microseconds,
+local deletion and expiry times are whole seconds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+#: No expiry; also the smallest possible local time, so it never counts as expired.
+NEVER_S = 0
+
+
+class Deletion(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A tombstone: everything it covers with a timestamp <= `timestamp_us` is gone."""
+
+    timestamp_us: int
+    deleted_at_s: int
+
+
+class Liveness(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The row marker that INSERT writes; ttl_s and expires_at_s are 0 when it does not expire."""
+
+    timestamp_us: int
+    ttl_s: int = 0
+    expires_at_s: int = NEVER_S
+
+
+class Cell(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One value of one column, or one element of a non-frozen collection (`path` is its key).
+
+    A tombstone has value None and expires_at_s = the local deletion second. An expiring cell has
+    ttl_s > 0 and expires_at_s = the second from which it is dead. Map: path = key bytes, value =
+    value bytes; set: path = element bytes, value = b""; list: path = 16-byte time-ordered id, value.
+    """
+
+    column: int
+    value: bytes | None
+    timestamp_us: int
+    ttl_s: int = 0
+    expires_at_s: int = NEVER_S
+    path: bytes | None = None
+
+
+class ColumnDeletion(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Complete deletion of one non-frozen collection column in one row."""
+
+    column: int
+    deletion: Deletion
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One row's (partial or merged) state. `cells` are sorted by (column, path)."""
+
+    clustering: bytes
+    liveness: Liveness | None = None
+    deletion: Deletion | None = None
+    cells: tuple[Cell, ...] = ()
+    column_deletions: tuple[ColumnDeletion, ...] = ()
+
+
+class RangeDeletion(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Deletes every row whose clustering bytes c satisfy start <= c < end (end b"" = no upper bound)."""
+
+    start: bytes
+    end: bytes
+    deletion: Deletion
+
+
+class Mutation(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Changes of one partition of one table; applied whole, resent identically on a re-plan."""
+
+    table_id: int
+    token: int
+    key: bytes
+    mutation_id: bytes
+    timestamp_us: int
+    deletion: Deletion | None = None
+    range_deletions: tuple[RangeDeletion, ...] = ()
+    static: Row | None = None
+    rows: tuple[Row, ...] = ()
+
+
+class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Clustering bytes c with start <= c < end; start b"" and end b"" mean unbounded."""
+
+    start: bytes = b""
+    end: bytes = b""
+
+    def contains(self, clustering: bytes) -> bool:
+        return self.start <= clustering and (not self.end or clustering < self.end)
+
+
+ALL_ROWS = (Slice(),)
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a page ended: the last partition and, inside it, the last row (None: whole partition done)."""
+
+    token: int
+    key: bytes
+    clustering: bytes | None = None
+
+
+class ReadCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a replica is asked to read.
+
+    Either one partition (`key` set, left = token - 1, right = token) or all partitions with
+    left < token <= right in (token, key) order. Rows come in clustering order, or reversed within a
+    partition. `row_limit` counts live rows as of `now_s`; a partition with only a live static row
+    counts as one. `after` continues behind a position. Columns () means all.
+    """
+
+    table_id: int
+    left: int
+    right: int
+    key: bytes | None
+    slices: tuple[Slice, ...]
+    columns: tuple[int, ...]
+    reads_static: bool
+    reverse: bool
+    row_limit: int
+    partition_row_limit: int
+    now_s: int
+    after: Position | None = None
+
+
+class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One partition's state within a read: tombstones included, so that replicas can be merged."""
+
+    token: int
+    key: bytes
+    deletion: Deletion | None = None
+    range_deletions: tuple[RangeDeletion, ...] = ()
+    static: Row | None = None
+    rows: tuple[Row, ...] = ()
+
+
+class ReadResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A replica's (or the merged) answer. `more` = the limit stopped it, so rows may follow."""
+
+    partitions: tuple[Partition, ...]
+    more: bool = False
