@@ -85,9 +85,7 @@ class Server(Protocol):
 class Network(Protocol):
     """Reliable ordered byte streams that may stall, break, or go silent for any length of time."""
 
-    async def listen(
-        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]
-    ) -> Server:
+    async def listen(self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> Server:
         """ConfigurationError when the address is in use."""
         ...
 
@@ -123,6 +121,7 @@ class Probes(Protocol):
     def observe(self, kind: str, **facts: Any) -> None:
         """Tell monitors a fact, such as an epoch applied. Free in production."""
         ...
+
 
 class Runtime(msgspec.Struct, frozen=True):
     """All ports of one node incarnation."""

@@ -67,6 +67,4 @@ def _record_at(data: bytes, offset: int, record_bytes_max: int) -> bytes | None:
 
 def _whole_record_after(data: bytes, offset: int, record_bytes_max: int) -> bool:
     limit = len(data) - RECORD_HEADER_BYTES
-    return any(
-        _record_at(data, position, record_bytes_max) is not None for position in range(offset, limit)
-    )
+    return any(_record_at(data, position, record_bytes_max) is not None for position in range(offset, limit))

@@ -65,42 +65,42 @@ class LockstepError(Exception):
 
 
 class ConfigurationError(LockstepError):
-    code = "CONFIGURATION"
-    fault = "operator"
+    code: ClassVar[str] = "CONFIGURATION"
+    fault: ClassVar[Fault] = "operator"
     exit_code = 2
 
 
 class PreconditionError(LockstepError):
-    code = "PRECONDITION"
-    fault = "operator"
+    code: ClassVar[str] = "PRECONDITION"
+    fault: ClassVar[Fault] = "operator"
     exit_code = 3
 
 
 class RequestError(LockstepError):
     """An error a CQL client receives; `cql_code` is the native protocol's error code."""
 
-    code = "REQUEST"
-    fault = "client"
+    code: ClassVar[str] = "REQUEST"
+    fault: ClassVar[Fault] = "client"
     cql_code: ClassVar[int] = 0x0000
 
 
 class SyntaxError_(RequestError):
-    code = "CQL_SYNTAX"
+    code: ClassVar[str] = "CQL_SYNTAX"
     cql_code = 0x2000
 
 
 class InvalidRequest(RequestError):
-    code = "CQL_INVALID"
+    code: ClassVar[str] = "CQL_INVALID"
     cql_code = 0x2200
 
 
 class ConfigurationInvalid(RequestError):
-    code = "CQL_CONFIGURATION"
+    code: ClassVar[str] = "CQL_CONFIGURATION"
     cql_code = 0x2300
 
 
 class AlreadyExists(RequestError):
-    code = "CQL_ALREADY_EXISTS"
+    code: ClassVar[str] = "CQL_ALREADY_EXISTS"
     cql_code = 0x2400
 
     def __init__(self, message: str, keyspace: str, table: str = "", *, hint: str = "") -> None:
@@ -110,7 +110,7 @@ class AlreadyExists(RequestError):
 
 
 class Unprepared(RequestError):
-    code = "CQL_UNPREPARED"
+    code: ClassVar[str] = "CQL_UNPREPARED"
     cql_code = 0x2500
     retriable = True
 
@@ -120,19 +120,19 @@ class Unprepared(RequestError):
 
 
 class ProtocolViolation(RequestError):
-    code = "CQL_PROTOCOL"
+    code: ClassVar[str] = "CQL_PROTOCOL"
     cql_code = 0x000A
 
 
 class ServerFault(RequestError):
-    code = "CQL_SERVER"
-    fault = "server"
+    code: ClassVar[str] = "CQL_SERVER"
+    fault: ClassVar[Fault] = "server"
     cql_code = 0x0000
 
 
 class Overloaded(RequestError):
-    code = "CQL_OVERLOADED"
-    fault = "server"
+    code: ClassVar[str] = "CQL_OVERLOADED"
+    fault: ClassVar[Fault] = "server"
     retriable = True
     cql_code = 0x1001
 
@@ -140,8 +140,8 @@ class Overloaded(RequestError):
 class Unavailable(RequestError):
     """Too few live replicas, found before anything was sent."""
 
-    code = "CQL_UNAVAILABLE"
-    fault = "server"
+    code: ClassVar[str] = "CQL_UNAVAILABLE"
+    fault: ClassVar[Fault] = "server"
     retriable = True
     cql_code = 0x1000
 
@@ -155,8 +155,8 @@ class Unavailable(RequestError):
 class WriteTimeout(RequestError):
     """Too few acknowledgements in time: the write may or may not be applied."""
 
-    code = "CQL_WRITE_TIMEOUT"
-    fault = "server"
+    code: ClassVar[str] = "CQL_WRITE_TIMEOUT"
+    fault: ClassVar[Fault] = "server"
     retriable = True
     outcome_known = False
     cql_code = 0x1100
@@ -170,8 +170,8 @@ class WriteTimeout(RequestError):
 
 
 class ReadTimeout(RequestError):
-    code = "CQL_READ_TIMEOUT"
-    fault = "server"
+    code: ClassVar[str] = "CQL_READ_TIMEOUT"
+    fault: ClassVar[Fault] = "server"
     retriable = True
     cql_code = 0x1200
 
@@ -184,8 +184,8 @@ class ReadTimeout(RequestError):
 
 
 class ReadFailure(RequestError):
-    code = "CQL_READ_FAILURE"
-    fault = "server"
+    code: ClassVar[str] = "CQL_READ_FAILURE"
+    fault: ClassVar[Fault] = "server"
     cql_code = 0x1300
 
     def __init__(
@@ -200,8 +200,8 @@ class ReadFailure(RequestError):
 
 
 class WriteFailure(RequestError):
-    code = "CQL_WRITE_FAILURE"
-    fault = "server"
+    code: ClassVar[str] = "CQL_WRITE_FAILURE"
+    fault: ClassVar[Fault] = "server"
     outcome_known = False
     cql_code = 0x1500
 
@@ -217,7 +217,7 @@ class WriteFailure(RequestError):
 
 
 class MetadataError(LockstepError):
-    code = "METADATA"
+    code: ClassVar[str] = "METADATA"
 
 
 class Rejected(MetadataError):
@@ -226,8 +226,8 @@ class Rejected(MetadataError):
     `cql_code` says how a CQL client is told (0x2200 unless stated).
     """
 
-    code = "REJECTED"
-    fault = "client"
+    code: ClassVar[str] = "REJECTED"
+    fault: ClassVar[Fault] = "client"
     exit_code = 3
 
     def __init__(
@@ -248,7 +248,7 @@ class Rejected(MetadataError):
 
 
 class OutcomeUnknown(MetadataError):
-    code = "OUTCOME_UNKNOWN"
+    code: ClassVar[str] = "OUTCOME_UNKNOWN"
     retriable = True
     outcome_known = False
     exit_code = 5
@@ -257,7 +257,7 @@ class OutcomeUnknown(MetadataError):
 class NotLeader(MetadataError):
     """Raised where a submission reached a node that cannot judge it; `leader` is a guess or None."""
 
-    code = "NOT_LEADER"
+    code: ClassVar[str] = "NOT_LEADER"
     retriable = True
 
     def __init__(self, leader: int | None) -> None:
@@ -266,45 +266,45 @@ class NotLeader(MetadataError):
 
 
 class CannotApply(MetadataError):
-    code = "CANNOT_APPLY"
+    code: ClassVar[str] = "CANNOT_APPLY"
 
 
 class PeerError(LockstepError):
-    code = "PEER"
-    fault = "network"
+    code: ClassVar[str] = "PEER"
+    fault: ClassVar[Fault] = "network"
     retriable = True
 
 
 class PeerUnreachable(PeerError):
-    code = "PEER_UNREACHABLE"
+    code: ClassVar[str] = "PEER_UNREACHABLE"
     exit_code = 4
 
 
 class PeerTimeout(PeerError):
-    code = "PEER_TIMEOUT"
+    code: ClassVar[str] = "PEER_TIMEOUT"
     outcome_known = False
     exit_code = 5
 
 
 class HandshakeRefused(PeerError):
-    code = "HANDSHAKE_REFUSED"
-    fault = "operator"
+    code: ClassVar[str] = "HANDSHAKE_REFUSED"
+    fault: ClassVar[Fault] = "operator"
     retriable = False
 
 
 class FrameCorrupt(PeerError):
-    code = "FRAME_CORRUPT"
+    code: ClassVar[str] = "FRAME_CORRUPT"
 
 
 class ReplicaRefusal(LockstepError):
-    code = "REPLICA_REFUSAL"
+    code: ClassVar[str] = "REPLICA_REFUSAL"
     retriable = True
 
 
 class StaleEpoch(ReplicaRefusal):
     """The sender planned at an epoch older than `epoch`, and the change in between matters."""
 
-    code = "STALE_EPOCH"
+    code: ClassVar[str] = "STALE_EPOCH"
 
     def __init__(self, epoch: int) -> None:
         super().__init__(f"planned before a change that matters; this node is at epoch {epoch}")
@@ -312,20 +312,20 @@ class StaleEpoch(ReplicaRefusal):
 
 
 class NotReplica(ReplicaRefusal):
-    code = "NOT_REPLICA"
+    code: ClassVar[str] = "NOT_REPLICA"
 
 
 class SessionClosed(ReplicaRefusal):
-    code = "SESSION_CLOSED"
+    code: ClassVar[str] = "SESSION_CLOSED"
     retriable = False
 
 
 class StorageError(LockstepError):
-    code = "STORAGE"
+    code: ClassVar[str] = "STORAGE"
 
 
 class CorruptFile(StorageError):
-    code = "CORRUPT_FILE"
+    code: ClassVar[str] = "CORRUPT_FILE"
 
     def __init__(self, path: str, offset: int, why: str) -> None:
         super().__init__(f"{path} is corrupt at byte {offset}: {why}")
@@ -334,4 +334,4 @@ class CorruptFile(StorageError):
 
 
 class DiskRefused(StorageError):
-    code = "DISK_REFUSED"
+    code: ClassVar[str] = "DISK_REFUSED"

@@ -8,6 +8,7 @@ never wraps, and the whole ring is exactly Range(TOKEN_MIN, TOKEN_MAX); TOKEN_MI
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterable, Sequence
 
 import mmh3
@@ -100,7 +101,7 @@ def ranges_between(tokens: Iterable[int]) -> tuple[Range, ...]:
     """The ring cut at each token: sorted, adjacent, covering FULL_RING; no tokens gives the whole ring."""
     cuts = sorted({token for token in tokens if TOKEN_MIN < token < TOKEN_MAX})
     bounds = [TOKEN_MIN, *cuts, TOKEN_MAX]
-    return tuple(Range(left, right) for left, right in zip(bounds, bounds[1:], strict=False))
+    return tuple(Range(left, right) for left, right in itertools.pairwise(bounds))
 
 
 def wrapping_ranges(left: int, right: int) -> tuple[Range, ...]:
