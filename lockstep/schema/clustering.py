@@ -1,0 +1,115 @@
+"""Clustering tuples as byte strings whose order is the table's clustering order.
+
+Owns: the encoding of a whole clustering or a prefix of it, its inverse, and the byte ranges of slices.
+Invariants: bytes order equals the order of the tuples (each column ascending or descending); the
+encoding of a prefix is a byte prefix of exactly the clusterings that extend it; and no encoding consists
+only of 0xFF, so a smallest byte string above all extensions always exists. Descending columns are the
+ascending component with every bit inverted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.schema.types.base import CqlType
+from lockstep.values.rows import Slice
+
+_INVERT = bytes(range(255, -1, -1))
+#: What no clustering is inside: start and end are the same non-empty bytes.
+EMPTY_SLICE = Slice(b"\x00", b"\x00")
+
+
+def encode_prefix(types: Sequence[CqlType], descending: Sequence[bool], values: Sequence[bytes]) -> bytes:
+    """Bytes of the first len(values) columns; `values` are serialised and valid for their types."""
+    if len(values) == 1:
+        component = types[0].component(values[0])
+        return component.translate(_INVERT) if descending[0] else component
+    assert len(values) <= len(types) == len(descending), "more clustering values than columns"
+    parts = []
+    for index, value in enumerate(values):
+        component = types[index].component(value)
+        parts.append(component.translate(_INVERT) if descending[index] else component)
+    return b"".join(parts)
+
+
+def decode(types: Sequence[CqlType], descending: Sequence[bool], encoded: bytes) -> tuple[bytes, ...]:
+    """The serialised values of an encoding; fewer than `types` when it is a prefix."""
+    inverted = encoded.translate(_INVERT) if any(descending) else encoded
+    at, size = 0, len(encoded)
+    values = []
+    for index, kind in enumerate(types):
+        if at == size:
+            break
+        value, at = kind.take_component(inverted if descending[index] else encoded, at)
+        values.append(value)
+    assert at == size, "bytes behind the last clustering column"
+    return tuple(values)
+
+
+def after_prefix(encoded: bytes) -> bytes:
+    """Smallest bytes above every clustering that extends the prefix; b"" (no bound) for the empty prefix."""
+    if not encoded:
+        return b""
+    last = encoded[-1]
+    if last != 0xFF:
+        return encoded[:-1] + bytes((last + 1,))
+    kept = encoded.rstrip(b"\xff")
+    assert kept, "an encoding of 0xFF only"
+    return kept[:-1] + bytes((kept[-1] + 1,))
+
+
+def slice_for(
+    types: Sequence[CqlType],
+    descending: Sequence[bool],
+    equal_prefix: Sequence[bytes],
+    lower: tuple[bytes, bool] | None,
+    upper: tuple[bytes, bool] | None,
+) -> Slice:
+    """Clusterings that begin with `equal_prefix` and whose next column lies between the bounds.
+
+    A bound is (serialised value, inclusive) in the column type's own order, whatever the column's
+    direction. Contradicting bounds give a slice that contains nothing.
+    """
+    prefix = encode_prefix(types, descending, equal_prefix)
+    if lower is None and upper is None:
+        return Slice(prefix, after_prefix(prefix))
+    at = len(equal_prefix)
+    assert at < len(types), "a bound behind the last clustering column"
+    first, last = (upper, lower) if descending[at] else (lower, upper)
+    start, end = prefix, after_prefix(prefix)
+    if first is not None:
+        bound = prefix + _component(types[at], descending[at], first[0])
+        start = bound if first[1] else after_prefix(bound)
+    if last is not None:
+        bound = prefix + _component(types[at], descending[at], last[0])
+        end = after_prefix(bound) if last[1] else bound
+    return Slice(start, end) if start < end or not end else EMPTY_SLICE
+
+
+def bounds_slice(
+    types: Sequence[CqlType],
+    descending: Sequence[bool],
+    lower: tuple[Sequence[bytes], bool] | None,
+    upper: tuple[Sequence[bytes], bool] | None,
+) -> Slice:
+    """Clusterings between two prefixes in clustering order (multi-column bounds; directions must agree).
+
+    A bound is (values, inclusive); an inclusive bound contains every extension of its prefix, an
+    exclusive one none of them.
+    """
+    width = max(len(bound[0]) for bound in (lower, upper) if bound is not None) if lower or upper else 0
+    assert len(set(descending[:width])) <= 1, "bounds over columns of mixed direction"
+    first, last = (upper, lower) if width and descending[0] else (lower, upper)
+    start = end = b""
+    if first is not None:
+        start = encode_prefix(types, descending, first[0])
+        start = start if first[1] else after_prefix(start)
+    if last is not None:
+        end = encode_prefix(types, descending, last[0])
+        end = after_prefix(end) if last[1] else end
+    return Slice(start, end) if start < end or not end else EMPTY_SLICE
+
+
+def _component(kind: CqlType, descending: bool, value: bytes) -> bytes:
+    component = kind.component(value)
+    return component.translate(_INVERT) if descending else component
