@@ -1,0 +1,85 @@
+# Every target sets up what it needs: a virtual environment in .venv from the pinned lists in requirements/.
+# A stamp inside the environment remembers which list it was made from, so an unchanged list costs nothing.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The first interpreter that is 3.11 or newer.
+PYTHON ?= $(shell for p in python3.11 python3; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+UV_VERSION := 0.13.8
+JOBS ?= 2
+SEEDS ?= 20
+SEED ?= 1
+ARGS ?=
+
+.PHONY: help demo test check format sim conformance bench lock clean setup setup-spark
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.stamp-spark ## the whole tour: a cluster, load, topology changes under traffic, a Spark job, the proof
+	$(BIN)/lockstep demo $(ARGS)
+
+test: $(VENV)/.stamp-spark ## the whole test suite
+	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+check: $(VENV)/.stamp-dev ## formatting, lint, types, import contract, house rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q tests/house
+
+format: $(VENV)/.stamp-dev ## rewrite the sources in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on
+	$(BIN)/lockstep sim run --seed $(SEED) --seeds $(SEEDS) $(ARGS)
+
+conformance: $(VENV)/.stamp-dev ## SUITE=path runs a fetched foreign test suite against a local cluster
+	@test -n "$(SUITE)" || { echo "usage: make conformance SUITE=path/to/suite" >&2; exit 2; }
+	$(BIN)/python conformance/run.py "$(SUITE)" $(ARGS)
+
+bench: $(VENV)/.stamp-dev ## benchmarks; results under bench/results
+	$(BIN)/python bench/run.py $(ARGS)
+
+setup: $(VENV)/.stamp-dev ## only make the environment
+
+setup-spark: $(VENV)/.stamp-spark ## the environment with PySpark and its Java runtime
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or newer is needed (set PYTHON=...)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.stamp-dev: requirements/base.lock requirements/dev.lock pyproject.toml | $(VENV)/bin/python
+	$(PIP) install -r requirements/base.lock -r requirements/dev.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/.stamp-spark: requirements/spark.lock $(VENV)/.stamp-dev
+	$(PIP) install -r requirements/base.lock -r requirements/spark.lock
+	touch $@
+
+# The lists name exact versions and nothing else: no index, no host, so any mirror serves them.
+COMPILE = build/lock/bin/uv --no-config pip compile pyproject.toml --universal --python-version 3.11 --no-header \
+	--no-emit-index-url --no-emit-find-links --quiet --upgrade
+
+lock: ## compute requirements/*.lock anew from pyproject.toml
+	test -x build/lock/bin/uv || { $(PYTHON) -m venv build/lock && \
+		build/lock/bin/python -m pip --quiet install uv==$(UV_VERSION); }
+	mkdir -p requirements
+	$(COMPILE) --output-file requirements/base.lock
+	$(COMPILE) --extra dev --constraints requirements/base.lock --output-file requirements/dev.lock
+	$(COMPILE) --extra spark --constraints requirements/dev.lock --output-file requirements/spark.lock
+
+clean: ## remove the environment, caches and everything built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+		.benchmarks bench/results demo-report
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
