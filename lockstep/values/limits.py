@@ -41,3 +41,24 @@ OPERATIONS_MAX: Final = 64
 ROW_FRAGMENTS_MERGE_AT: Final = 8
 #: Nodes of one cluster: ids are 16 bits in mutation ids' high half and on the wire.
 NODES_MAX: Final = 65_535
+#: Bytes waiting for one internode peer that does not read; above it requests fail as unreachable.
+PEER_QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024
+#: Connect and handshake together; a loopback or LAN peer answers within milliseconds.
+PEER_CONNECT_TIMEOUT_MS: Final = 2000
+#: First pause after a failed connection attempt; doubles up to the maximum, with jitter.
+PEER_BACKOFF_MS_MIN: Final = 50
+#: Longest pause between attempts: a restarted node is reached again within two seconds.
+PEER_BACKOFF_MS_MAX: Final = 2000
+#: Smallest distance of two deadline sweeps of a peer; timeouts are late by at most this.
+PEER_SWEEP_MS: Final = 10
+#: A connection on which requests expire and nothing was heard for this long is taken as half open.
+PEER_SILENT_MS: Final = 5000
+#: One-way messages kept while a connection is being made; they are best effort, older ones go first.
+PEER_ONE_WAY_QUEUED_MAX: Final = 256
+#: Frames a test's duplication keeps for a second delivery on a later connection.
+PEER_REPLAYED_FRAMES_MAX: Final = 16
+#: Requests from one peer being answered at once: twice what a well-behaved sender has in flight.
+PEER_REQUESTS_SERVED_MAX: Final = 2 * PEER_REQUESTS_IN_FLIGHT_MAX
+#: Open symbols of a CQL text while it is parsed: some 500 nested brackets; Python's own recursion over
+#: the resulting tree stays far below its limit. Columns of a long list do not add to it.
+CQL_NESTING_MAX: Final = 1000

@@ -1,0 +1,260 @@
+"""The grammar of CQL, and the parse tables made from it.
+
+Owns the one text that says what CQL is. `build_table()` turns it into LALR(1) tables with the parser
+library; the tables are kept beside it in `grammar_table` so that a starting node neither loads the
+library nor builds anything (building costs some 150 ms, loading some 2 ms). A new statement is a rule
+here plus a handler named after the rule in `reductions` or `reductions_ddl`; then run
+
+    python -m lockstep.cql.grammar > lockstep/cql/grammar_table.py
+
+Invariant: a test compares `grammar_table` with this text. In the text a quoted string is a keyword or a
+sign and leaves no value behind; upper-case names are tokens of `lexer`; `-> name` names the handler.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import textwrap
+import zlib
+from typing import Any
+
+GRAMMAR = r"""
+start: statement ";"*
+
+?statement: use | select | insert | update | delete | batch | truncate | describe
+    | create_keyspace | alter_keyspace | drop_keyspace
+    | create_table | drop_table
+    | alter_table_add | alter_table_drop | alter_table_rename | alter_table_with | alter_table_type
+
+// Names
+name: NAME | QUOTED_NAME
+table_name: name | name "." name
+?type: plain_type | STRING -> custom_type
+plain_type: name | name "<" type_argument ("," type_argument)* ">"
+?type_argument: type | INTEGER -> type_dimension
+_table: "TABLE" | "COLUMNFAMILY"
+_keyspace: "KEYSPACE" | "SCHEMA"
+if_not_exists: "IF" "NOT" "EXISTS"
+if_exists: "IF" "EXISTS"
+
+// Terms
+?term: literal | bind | collection | call | "(" plain_type ")" term -> type_hint
+literal: STRING -> string | INTEGER -> integer | FLOAT -> float | HEX -> hex | UUID -> uuid
+    | DURATION -> duration | "TRUE" -> true | "FALSE" -> false | "NULL" -> null
+    | "NAN" -> nan | "INFINITY" -> infinity | "-" "NAN" -> negative_nan | "-" "INFINITY" -> negative_infinity
+bind: "?" -> bind_anonymous | ":" name -> bind_named
+collection: "[" _terms? "]" -> list_literal
+    | "{" "}" -> empty_braces
+    | "{" _terms "}" -> set_literal
+    | "{" map_entry ("," map_entry)* "}" -> map_literal
+    | "(" _terms ")" -> tuple_literal
+map_entry: term ":" term
+_terms: term ("," term)*
+call: function_name "(" _terms? ")"
+function_name: name | name "." name | "TOKEN" -> function_token
+
+// SELECT
+select: "SELECT" json? distinct? selection "FROM" table_name where? clause*
+json: "JSON"
+distinct: "DISTINCT"
+selection: "*" -> select_all | selector ("," selector)* -> select_some
+selector: expression ("AS" name)?
+?expression: name -> select_column | literal | bind
+    | function_name "(" "*" ")" -> select_call_all
+    | function_name "(" (expression ("," expression)*)? ")" -> select_call
+    | "CAST" "(" expression "AS" type ")" -> select_cast
+    | "(" plain_type ")" expression -> select_hint
+?clause: "ORDER" "BY" ordering ("," ordering)* -> order_by
+    | "GROUP" "BY" name ("," name)* -> group_by
+    | "PER" "PARTITION" "LIMIT" amount -> per_partition_limit
+    | "LIMIT" amount -> limit
+    | "ALLOW" "FILTERING" -> allow_filtering
+    | using
+ordering: name -> ascending | name "ASC" -> ascending | name "DESC" -> descending
+?amount: INTEGER -> integer | bind
+
+where: "WHERE" relation ("AND" relation)*
+?relation: name operator term -> compare
+    | name "IN" in_values -> compare_in
+    | name "CONTAINS" term -> contains
+    | name "CONTAINS" "KEY" term -> contains_key
+    | name "[" term "]" operator term -> compare_element
+    | name "IS" "NOT" "NULL" -> is_not_null
+    | name "LIKE" term -> like
+    | "TOKEN" "(" names ")" operator term -> compare_token
+    | "(" names ")" operator term -> compare_names
+    | "(" names ")" "IN" in_values -> compare_names_in
+    | "(" relation ")"
+names: name ("," name)*
+in_values: "(" _terms? ")" -> in_terms | bind -> in_bind
+operator: "=" -> op_eq | "<" -> op_lt | "<=" -> op_le | ">" -> op_gt | ">=" -> op_ge | "!=" -> op_ne
+
+// Changes
+insert: "INSERT" "INTO" table_name "(" names ")" "VALUES" "(" _terms ")" if_not_exists? using?
+    | "INSERT" "INTO" table_name "JSON" json_value if_not_exists? using? -> insert_json
+?json_value: STRING -> string | bind
+using: "USING" attribute ("AND" attribute)*
+attribute: "TTL" amount -> using_ttl | "TIMESTAMP" amount -> using_timestamp
+    | "TIMEOUT" timeout_value -> using_timeout
+?timeout_value: DURATION -> duration | INTEGER -> integer | bind
+update: "UPDATE" table_name using? "SET" assignment ("," assignment)* where conditions?
+assignment: name "=" term -> assign
+    | name "=" name "+" term -> assign_append
+    | name "=" name "-" term -> assign_remove
+    | name "=" name INTEGER -> assign_shift
+    | name "=" term "+" name -> assign_prepend
+    | name "+=" term -> assign_plus
+    | name "-=" term -> assign_minus
+    | name "[" term "]" "=" term -> assign_element
+    | name "." name "=" term -> assign_field
+conditions: if_exists | "IF" relation ("AND" relation)* -> if_conditions
+delete: "DELETE" deletions? "FROM" table_name using? where conditions?
+deletions: deletion ("," deletion)*
+deletion: name | name "[" term "]" -> deletion_element | name "." name -> deletion_field
+batch: "BEGIN" batch_kind? "BATCH" using? (batched ";"*)* "APPLY" "BATCH"
+?batched: insert | update | delete
+batch_kind: "UNLOGGED" -> batch_unlogged | "COUNTER" -> batch_counter
+truncate: "TRUNCATE" _table? table_name
+use: "USE" name
+
+// Schema
+create_keyspace: "CREATE" _keyspace if_not_exists? name properties
+alter_keyspace: "ALTER" _keyspace if_exists? name properties
+drop_keyspace: "DROP" _keyspace if_exists? name
+properties: "WITH" property ("AND" property)*
+?property: name "=" property_value -> option
+    | "CLUSTERING" "ORDER" "BY" "(" ordering ("," ordering)* ")" -> clustering_order
+    | "COMPACT" "STORAGE" -> compact_storage
+?property_value: literal | collection | name -> property_word
+create_table: "CREATE" _table if_not_exists? table_name "(" definition ("," definition)* ")" properties?
+?definition: name type column_mark* -> column_definition | "PRIMARY" "KEY" "(" key_part ("," name)* ")" -> primary_key
+column_mark: "STATIC" -> mark_static | "PRIMARY" "KEY" -> mark_primary
+key_part: name | "(" name ("," name)* ")"
+drop_table: "DROP" _table if_exists? table_name
+_alter_table: "ALTER" _table if_exists? table_name
+alter_table_add: _alter_table "ADD" if_not_exists? (added_column | "(" added_column ("," added_column)* ")")
+added_column: name type static?
+static: "STATIC"
+alter_table_drop: _alter_table "DROP" if_exists? (names | "(" names ")") using?
+alter_table_rename: _alter_table "RENAME" if_exists? renaming ("AND" renaming)*
+renaming: name "TO" name
+alter_table_with: _alter_table properties
+alter_table_type: _alter_table "ALTER" name "TYPE" type
+
+// DESCRIBE
+describe: _describe "CLUSTER" -> describe_cluster
+    | _describe "SCHEMA" -> describe_schema
+    | _describe "FULL" "SCHEMA" -> describe_full_schema
+    | _describe "KEYSPACES" -> describe_keyspaces
+    | _describe "TABLES" -> describe_tables
+    | _describe "TYPES" -> describe_types
+    | _describe "FUNCTIONS" -> describe_functions
+    | _describe "AGGREGATES" -> describe_aggregates
+    | _describe only? "KEYSPACE" name? with_internals? -> describe_keyspace
+    | _describe _table table_name with_internals? -> describe_table
+    | _describe table_name with_internals? -> describe_any
+only: "ONLY"
+with_internals: "WITH" "INTERNALS"
+_describe: "DESCRIBE" | "DESC"
+
+%declare NAME QUOTED_NAME STRING INTEGER FLOAT HEX UUID DURATION
+"""
+
+#: Words that cannot be names unless quoted.
+RESERVED = frozenset(
+    """add allow alter and apply asc authorize batch begin by columnfamily create delete desc describe drop
+    entries execute from full grant if in index infinity insert into is keyspace limit materialized modify
+    nan norecursive not null of on or order primary rename replace revoke schema select set table to token
+    truncate unlogged update use using view where with""".split()
+)
+
+
+def build_table() -> dict[str, Any]:
+    """Tables of plain values.
+
+    `literals`: keyword or sign (lower case) -> terminal. `states`: per state, symbol -> next state, or
+    -1 - rule for a reduction. `rules`: [origin, length, picks, handler] where picks lists what the
+    handler receives: an index into the right side, with 1 behind it when that symbol's values are
+    spliced in; handler "" passes the values on as a list, and "?" the single value or (handler after it).
+    """
+    from lark import Lark
+    from lark.lexer import Lexer
+
+    class TablesOnly(Lexer):
+        def __init__(self, configuration: Any) -> None:
+            del configuration
+
+        def lex(self, lexer_state: Any, parser_state: Any) -> Any:
+            raise AssertionError("only the tables of this parser are used")
+
+    lark = Lark(GRAMMAR, parser="lalr", lexer=TablesOnly, maybe_placeholders=False)
+    parse_table = lark.parser.parser._parse_table
+    rules = list(lark.rules)
+    numbers = {id(rule): number for number, rule in enumerate(rules)}
+    by_value = {rule: number for number, rule in enumerate(rules)}
+    known = sorted(parse_table.states)
+    renumbered = {state: number for number, state in enumerate(known)}
+    states = []
+    for state in known:
+        row = {}
+        for symbol, (action, argument) in parse_table.states[state].items():
+            if "Shift" in str(action):
+                row[symbol] = renumbered[argument]
+            else:
+                row[symbol] = -1 - numbers.get(id(argument), by_value[argument])
+        states.append(dict(sorted(row.items())))
+    return {
+        "literals": {
+            terminal.pattern.value.lower(): terminal.name
+            for terminal in sorted(lark.terminals, key=lambda terminal: terminal.name)
+            if terminal.pattern is not None
+        },
+        "start": renumbered[parse_table.start_states["start"]],
+        "end": renumbered[parse_table.end_states["start"]],
+        "states": states,
+        "rules": [_rule_row(rule) for rule in rules],
+    }
+
+
+def _rule_row(rule: Any) -> list[Any]:
+    picks = []
+    for index, symbol in enumerate(rule.expansion):
+        if symbol.is_term and symbol.filter_out:
+            continue
+        picks.append([index, 1 if not symbol.is_term and symbol.name.startswith("_") else 0])
+    origin = str(rule.origin.name)
+    if rule.alias:
+        handler = str(rule.alias)
+    elif origin.startswith("_"):
+        handler = ""
+    elif rule.options.expand1:
+        handler = "?"
+    else:
+        handler = origin
+    return [origin, len(rule.expansion), picks, handler]
+
+
+def packed(table: dict[str, Any]) -> str:
+    """Base64 of the compressed JSON text of a table."""
+    text = json.dumps(table, separators=(",", ":"), sort_keys=True).encode()
+    return base64.b64encode(zlib.compress(text, 9)).decode()
+
+
+def unpacked(text: str) -> dict[str, Any]:
+    """The table that `packed` was given."""
+    table: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
+    return table
+
+
+def module_text(table: dict[str, Any]) -> str:
+    """Source of the module `grammar_table`."""
+    lines = "\n".join(f'    "{line}"' for line in textwrap.wrap(packed(table), 100))
+    return (
+        '"""Parse tables of CQL, generated from `grammar` by `python -m lockstep.cql.grammar`."""\n\n'
+        f"PACKED = (\n{lines}\n)\n"
+    )
+
+
+if __name__ == "__main__":
+    print(module_text(build_table()), end="")

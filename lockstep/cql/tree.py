@@ -1,0 +1,282 @@
+"""Statements as frozen nodes, exactly as written: no name is resolved and no type is known here.
+
+Invariant: names are already folded (lower case unless quoted); `keyspace` None means the session's.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+Struct = msgspec.Struct
+
+
+# Terms
+
+
+class Literal(Struct, frozen=True, gc=False):
+    """`kind`: string, integer, float, hex, uuid, duration, boolean, null; `text` as written (unquoted)."""
+
+    kind: str
+    text: str
+
+
+class Bind(Struct, frozen=True, gc=False):
+    index: int
+    name: str | None
+
+
+class ListLiteral(Struct, frozen=True):
+    items: tuple[Term, ...]
+
+
+class SetLiteral(Struct, frozen=True):
+    """Also `{}`, which may be an empty map."""
+
+    items: tuple[Term, ...]
+
+
+class MapLiteral(Struct, frozen=True):
+    entries: tuple[tuple[Term, Term], ...]
+
+
+class TupleLiteral(Struct, frozen=True):
+    items: tuple[Term, ...]
+
+
+class ColumnName(Struct, frozen=True):
+    name: str
+
+
+class Call(Struct, frozen=True):
+    """A function call, in a term or a selection; `counts_rows` is the `*` argument."""
+
+    keyspace: str | None
+    name: str
+    arguments: tuple[Term, ...]
+    counts_rows: bool = False
+
+
+class TypeHint(Struct, frozen=True):
+    type: str
+    term: Term
+
+
+class Cast(Struct, frozen=True):
+    term: Term
+    type: str
+
+
+Term = (
+    Literal | Bind | ListLiteral | SetLiteral | MapLiteral | TupleLiteral | ColumnName | Call | TypeHint | Cast
+)
+
+
+class TableName(Struct, frozen=True):
+    keyspace: str | None
+    name: str
+
+
+class Using(Struct, frozen=True):
+    ttl: Term | None = None
+    timestamp: Term | None = None
+    timeout: Term | None = None
+
+
+class Relation(Struct, frozen=True):
+    """`shape`: single, token, tuple, element. `operator`: = < <= > >= != IN CONTAINS, CONTAINS KEY,
+    IS NOT NULL, LIKE. For IN, `value` is the Bind of a whole list, or `values` holds the listed terms.
+    """
+
+    shape: str
+    names: tuple[str, ...]
+    operator: str
+    value: Term | None = None
+    values: tuple[Term, ...] = ()
+    element: Term | None = None
+
+
+# Data statements
+
+
+class Selector(Struct, frozen=True):
+    expression: Term
+    alias: str | None
+
+
+class Select(Struct, frozen=True):
+    """`selectors` () is `*`."""
+
+    table: TableName
+    selectors: tuple[Selector, ...]
+    where: tuple[Relation, ...] = ()
+    order_by: tuple[tuple[str, bool], ...] = ()
+    group_by: tuple[str, ...] = ()
+    limit: Term | None = None
+    per_partition_limit: Term | None = None
+    distinct: bool = False
+    json: bool = False
+    allow_filtering: bool = False
+    using: Using = Using()
+
+
+class Conditions(Struct, frozen=True):
+    """IF NOT EXISTS, IF EXISTS, or IF relations."""
+
+    not_exists: bool = False
+    exists: bool = False
+    relations: tuple[Relation, ...] = ()
+
+
+class Insert(Struct, frozen=True):
+    table: TableName
+    names: tuple[str, ...]
+    values: tuple[Term, ...]
+    using: Using = Using()
+    conditions: Conditions | None = None
+    json: Term | None = None
+
+
+class Assignment(Struct, frozen=True):
+    """`operation`: set, append, prepend, remove, element, field. `other` is the column on the right."""
+
+    name: str
+    operation: str
+    value: Term
+    other: str | None = None
+    element: Term | None = None
+    field: str | None = None
+
+
+class Update(Struct, frozen=True):
+    table: TableName
+    assignments: tuple[Assignment, ...]
+    where: tuple[Relation, ...]
+    using: Using = Using()
+    conditions: Conditions | None = None
+
+
+class ColumnDelete(Struct, frozen=True):
+    name: str
+    element: Term | None = None
+    field: str | None = None
+
+
+class Delete(Struct, frozen=True):
+    """`columns` () deletes whole rows or partitions."""
+
+    table: TableName
+    columns: tuple[ColumnDelete, ...]
+    where: tuple[Relation, ...]
+    using: Using = Using()
+    conditions: Conditions | None = None
+
+
+Modification = Insert | Update | Delete
+
+
+class Batch(Struct, frozen=True):
+    """`kind`: LOGGED, UNLOGGED, COUNTER."""
+
+    kind: str
+    statements: tuple[Modification, ...]
+    using: Using = Using()
+
+
+class Truncate(Struct, frozen=True):
+    table: TableName
+
+
+class Use(Struct, frozen=True):
+    keyspace: str
+
+
+# Schema statements
+
+OptionValue = str | tuple[tuple[str, str], ...]
+
+
+class Properties(Struct, frozen=True):
+    """Options in the order written; a map option's value is its (key, value) texts."""
+
+    options: tuple[tuple[str, OptionValue], ...] = ()
+    clustering_order: tuple[tuple[str, bool], ...] = ()
+    compact_storage: bool = False
+
+
+class CreateKeyspaceStatement(Struct, frozen=True):
+    name: str
+    properties: Properties
+    if_not_exists: bool
+
+
+class AlterKeyspaceStatement(Struct, frozen=True):
+    name: str
+    properties: Properties
+    if_exists: bool
+
+
+class DropKeyspaceStatement(Struct, frozen=True):
+    name: str
+    if_exists: bool
+
+
+class ColumnDefinition(Struct, frozen=True):
+    name: str
+    type: str
+    static: bool = False
+    primary: bool = False
+
+
+class PrimaryKey(Struct, frozen=True):
+    partition: tuple[str, ...]
+    clustering: tuple[str, ...]
+
+
+class CreateTableStatement(Struct, frozen=True):
+    table: TableName
+    columns: tuple[ColumnDefinition, ...]
+    primary_keys: tuple[PrimaryKey, ...]
+    properties: Properties
+    if_not_exists: bool
+
+
+class DropTableStatement(Struct, frozen=True):
+    table: TableName
+    if_exists: bool
+
+
+class AlterTableStatement(Struct, frozen=True):
+    """Exactly one of the changes is given."""
+
+    table: TableName
+    if_exists: bool
+    add: tuple[ColumnDefinition, ...] = ()
+    drop: tuple[str, ...] = ()
+    rename: tuple[tuple[str, str], ...] = ()
+    properties: Properties | None = None
+    alter_type: str | None = None
+    if_column_not_exists: bool = False
+    if_column_exists: bool = False
+    using: Using = Using()
+
+
+class Describe(Struct, frozen=True):
+    """`what`: cluster, schema, keyspaces, tables, types, functions, aggregates, keyspace, table, any."""
+
+    what: str
+    keyspace: str | None = None
+    name: str | None = None
+    full: bool = False
+    only: bool = False
+    internals: bool = False
+
+
+SchemaStatement = (
+    CreateKeyspaceStatement
+    | AlterKeyspaceStatement
+    | DropKeyspaceStatement
+    | CreateTableStatement
+    | DropTableStatement
+    | AlterTableStatement
+)
+Statement = Select | Insert | Update | Delete | Batch | Truncate | Use | SchemaStatement | Describe
