@@ -1,0 +1,165 @@
+"""ClusterMetadata: the one value that says who is in the cluster, what it stores and who owns what.
+
+Invariant: immutable; `epoch` counts applied entries and `hash` is the hash of the last one. Parts that
+an entry did not change are the identical objects in the next value.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+
+from lockstep.metadata.directory import EMPTY_DIRECTORY, Directory, NodeInfo
+from lockstep.metadata.operations import Lock, Operation, Session
+from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
+from lockstep.placement.placements import NO_PLACEMENTS, Placements, ReplicaGroup
+from lockstep.schema.model import Replication, Schema, Table
+from lockstep.values import codec
+from lockstep.values.ids import NodeId
+
+HASH_BYTES = 32
+#: The previous hash of the first entry.
+GENESIS_HASH = bytes(HASH_BYTES)
+
+
+class Identity(msgspec.Struct, frozen=True, array_like=True):
+    """`lineage` lists the ids this cluster had, oldest first, the present one last."""
+
+    cluster_id: str = ""
+    cluster_name: str = ""
+    lineage: tuple[str, ...] = ()
+
+
+class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
+    """Operations, locks and sessions are sorted by operation id; one lock belongs to each operation."""
+
+    epoch: int
+    hash: bytes
+    identity: Identity
+    directory: Directory
+    schema: Schema
+    placements: Placements
+    operations: tuple[Operation, ...]
+    locks: tuple[Lock, ...]
+    sessions: tuple[Session, ...]
+    voters: tuple[NodeId, ...]
+    next_operation_id: int
+    recent_ids: RecentIds
+
+    @cached_property
+    def operations_by_id(self) -> dict[int, Operation]:
+        return {operation.id: operation for operation in self.operations}
+
+    @cached_property
+    def sessions_by_id(self) -> dict[str, Session]:
+        return {session.id: session for session in self.sessions}
+
+    @cached_property
+    def replications(self) -> tuple[Replication, ...]:
+        """Replication settings that keyspaces use, sorted and unique."""
+        return tuple(sorted({keyspace.replication for keyspace in self.schema.keyspaces}))
+
+    def group_for(self, replication: Replication, token: int) -> ReplicaGroup:
+        """The replica group of a token; KeyError when no keyspace uses the replication."""
+        return self.placements.group_for(replication, token)
+
+    def node(self, node_id: NodeId) -> NodeInfo | None:
+        return self.directory.by_id.get(node_id)
+
+    def table(self, table_id: int) -> Table | None:
+        return self.schema.tables_by_id.get(table_id)
+
+    def session_open(self, session_id: str) -> bool:
+        return session_id in self.sessions_by_id
+
+    def validate(self) -> None:
+        """Assert what must hold of every value, whichever entries made it."""
+        self.directory.validate()
+        self.placements.validate()
+        assert tuple(ring.replication for ring in self.placements.rings) == self.replications
+        ids = [operation.id for operation in self.operations]
+        assert ids == sorted(set(ids)), "operations are sorted by id"
+        assert [lock.operation_id for lock in self.locks] == ids, "every operation holds one lock"
+        assert not ids or ids[-1] < self.next_operation_id, "operation ids are never reused"
+        open_sessions = {operation.session_id for operation in self.operations if operation.session_id}
+        assert {session.id for session in self.sessions} == open_sessions, "sessions match operations"
+        assert self.recent_ids.last_epoch == self.epoch, "recent ids end at the epoch"
+
+
+def empty_cluster() -> ClusterMetadata:
+    """The value of epoch 0: nothing applied."""
+    return ClusterMetadata(
+        epoch=0,
+        hash=GENESIS_HASH,
+        identity=Identity(),
+        directory=EMPTY_DIRECTORY,
+        schema=Schema(),
+        placements=NO_PLACEMENTS,
+        operations=(),
+        locks=(),
+        sessions=(),
+        voters=(),
+        next_operation_id=1,
+        recent_ids=no_recent_ids(),
+    )
+
+
+class _ClusterImage(msgspec.Struct, frozen=True, array_like=True):
+    """Canonical stored form of a ClusterMetadata; fields are only appended."""
+
+    epoch: int
+    hash: bytes
+    identity: Identity
+    directory: Directory
+    schema: Schema
+    placements: Placements
+    operations: tuple[Operation, ...]
+    locks: tuple[Lock, ...]
+    sessions: tuple[Session, ...]
+    voters: tuple[NodeId, ...]
+    next_operation_id: int
+    recent_first_epoch: int
+    recent_ids: tuple[bytes, ...]
+
+
+_IMAGE_DECODER = codec.decoder(_ClusterImage)
+
+
+def encode_cluster(cluster: ClusterMetadata) -> bytes:
+    """Canonical bytes: equal values give equal bytes on every node."""
+    image = _ClusterImage(
+        cluster.epoch,
+        cluster.hash,
+        cluster.identity,
+        cluster.directory,
+        cluster.schema,
+        cluster.placements,
+        cluster.operations,
+        cluster.locks,
+        cluster.sessions,
+        cluster.voters,
+        cluster.next_operation_id,
+        cluster.recent_ids.first_epoch,
+        cluster.recent_ids.listed(),
+    )
+    return codec.encode(image)
+
+
+def decode_cluster(data: bytes) -> ClusterMetadata:
+    """Inverse of `encode_cluster`; raises msgspec.DecodeError on foreign bytes."""
+    image = _IMAGE_DECODER.decode(data)
+    return ClusterMetadata(
+        image.epoch,
+        image.hash,
+        image.identity,
+        image.directory,
+        image.schema,
+        image.placements,
+        image.operations,
+        image.locks,
+        image.sessions,
+        image.voters,
+        image.next_operation_id,
+        RecentIds.from_listed(image.recent_first_epoch, image.recent_ids),
+    )

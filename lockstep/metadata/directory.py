@@ -1,0 +1,117 @@
+"""The nodes of the cluster: ids, addresses, places, states and owned tokens.
+
+Invariant: nodes are sorted by id, ids are never reused, no two nodes that have not left share a host
+id or an address, and no token has two owners.
+"""
+
+from __future__ import annotations
+
+import enum
+from functools import cached_property
+
+import msgspec
+
+from lockstep.placement.strategies import Owner
+from lockstep.values.ids import NodeId
+
+
+class NodeState(enum.StrEnum):
+    NONE = "none"
+    BOOTSTRAPPING = "bootstrapping"
+    DECOMMISSIONING = "decommissioning"
+    REMOVING = "removing"
+    REPLACING = "replacing"
+    REBUILDING = "rebuilding"
+    NORMAL = "normal"
+    LEFT = "left"
+
+
+#: States in which a node's tokens count when replicas are computed.
+OWNING_STATES = (NodeState.NORMAL, NodeState.DECOMMISSIONING, NodeState.REMOVING, NodeState.REBUILDING)
+
+
+class NodeInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One node. `host_id` is a UUID as text; `tokens` are those it owns, sorted; `epoch` last changed it."""
+
+    id: NodeId
+    host_id: str
+    address: str
+    internode_port: int
+    cql_port: int
+    admin_port: int
+    dc: str
+    rack: str
+    state: NodeState = NodeState.NONE
+    tokens: tuple[int, ...] = ()
+    version: str = ""
+    epoch: int = 0
+
+    @property
+    def owns_tokens(self) -> bool:
+        return bool(self.tokens) and self.state in OWNING_STATES
+
+
+class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    nodes: tuple[NodeInfo, ...] = ()
+    next_node_id: int = 1
+
+    @cached_property
+    def by_id(self) -> dict[NodeId, NodeInfo]:
+        return {node.id: node for node in self.nodes}
+
+    @cached_property
+    def by_host_id(self) -> dict[str, NodeInfo]:
+        return {node.host_id: node for node in self.nodes}
+
+    @cached_property
+    def by_address(self) -> dict[tuple[str, int], NodeInfo]:
+        """(address, internode port) -> node; a node that left frees its address."""
+        return {(n.address, n.internode_port): n for n in self.nodes if n.state is not NodeState.LEFT}
+
+    @cached_property
+    def dc_by_id(self) -> dict[NodeId, str]:
+        return {node.id: node.dc for node in self.nodes}
+
+    @cached_property
+    def token_owners(self) -> dict[int, NodeId]:
+        return {token: node.id for node in self.nodes if node.owns_tokens for token in node.tokens}
+
+    @cached_property
+    def data_centers(self) -> tuple[str, ...]:
+        """Data centres of the nodes that have not left, sorted."""
+        return tuple(sorted({n.dc for n in self.nodes if n.state is not NodeState.LEFT}))
+
+    @cached_property
+    def owners(self) -> tuple[Owner, ...]:
+        """The token owners from which replicas are computed, by id."""
+        return tuple(Owner(n.id, n.dc, n.rack, n.tokens) for n in self.nodes if n.owns_tokens)
+
+    def node(self, node_id: NodeId) -> NodeInfo | None:
+        return self.by_id.get(node_id)
+
+    def in_state(self, state: NodeState) -> tuple[NodeInfo, ...]:
+        return tuple(node for node in self.nodes if node.state is state)
+
+    def with_node(self, changed: NodeInfo) -> Directory:
+        """This directory with one node replaced, or added when its id is the next free one."""
+        if changed.id in self.by_id:
+            nodes = tuple(changed if node.id == changed.id else node for node in self.nodes)
+            return Directory(nodes, self.next_node_id)
+        assert changed.id == self.next_node_id, f"node ids are dense: {changed.id} is not next"
+        return Directory((*self.nodes, changed), self.next_node_id + 1)
+
+    def validate(self) -> None:
+        ids = [node.id for node in self.nodes]
+        assert ids == sorted(set(ids)), "nodes are sorted by id"
+        assert not ids or ids[-1] < self.next_node_id, "node ids are never reused"
+        present = [node for node in self.nodes if node.state is not NodeState.LEFT]
+        assert len({node.host_id for node in self.nodes}) == len(self.nodes), "host ids are unique"
+        assert len(self.by_address) == len(present), "addresses are unique"
+        tokens = [token for node in self.nodes for token in node.tokens]
+        assert len(set(tokens)) == len(tokens), "a token has one owner"
+        for node in self.nodes:
+            assert node.tokens == tuple(sorted(node.tokens)), f"tokens of node {node.id} are sorted"
+            assert not node.tokens or node.owns_tokens, f"node {node.id} is {node.state} and has tokens"
+
+
+EMPTY_DIRECTORY = Directory()

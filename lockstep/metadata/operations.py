@@ -1,0 +1,100 @@
+"""Running topology operations, their locks and sessions, as values inside the metadata.
+
+Everything a coordinator needs to continue an operation is here, so that any node can. What the stages
+mean is said by topology.stages; this module only names them.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from lockstep.schema.model import Replication
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import Range
+
+
+class OperationKind(enum.StrEnum):
+    BOOTSTRAP = "bootstrap"
+    DECOMMISSION = "decommission"
+
+
+class Stage(enum.StrEnum):
+    """Position of an operation; `new_only` is what the leave of a node calls left_token_ring."""
+
+    PREPARED = "prepared"
+    WRITE_BOTH_READ_OLD = "write_both_read_old"
+    WRITE_BOTH_READ_NEW = "write_both_read_new"
+    NEW_ONLY = "new_only"
+    ROLLBACK_TO_NORMAL = "rollback_to_normal"
+
+
+class Transition(msgspec.Struct, frozen=True, array_like=True):
+    """One range on its way from the replicas `old` to the replicas `new` (ring order, primary first)."""
+
+    replication: Replication
+    range: Range
+    old: tuple[NodeId, ...]
+    new: tuple[NodeId, ...]
+
+    @property
+    def gained(self) -> tuple[NodeId, ...]:
+        """Pending replicas: they receive the range."""
+        return tuple(node for node in self.new if node not in self.old)
+
+    @property
+    def lost(self) -> tuple[NodeId, ...]:
+        """Replicas that give the range up."""
+        return tuple(node for node in self.old if node not in self.new)
+
+    @property
+    def union(self) -> tuple[NodeId, ...]:
+        return self.old + self.gained
+
+
+class Operation(msgspec.Struct, frozen=True, array_like=True):
+    """A topology operation in progress.
+
+    `tokens` are those the node gains (bootstrap) or gives up (decommission). `stage_epoch` is the
+    epoch of the entry that entered `stage`; `history` lists (stage, epoch) of every stage so far, the
+    present one last. `session_id` is the open session of this stage's work, or empty.
+    """
+
+    id: int
+    kind: OperationKind
+    node: NodeId
+    tokens: tuple[int, ...]
+    stage: Stage
+    stage_epoch: int
+    transitions: tuple[Transition, ...]
+    session_id: str = ""
+    history: tuple[tuple[Stage, int], ...] = ()
+    cancel_reason: str = ""
+
+    def title(self) -> str:
+        """How people refer to it: `operation 7 (bootstrap of node 4)`."""
+        return f"operation {self.id} ({self.kind} of node {self.node})"
+
+
+class Lock(msgspec.Struct, frozen=True, array_like=True):
+    """The ranges an operation may change; nobody else may until it is released."""
+
+    operation_id: int
+    ranges: tuple[tuple[Replication, Range], ...]
+
+    def conflict(self, replication: Replication, wanted: Range) -> Range | None:
+        """A locked range of the same replication that shares tokens with `wanted`."""
+        for held_replication, held in self.ranges:
+            if held_replication == replication and held.intersects(wanted):
+                return held
+        return None
+
+
+class Session(msgspec.Struct, frozen=True, array_like=True):
+    """Under which work may have side effects; its absence from the metadata fences stragglers."""
+
+    id: str
+    operation_id: int
+    stage: Stage
+    opened_epoch: int

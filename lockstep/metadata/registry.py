@@ -1,0 +1,67 @@
+"""Which transformation an entry's kind number means.
+
+Invariant: kind numbers are stable for ever and never reused. Each room defines its own
+transformations; the node joins their tables into one registry.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.values import codec
+from lockstep.values.errors import CannotApply
+
+
+class EntryKind(enum.IntEnum):
+    INITIALIZE = 1
+    REGISTER = 2
+    SCHEMA_CHANGE = 3
+    PREPARE_OPERATION = 4
+    ADVANCE_OPERATION = 5
+    CANCEL_OPERATION = 6
+    UPDATE_NODE = 7
+
+
+class Transformation(Protocol):
+    """A frozen msgspec.Struct: the body of an entry."""
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        """The next value's parts (epoch, hash and ids are set by the caller); raises errors.Rejected."""
+        ...
+
+
+class Registry:
+    """Kind number -> transformation type, with decoders built once."""
+
+    def __init__(self, *tables: Mapping[int, type[Any]]) -> None:
+        self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
+        self._kinds: dict[type[Any], int] = {}
+        for table in tables:
+            for kind in sorted(table):
+                assert kind not in self._decoders, f"kind {kind} is registered twice"
+                self._decoders[kind] = codec.decoder(table[kind])
+                self._kinds[table[kind]] = kind
+
+    def kind_of(self, transformation: Transformation) -> int:
+        """The kind number of a transformation; KeyError when its type is not registered."""
+        return self._kinds[type(transformation)]
+
+    def encode(self, transformation: Transformation) -> tuple[int, bytes]:
+        """(kind, body) for a new entry."""
+        return self.kind_of(transformation), codec.encode(transformation)
+
+    def decode(self, kind: int, body: bytes) -> Transformation:
+        """Raises CannotApply for a kind or body this version does not know."""
+        decode = self._decoders.get(kind)
+        if decode is None:
+            raise CannotApply(f"entry kind {kind} is not known to this version", hint="upgrade this node")
+        try:
+            transformation: Transformation = decode.decode(body)
+        except msgspec.DecodeError as problem:
+            raise CannotApply(f"the body of an entry of kind {kind} cannot be read: {problem}") from problem
+        return transformation

@@ -1,0 +1,113 @@
+"""Replica groups of every range, as one value precomputed when an entry is applied.
+
+Invariant: the ranges of a ring are sorted, adjacent and cover FULL_RING exactly; rings are sorted by
+replication, one per setting in use (keyspaces with equal settings share one). A read replica is
+always a write replica of the same range.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cached_property
+
+import msgspec
+
+from lockstep.schema.model import Replication
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
+
+
+class ReplicaGroup(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """Nodes that answer reads and nodes that must receive writes; `epoch` last changed either.
+
+    Reads come in ring order, primary first; writes start with the reads, then the others (pending
+    replicas while writes go to both sides, leaving ones after reads moved).
+    """
+
+    reads: tuple[NodeId, ...]
+    writes: tuple[NodeId, ...]
+    epoch: int
+
+    @cached_property
+    def write_only(self) -> tuple[NodeId, ...]:
+        """Write replicas that no read asks: each adds one to the acknowledgements a write needs."""
+        return tuple(node for node in self.writes if node not in self.reads)
+
+
+class PlacedRange(msgspec.Struct, frozen=True, array_like=True):
+    range: Range
+    group: ReplicaGroup
+
+
+class RingPlacement(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """All replica groups of one replication setting."""
+
+    replication: Replication
+    ranges: tuple[PlacedRange, ...]
+
+    @cached_property
+    def rights(self) -> list[int]:
+        """Right bound of each range, ascending; the search key of `group_for`."""
+        return [placed.range.right for placed in self.ranges]
+
+    def index_of(self, token: int) -> int:
+        """Index of the range that contains `token`."""
+        return bisect_left(self.rights, token)
+
+    def group_for(self, token: int) -> ReplicaGroup:
+        """The replica group of `token`, in O(log ranges)."""
+        return self.ranges[bisect_left(self.rights, token)].group
+
+    def overlapping(self, wanted: Range) -> tuple[PlacedRange, ...]:
+        """Placed ranges that share a token with `wanted`, in ring order."""
+        first = bisect_left(self.rights, wanted.left + 1)
+        last = bisect_left(self.rights, wanted.right)
+        return self.ranges[first : last + 1]
+
+    def validate(self) -> None:
+        """Assert coverage, order and that readers receive writes."""
+        assert self.ranges, "a ring has at least one range"
+        left = TOKEN_MIN
+        for placed in self.ranges:
+            assert placed.range.left == left, f"gap or overlap at token {left}"
+            assert placed.range.left < placed.range.right
+            group = placed.group
+            assert len(set(group.reads)) == len(group.reads), f"duplicate reader in {placed}"
+            assert len(set(group.writes)) == len(group.writes), f"duplicate writer in {placed}"
+            assert set(group.reads) <= set(group.writes), f"a reader gets no writes in {placed}"
+            left = placed.range.right
+        assert left == TOKEN_MAX, f"tokens above {left} have no replicas"
+
+
+class Placements(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """Every ring, sorted by replication."""
+
+    rings: tuple[RingPlacement, ...] = ()
+
+    @cached_property
+    def by_replication(self) -> dict[Replication, RingPlacement]:
+        return {ring.replication: ring for ring in self.rings}
+
+    def ring(self, replication: Replication) -> RingPlacement:
+        """Raises KeyError for a replication no keyspace uses."""
+        return self.by_replication[replication]
+
+    def group_for(self, replication: Replication, token: int) -> ReplicaGroup:
+        return self.by_replication[replication].group_for(token)
+
+    def with_rings(self, changed: tuple[RingPlacement, ...]) -> Placements:
+        """This value with the given rings put in or replaced; the others keep their identity."""
+        if not changed:
+            return self
+        rings = dict(self.by_replication)
+        rings.update({ring.replication: ring for ring in changed})
+        return Placements(tuple(rings[replication] for replication in sorted(rings)))
+
+    def validate(self) -> None:
+        replications = [ring.replication for ring in self.rings]
+        assert replications == sorted(set(replications)), "rings are sorted and unique"
+        for ring in self.rings:
+            ring.validate()
+
+
+NO_PLACEMENTS = Placements()
