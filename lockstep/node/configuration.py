@@ -1,0 +1,282 @@
+"""Owns `lockstep.toml`: its sections, their defaults, and the refusal of everything else.
+
+Invariant: a Configuration that `parse` returned is complete and consistent; no other module repairs a
+setting. Text and environment are passed in, so this module reads neither files nor the process.
+
+Precedence: the environment variable `LOCKSTEP_<SECTION>_<KEY>`, then the file, then the default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from lockstep.node import toml_text
+from lockstep.values.errors import ConfigurationError
+from lockstep.values.limits import TOKENS_PER_NODE_MAX
+
+#: More founders would only make the first election slower; voters are added later through the log.
+FOUNDERS_MAX: Final = 3
+ENVIRONMENT_PREFIX: Final = "LOCKSTEP_"
+
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+#: From one millisecond to one hour: beyond it a client has long given up.
+TimeoutMs = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
+#: Names become directory names and CQL values, so they hold nothing that either would quote.
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+OptionalName = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$", max_length=100)]
+Host = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$", max_length=253)]
+
+
+class NodeSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`name` is for people; identity comes from the metadata log. Empty: made from the address."""
+
+    name: OptionalName = ""
+    data_directory: str = ""
+
+
+class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the node finds its cluster. A node whose own address is among the founders founds it."""
+
+    name: Name = "lockstep"
+    founders: tuple[str, ...] = ()
+    seeds: tuple[str, ...] = ()
+    join: bool = True
+
+
+class NetworkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    address: Host = "127.0.0.1"
+    internode_port: Port = 7000
+    cql_port: Port = 9042
+    admin_port: Port = 7080
+
+
+class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dc: Name = "dc1"
+    rack: Name = "rack1"
+    num_tokens: Annotated[int, msgspec.Meta(ge=1, le=TOKENS_PER_NODE_MAX)] = 16
+
+
+class StorageSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`batch` acknowledges what is synced; `periodic` may lose the last `sync_interval_ms` on power loss."""
+
+    sync: Literal["batch", "periodic"] = "batch"
+    sync_interval_ms: TimeoutMs = 1000
+
+
+class TimeoutsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    write_ms: TimeoutMs = 2000
+    read_ms: TimeoutMs = 5000
+    range_read_ms: TimeoutMs = 10_000
+    metadata_ms: TimeoutMs = 10_000
+
+
+class RaftSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An election starts after `election_ticks` to twice that many ticks without a leader."""
+
+    tick_ms: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 50
+    election_ticks: Annotated[int, msgspec.Meta(ge=2, le=1000)] = 10
+    heartbeat_ticks: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 2
+
+
+class TestingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`faults` opens the admin calls that cut connections. Never set it where data matters."""
+
+    faults: bool = False
+
+
+class LogSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "text"] = "text"
+
+
+class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything one node is told from outside."""
+
+    node: NodeSection = NodeSection()
+    cluster: ClusterSection = ClusterSection()
+    network: NetworkSection = NetworkSection()
+    placement: PlacementSection = PlacementSection()
+    storage: StorageSection = StorageSection()
+    timeouts: TimeoutsSection = TimeoutsSection()
+    raft: RaftSection = RaftSection()
+    testing: TestingSection = TestingSection()
+    log: LogSection = LogSection()
+
+    @property
+    def internode_address(self) -> str:
+        """Own `host:port` as other nodes dial it."""
+        return f"{self.network.address}:{self.network.internode_port}"
+
+    @property
+    def is_founder(self) -> bool:
+        return self.internode_address in self.cluster.founders
+
+
+#: section -> key -> type, for unknown keys, close matches and the environment.
+_SECTIONS: Final[dict[str, dict[str, Any]]] = {
+    section.name: {field.name: field.type for field in msgspec.structs.fields(section.type)}
+    for section in msgspec.structs.fields(Configuration)
+}
+
+
+def parse(
+    text: str, environment: Mapping[str, str] | None = None, *, source: str = "lockstep.toml"
+) -> Configuration:
+    """The configuration that `text` and `environment` describe, with every default filled in.
+
+    Addresses in `cluster.founders` and `cluster.seeds` come back as `host:port`, and the node has a
+    name and a data directory. `source` names the text in errors. Raises ConfigurationError.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{source} is not TOML: {error}") from error
+    _refuse_unknown(document, source)
+    for (section, key), value in _overlay(environment or {}).items():
+        document.setdefault(section, {})[key] = value
+    try:
+        written = msgspec.convert(document, Configuration)
+    except msgspec.ValidationError as error:
+        sentence, _, path = str(error).partition(" - at `$.")
+        where = path.rstrip("`") or "the file"
+        raise ConfigurationError(f"{source}: {where}: {sentence[0].lower()}{sentence[1:]}") from error
+    complete = _completed(written, source)
+    _check(complete, source)
+    return complete
+
+
+def render(configuration: Configuration) -> str:
+    """TOML text that `parse` reads back to an equal value (once complete)."""
+    tables: dict[str, toml_text.Table] = msgspec.to_builtins(configuration)
+    return toml_text.emit(tables)
+
+
+def split_address(text: str, default_port: int) -> tuple[str, int]:
+    """Host and port of `host` or `host:port`. ConfigurationError when it is neither."""
+    host, colon, digits = text.partition(":")
+    port = int(digits) if digits.isdecimal() else (0 if colon else default_port)
+    if not host or host != host.strip() or not 1 <= port <= 65535:
+        raise ConfigurationError(f"`{text}` is not an address", hint="write it as host or host:port")
+    return host, port
+
+
+def _refuse_unknown(document: dict[str, Any], source: str) -> None:
+    for section, content in document.items():
+        if section not in _SECTIONS:
+            raise ConfigurationError(
+                f"{source}: unknown section [{section}]", hint=_suggestion(section, list(_SECTIONS))
+            )
+        if not isinstance(content, dict):
+            raise ConfigurationError(
+                f"{source}: {section} is a section, not a value", hint=f"write [{section}] on its own line"
+            )
+        for key in content:
+            if key not in _SECTIONS[section]:
+                raise ConfigurationError(
+                    f"{source}: unknown key {section}.{key}",
+                    hint=_suggestion(key, list(_SECTIONS[section]), prefix=f"{section}."),
+                )
+
+
+def _suggestion(word: str, known: list[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    if close:
+        return f"did you mean {prefix}{close[0]}?"
+    return "known here: " + ", ".join(known)
+
+
+def _overlay(environment: Mapping[str, str]) -> dict[tuple[str, str], Any]:
+    """Values from `LOCKSTEP_<SECTION>_<KEY>`, converted to the type of their key.
+
+    Other variables with the prefix belong to other tools, unless the section looks mistyped.
+    """
+    values: dict[tuple[str, str], Any] = {}
+    for variable in sorted(environment):
+        section, separator, key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition("_")
+        if not variable.startswith(ENVIRONMENT_PREFIX) or not separator:
+            continue
+        if section not in _SECTIONS:
+            close = difflib.get_close_matches(section, list(_SECTIONS), n=1, cutoff=0.75)
+            if close:
+                meant = f"{ENVIRONMENT_PREFIX}{close[0]}_{key}".upper()
+                raise ConfigurationError(
+                    f"{variable} in the environment: unknown section", hint=f"did you mean {meant}?"
+                )
+            continue
+        if key not in _SECTIONS[section]:
+            hint = _suggestion(key, list(_SECTIONS[section]))
+            raise ConfigurationError(
+                f"environment variable {variable}: unknown key {section}.{key}", hint=hint
+            )
+        values[section, key] = _from_environment(variable, environment[variable], _SECTIONS[section][key])
+    return values
+
+
+def _from_environment(variable: str, text: str, kind: Any) -> Any:
+    raw: Any = text
+    if kind == tuple[str, ...]:
+        raw = [item.strip() for item in text.split(",") if item.strip()]
+    try:
+        return msgspec.to_builtins(msgspec.convert(raw, kind, strict=False))
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{variable} in the environment: {error}") from error
+
+
+def _completed(written: Configuration, source: str) -> Configuration:
+    """Fill what depends on other settings: node name, data directory, ports of addresses."""
+    network, cluster = written.network, written.cluster
+    default_port = network.internode_port
+    name = written.node.name
+    if not name:
+        name = network.address if default_port == 7000 else f"{network.address}-{default_port}"
+    directory = written.node.data_directory or f"./lockstep-data/{name}"
+    try:
+        founders = tuple(_with_port(address, default_port) for address in cluster.founders)
+        seeds = tuple(_with_port(address, default_port) for address in cluster.seeds)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: cluster: {error.message}", hint=error.hint) from error
+    return msgspec.structs.replace(
+        written,
+        node=msgspec.structs.replace(written.node, name=name, data_directory=directory),
+        cluster=msgspec.structs.replace(cluster, founders=founders, seeds=seeds),
+    )
+
+
+def _with_port(address: str, default_port: int) -> str:
+    host, port = split_address(address, default_port)
+    return f"{host}:{port}"
+
+
+def _check(configuration: Configuration, source: str) -> None:
+    """Rules between settings."""
+    cluster, network, raft = configuration.cluster, configuration.network, configuration.raft
+    own = configuration.internode_address
+    if len(cluster.founders) > FOUNDERS_MAX:
+        raise ConfigurationError(
+            f"{source}: cluster.founders names {len(cluster.founders)} nodes, the most is {FOUNDERS_MAX}",
+            hint="let the other nodes join: give them cluster.seeds instead",
+        )
+    if len(set(cluster.founders)) != len(cluster.founders):
+        raise ConfigurationError(f"{source}: cluster.founders names a node twice")
+    if cluster.join and not cluster.founders and not cluster.seeds:
+        raise ConfigurationError(
+            f"{source}: nothing says how this node finds its cluster",
+            hint=f'set cluster.founders = ["{own}"] to found one, or cluster.seeds to join one',
+        )
+    if cluster.join and not configuration.is_founder and not cluster.seeds:
+        raise ConfigurationError(
+            f"{source}: {own} is not among cluster.founders and has no cluster.seeds",
+            hint="set network.address to one of the founders, or set cluster.seeds to join them",
+        )
+    if len({network.internode_port, network.cql_port, network.admin_port}) < 3:
+        raise ConfigurationError(f"{source}: network: two of the three ports are the same")
+    if raft.heartbeat_ticks >= raft.election_ticks:
+        raise ConfigurationError(
+            f"{source}: raft.heartbeat_ticks is {raft.heartbeat_ticks}, not below "
+            f"raft.election_ticks ({raft.election_ticks}): followers would elect while their leader lives"
+        )
