@@ -62,3 +62,15 @@ PEER_REQUESTS_SERVED_MAX: Final = 2 * PEER_REQUESTS_IN_FLIGHT_MAX
 #: Open symbols of a CQL text while it is parsed: some 500 nested brackets; Python's own recursion over
 #: the resulting tree stays far below its limit. Columns of a long list do not add to it.
 CQL_NESTING_MAX: Final = 1000
+#: Bytes of the model store's log before a checkpoint replaces it; keeps a simulated restart below 50 ms.
+MODEL_STORE_LOG_BYTES_MAX: Final = 4 * 1024 * 1024
+#: One record of the model store's log is one sync group; a longer length prefix is damage.
+MODEL_STORE_RECORD_BYTES_MAX: Final = 1024 * 1024 * 1024
+#: Partitions written and not yet synced; above it writes are refused as overloaded. At 1 KiB each: 64 MiB.
+UNSYNCED_PARTITIONS_MAX: Final = 65_536
+#: Fragment bytes behind one read answer; it then ends early with `more`. Fits an internode frame four times.
+READ_RESULT_BYTES_MAX: Final = 4 * 1024 * 1024
+#: Fragments handled before the loop gets a turn: about 3 microseconds each, so below 3 ms.
+FRAGMENTS_PER_TURN_MAX: Final = 1000
+#: Rows waiting for their fragments to be merged; further ones are found again by their next read.
+MERGES_QUEUED_MAX: Final = 1024

@@ -1,0 +1,134 @@
+"""One internode byte stream: coalesced writes, checked reads, the handshake's state.
+
+Invariant: no frame but HELLO is handed to the owner before the handshake succeeded; after a corrupt
+frame nothing more is read; what one loop tick sends goes out in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from lockstep.replication import verbs
+from lockstep.replication.frames import Envelope, FrameReader
+from lockstep.replication.handshake import PeerInfo
+from lockstep.runtime.ports import Clock
+from lockstep.values.errors import FrameCorrupt
+from lockstep.values.limits import PEER_QUEUED_BYTES_MAX
+
+
+class Owner(Protocol):
+    """What a connection tells; both directions implement it."""
+
+    def hello_received(self, connection: Connection, envelope: Envelope) -> None: ...
+
+    def frame_received(self, connection: Connection, envelope: Envelope) -> None: ...
+
+    def connection_closed(self, connection: Connection, reason: str) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, owner: Owner, clock: Clock) -> None:
+        self._owner = owner
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._paused = False
+        self._reason = "closed by the other side"
+        #: Identity from the handshake; None until it succeeded.
+        self.peer: PeerInfo | None = None
+        #: Highest epoch this connection's peer has shown.
+        self.peer_epoch = 0
+        #: Requests of the peer that are being answered.
+        self.serving = 0
+        self.heard_s = clock.monotonic_s()
+        self.closed = False
+
+    # -- asyncio.Protocol -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+        if self.closed:
+            transport.close()
+        elif self._out:
+            self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self.closed:
+            return
+        self.heard_s = self._clock.monotonic_s()
+        try:
+            envelopes = self._reader.feed(data)
+        except FrameCorrupt as error:
+            self.close(error.message)
+            return
+        owner = self._owner
+        for envelope in envelopes:
+            if self.closed:
+                return
+            if envelope.verb == verbs.HELLO:
+                owner.hello_received(self, envelope)
+            elif self.peer is not None:
+                owner.frame_received(self, envelope)
+            else:
+                self.close("a message came before the handshake")
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._out:
+            self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        already = self.closed
+        self.closed = True
+        self._transport = None
+        self._out = []
+        if not already:
+            self._owner.connection_closed(self, str(exc) if exc is not None else self._reason)
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def room(self) -> bool:
+        """False when the peer does not read and its backlog has reached the limit."""
+        return self._out_bytes < PEER_QUEUED_BYTES_MAX
+
+    def send(self, frame: bytes) -> None:
+        """Queue a whole frame for this tick's write; a closed connection drops it."""
+        if self.closed:
+            return
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+
+    def _flush(self) -> None:
+        if self._paused or self._transport is None or not self._out:
+            return
+        out = self._out
+        self._out = []
+        self._out_bytes = 0
+        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    # -- ending -----------------------------------------------------------------------------------
+
+    def close(self, reason: str, *, abort: bool = False) -> None:
+        """Stop at once; what was queued before still goes out unless `abort`."""
+        if self.closed:
+            return
+        if not abort:
+            self._flush()
+        self.closed = True
+        self._out = []
+        if self._transport is not None:
+            if abort:
+                self._transport.abort()
+            else:
+                self._transport.close()
+        self._owner.connection_closed(self, reason)

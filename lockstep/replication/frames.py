@@ -1,0 +1,98 @@
+"""Internode frames: u32 length, u32 CRC-32, then a MessagePack array (verb, stream, epoch, flags, body).
+
+Invariant: a frame is handed on whole and checked, or not at all; a damaged one poisons its reader, so
+that the connection is closed and no later byte is interpreted.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+import msgspec
+
+from lockstep.values.codec import decoder, encode
+from lockstep.values.errors import FrameCorrupt
+from lockstep.values.limits import INTERNODE_FRAME_BYTES_MAX
+
+REQUEST: Final = 0
+REPLY: Final = 1
+ERROR: Final = 2
+ONE_WAY: Final = 4
+
+_HEADER = struct.Struct(">II")
+HEADER_BYTES: Final = _HEADER.size
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`stream` pairs a reply with its request; `epoch` is the sender's when it sent."""
+
+    verb: int
+    stream: int
+    epoch: int
+    flags: int
+    body: bytes
+
+
+_ENVELOPE = decoder(Envelope)
+
+
+def encode_frame(verb: int, stream: int, epoch: int, flags: int, body: bytes) -> bytes:
+    """One frame, header included. FrameCorrupt when the body is larger than any peer would accept."""
+    payload = encode((verb, stream, epoch, flags, body))
+    size = len(payload)
+    if size > INTERNODE_FRAME_BYTES_MAX:
+        raise FrameCorrupt(f"a frame of {size} bytes is above the limit of {INTERNODE_FRAME_BYTES_MAX}")
+    return _HEADER.pack(size, zlib.crc32(payload)) + payload
+
+
+class FrameReader:
+    """Cuts a byte stream into envelopes; holds at most one unfinished frame."""
+
+    __slots__ = ("_have", "_need", "_parts")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = HEADER_BYTES
+
+    def feed(self, data: bytes) -> list[Envelope]:
+        """Envelopes completed by `data`. FrameCorrupt: nothing of this read may be used."""
+        if self._parts:
+            self._parts.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return []
+            data = b"".join(self._parts)
+            self._parts = []
+        offset, size = 0, len(data)
+        found: list[Envelope] = []
+        while size - offset >= HEADER_BYTES:
+            length, crc = _HEADER.unpack_from(data, offset)
+            if length > INTERNODE_FRAME_BYTES_MAX or length == 0:
+                raise FrameCorrupt(f"frame length {length}")
+            start = offset + HEADER_BYTES
+            if size - start < length:
+                self._keep(data[offset:], HEADER_BYTES + length)
+                return found
+            payload = data[start : start + length]
+            if zlib.crc32(payload) != crc:
+                raise FrameCorrupt("frame checksum differs")
+            found.append(_decode(payload))
+            offset = start + length
+        if offset < size:
+            self._keep(data[offset:], HEADER_BYTES)
+        return found
+
+    def _keep(self, rest: bytes, need: int) -> None:
+        self._parts = [rest]
+        self._have = len(rest)
+        self._need = need
+
+
+def _decode(payload: bytes) -> Envelope:
+    try:
+        return _ENVELOPE.decode(payload)
+    except msgspec.DecodeError as error:
+        raise FrameCorrupt(f"frame does not decode: {error}") from error

@@ -1,0 +1,399 @@
+"""Messages between nodes: verbs with handlers, requests with deadlines, one connection each way.
+
+Invariants: a node answers only peers that passed its handshake; every frame carries this node's epoch
+and every newer epoch seen is reported; fault controls (`blocked_to`, `blocked_from`, `duplicate`) act on
+whole frames, so a blocked peer looks exactly like a lost network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from lockstep.replication import verbs
+from lockstep.replication.connection import Connection
+from lockstep.replication.error_bodies import encode_error
+from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, Envelope, encode_frame
+from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of, refusal
+from lockstep.replication.peer import HELLO_DECODER, Link, Peer, Waiter
+from lockstep.runtime.ports import Runtime, Server
+from lockstep.values.codec import decoder, encode
+from lockstep.values.errors import (
+    FrameCorrupt,
+    HandshakeRefused,
+    LockstepError,
+    Overloaded,
+    PeerUnreachable,
+    ServerFault,
+)
+from lockstep.values.limits import PEER_CONNECT_TIMEOUT_MS, PEER_REQUESTS_SERVED_MAX, PEER_SILENT_MS
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class Log(Protocol):
+    def __call__(self, event: str, **facts: Any) -> None: ...
+
+
+class Respond:
+    """Answers one request, once; a call after the peer is gone is dropped."""
+
+    __slots__ = ("_connection", "_node", "_open", "_stream", "_verb")
+
+    def __init__(self, node: Internode, connection: Connection, verb: int, stream: int) -> None:
+        self._node = node
+        self._connection = connection
+        self._verb = verb
+        self._stream = stream
+        self._open = True
+
+    def __call__(self, reply: Any) -> None:
+        """Send `reply`; a LockstepError is raised at the requester."""
+        assert self._open, "a request is answered once"
+        self._open = False
+        self._connection.serving -= 1
+        if isinstance(reply, LockstepError):
+            self._node.answer(self._connection, self._verb, self._stream, ERROR, encode_error(reply))
+        else:
+            self._node.answer(self._connection, self._verb, self._stream, REPLY, encode(reply))
+
+
+AsyncHandler = Callable[[PeerInfo, Any], Awaitable[Any]]
+FastHandler = Callable[[PeerInfo, Any, Respond], None]
+
+
+class Service(Generic[Q, A]):
+    """One verb: how its messages decode and who answers them here."""
+
+    __slots__ = ("fast", "handler", "reply_decoder", "request_decoder", "verb")
+
+    def __init__(self, verb: int, request_type: type[Q], reply_type: type[A]) -> None:
+        self.verb = verb
+        self.request_decoder = decoder(request_type)
+        self.reply_decoder = decoder(reply_type)
+        self.handler: AsyncHandler | None = None
+        self.fast: FastHandler | None = None
+
+
+class _FutureWaiter:
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[Any]) -> None:
+        self.future = future
+
+    def replied(self, context: Any, reply: Any, sender_epoch: int) -> None:
+        if not self.future.done():
+            self.future.set_result(reply)
+
+    def failed(self, context: Any, error: LockstepError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _CallbackWaiter:
+    __slots__ = ("_on_error", "_on_reply")
+
+    def __init__(
+        self, on_reply: Callable[[Any, int], None], on_error: Callable[[LockstepError], None]
+    ) -> None:
+        self._on_reply = on_reply
+        self._on_error = on_error
+
+    def replied(self, context: Any, reply: Any, sender_epoch: int) -> None:
+        self._on_reply(reply, sender_epoch)
+
+    def failed(self, context: Any, error: LockstepError) -> None:
+        self._on_error(error)
+
+
+class Internode:
+    """All connections of one node incarnation.
+
+    `hello` is asked anew for each handshake; `accept` may refuse a peer that passed the general checks;
+    `on_peer_epoch` hears a peer's epoch when it rises or is above this node's own.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        hello: Callable[[], Hello],
+        epoch: Callable[[], int],
+        on_peer_epoch: Callable[[PeerInfo, int], None],
+        accept: Callable[[Hello], str | None],
+        log: Log,
+        duplicate: Callable[[], bool] | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.hello = hello
+        self.epoch = epoch
+        self.told_epoch = on_peer_epoch
+        self.log = log
+        #: Fault control: true means the frame is sent twice (and again on a later connection).
+        self.duplicate = duplicate
+        #: Fault control: nothing is sent to these addresses.
+        self.blocked_to: set[Address] = set()
+        #: Fault control: nothing is taken from these addresses.
+        self.blocked_from: set[Address] = set()
+        self._accept = accept
+        self._services: dict[int, Service[Any, Any]] = {}
+        self._peers: dict[Address, Peer] = {}
+        self._incoming: dict[Connection, asyncio.TimerHandle | None] = {}
+        self._server: Server | None = None
+        self._streams = 0
+        self._running = False
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen for peers. ConfigurationError when the address is in use."""
+        self._server = await self.runtime.network.listen(host, port, self._incoming_connection)
+        self._running = True
+
+    async def stop(self) -> None:
+        """Close everything; requests in flight end with PeerTimeout or PeerUnreachable."""
+        self._running = False
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(self._incoming):
+            connection.close("this node stops")
+        for peer in list(self._peers.values()):
+            peer.stop()
+        self._peers = {}
+
+    # -- verbs ------------------------------------------------------------------------------------
+
+    def declare(self, verb: int, request_type: type[Q], reply_type: type[A]) -> None:
+        """Make `verb` known for sending only."""
+        assert verb != verbs.HELLO and verb not in self._services, f"verb {verb} is declared once"
+        self._services[verb] = Service(verb, request_type, reply_type)
+
+    def register(
+        self,
+        verb: int,
+        request_type: type[Q],
+        reply_type: type[A],
+        handler: Callable[[PeerInfo, Q], Awaitable[A]],
+    ) -> None:
+        """Answer `verb` with an async handler, one task a request; its LockstepErrors travel back."""
+        if verb not in self._services:
+            self.declare(verb, request_type, reply_type)
+        self._services[verb].handler = handler
+
+    def register_fast(
+        self,
+        verb: int,
+        request_type: type[Q],
+        reply_type: type[A],
+        handler: Callable[[PeerInfo, Q, Respond], None],
+    ) -> None:
+        """Answer `verb` without a task: the handler calls `respond` once, now or later, with a reply or
+        a LockstepError. One-way messages of the verb get a `respond` whose answer is dropped."""
+        if verb not in self._services:
+            self.declare(verb, request_type, reply_type)
+        self._services[verb].fast = handler
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    async def request(self, address: Address, verb: int, request: Any, timeout_ms: float) -> Any:
+        """The peer's reply. PeerUnreachable: nothing was sent. PeerTimeout: outcome unknown.
+        HandshakeRefused, or the error that the peer's handler raised."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
+        self.submit(address, verb, encode(request), deadline_s, _FutureWaiter(future), None)
+        return await future
+
+    def call(
+        self,
+        address: Address,
+        verb: int,
+        request: Any,
+        deadline_s: float,
+        on_reply: Callable[[Any, int], None],
+        on_error: Callable[[LockstepError], None],
+    ) -> None:
+        """As `request` without a task; the deadline is on the monotonic clock. Exactly one of the
+        callbacks is called, and not before this returns."""
+        self.submit(address, verb, encode(request), deadline_s, _CallbackWaiter(on_reply, on_error), None)
+
+    def submit(
+        self, address: Address, verb: int, body: bytes, deadline_s: float, waiter: Waiter, context: Any
+    ) -> None:
+        """Hot path of `call`: an encoded body (shared by several targets), one waiter for all of them."""
+        service = self._services.get(verb)
+        assert service is not None, f"verb {verb} is declared before it is sent"
+        self._peer(address).submit(verb, body, deadline_s, waiter, context, service.reply_decoder)
+
+    def send(self, address: Address, verb: int, message: Any) -> None:
+        """One-way, best effort, in order while the connection lasts."""
+        self._peer(address).send_one_way(verb, encode(message))
+
+    def connected(self, address: Address) -> bool:
+        """Whether an outgoing connection is open and not blocked either way."""
+        peer = self._peers.get(address)
+        open_ = peer is not None and peer.link is Link.OPEN
+        return open_ and address not in self.blocked_to and address not in self.blocked_from
+
+    def peer(self, address: Address) -> PeerInfo | None:
+        """Who answered at `address`, while connected."""
+        found = self._peers.get(address)
+        return found.info if found is not None else None
+
+    def introduce(self) -> None:
+        """Tell all open peers this node's new identity (it was given an id, or joined a cluster)."""
+        for peer in list(self._peers.values()):
+            peer.introduce()
+
+    def next_stream(self) -> int:
+        self._streams += 1
+        return self._streams
+
+    def _peer(self, address: Address) -> Peer:
+        peer = self._peers.get(address)
+        if peer is None:
+            if not self._running:
+                raise PeerUnreachable("this node's internode service is not running")
+            peer = self._peers[address] = Peer(self, address)
+        return peer
+
+    # -- incoming connections ---------------------------------------------------------------------
+
+    def _incoming_connection(self) -> Connection:
+        connection = Connection(self, self.runtime.clock)
+        loop = asyncio.get_running_loop()
+        limit_s = PEER_CONNECT_TIMEOUT_MS / 1000
+        self._incoming[connection] = loop.call_later(limit_s, self._greeting_missed, connection)
+        return connection
+
+    def _greeting_missed(self, connection: Connection) -> None:
+        self._incoming[connection] = None
+        if connection.peer is None:
+            connection.close("no handshake in time", abort=True)
+
+    def judge(self, envelope: Envelope) -> tuple[str | None, Hello | None]:
+        """Why the sender of this greeting is refused (or None), and what it said (None: unreadable)."""
+        if envelope.flags & ERROR:
+            return "refused by the other side", None
+        try:
+            theirs = HELLO_DECODER.decode(envelope.body)
+        except msgspec.DecodeError as error:
+            return f"the greeting does not decode: {error}", None
+        return refusal(self.hello(), theirs) or self._accept(theirs), theirs
+
+    def hello_received(self, connection: Connection, envelope: Envelope) -> None:
+        """A peer introduces itself, or an introduced peer tells its new identity."""
+        reason, theirs = self.judge(envelope)
+        if theirs is not None and theirs.endpoint in self.blocked_from:
+            return
+        if theirs is not None and reason is None:
+            reason = self._address_conflict(connection, theirs)
+        if reason is not None or theirs is None:
+            who = f"{theirs.address}:{theirs.port}" if theirs is not None else "unknown"
+            self.log("internode.refused", peer=who, reason=reason)
+            own = self.hello()
+            error = HandshakeRefused(f"{own.address}:{own.port} refuses {who}: {reason}")
+            connection.send(encode_frame(verbs.HELLO, 0, self.epoch(), ERROR, encode_error(error)))
+            connection.close(f"refused: {reason}")
+            return
+        introduced = connection.peer is not None
+        connection.peer = peer_of(theirs)
+        connection.peer_epoch = max(connection.peer_epoch, envelope.epoch)
+        if not introduced and theirs.endpoint not in self.blocked_to:
+            connection.send(encode_frame(verbs.HELLO, 0, self.epoch(), REPLY, encode(self.hello())))
+        peer = self._peers.get(theirs.endpoint)
+        if peer is not None:
+            peer.wake()
+        self.told_epoch(connection.peer, envelope.epoch)
+
+    def _address_conflict(self, connection: Connection, theirs: Hello) -> str | None:
+        """Another host that was heard lately holds the same address."""
+        heard_after_s = self.runtime.clock.monotonic_s() - PEER_SILENT_MS / 1000
+        for other in self._incoming:
+            known = other.peer
+            if other is connection or known is None or known.endpoint != theirs.endpoint:
+                continue
+            if known.host_id != theirs.host_id and other.heard_s > heard_after_s:
+                return f"address {theirs.address}:{theirs.port} is in use by host {known.host_id}"
+        return None
+
+    def connection_closed(self, connection: Connection, reason: str) -> None:
+        timer = self._incoming.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+        if connection.peer is None:
+            self.log("internode.stranger_closed", reason=reason)
+
+    # -- serving ----------------------------------------------------------------------------------
+
+    def see_epoch(self, connection: Connection, epoch: int) -> None:
+        """Report a peer's epoch when it rose, or whenever it is above our own."""
+        if epoch > connection.peer_epoch:
+            connection.peer_epoch = epoch
+        elif epoch <= self.epoch():
+            return
+        assert connection.peer is not None, "epochs are seen after the handshake"
+        self.told_epoch(connection.peer, epoch)
+
+    def frame_received(self, connection: Connection, envelope: Envelope) -> None:
+        peer = connection.peer
+        assert peer is not None, "frames come after the handshake"
+        if self.blocked_from and peer.endpoint in self.blocked_from:
+            return
+        self.see_epoch(connection, envelope.epoch)
+        verb, stream = envelope.verb, envelope.stream
+        service = self._services.get(verb)
+        connection.serving += 1
+        respond = Respond(self, connection, verb, 0 if envelope.flags & ONE_WAY else stream)
+        if service is None or (service.fast is None and service.handler is None):
+            respond(PeerUnreachable(f"verb {verb} is not served here"))
+            return
+        if connection.serving > PEER_REQUESTS_SERVED_MAX:
+            respond(Overloaded("too many requests of this peer are being answered"))
+            return
+        try:
+            request = service.request_decoder.decode(envelope.body)
+        except msgspec.DecodeError as error:
+            connection.close(f"a {verbs.NAMES.get(verb, verb)} message does not decode: {error}")
+            return
+        if service.fast is None:
+            work = self._serve(service, peer, request, respond)
+            self.runtime.tasks.spawn(work, f"internode-{verbs.NAMES.get(verb, str(verb))}")
+            return
+        try:
+            service.fast(peer, request, respond)
+        except LockstepError as error:
+            respond(error)
+
+    async def _serve(
+        self, service: Service[Any, Any], peer: PeerInfo, request: Any, respond: Respond
+    ) -> None:
+        assert service.handler is not None, "an async verb has a handler"
+        try:
+            reply = await service.handler(peer, request)
+        except LockstepError as error:
+            reply = error
+        except Exception as error:
+            # A defect: the requester gets a definite answer, the task's owner gets the report.
+            respond(ServerFault(f"{verbs.NAMES.get(service.verb)} failed: {type(error).__name__}"))
+            raise
+        respond(reply)
+
+    def answer(self, connection: Connection, verb: int, stream: int, flags: int, body: bytes) -> None:
+        """Send a reply frame unless it was one-way (stream 0) or the peer is gone or blocked."""
+        peer = connection.peer
+        if stream == 0 or connection.closed or peer is None:
+            return
+        if self.blocked_to and peer.endpoint in self.blocked_to:
+            return
+        if not connection.room():
+            connection.close("the peer does not read its replies", abort=True)
+            return
+        try:
+            frame = encode_frame(verb, stream, self.epoch(), flags, body)
+        except FrameCorrupt as error:
+            frame = encode_frame(verb, stream, self.epoch(), ERROR, encode_error(error))
+        connection.send(frame)

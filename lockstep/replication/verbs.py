@@ -1,0 +1,39 @@
+"""Numbers of the messages between nodes. Invariant: a number is never given a second meaning."""
+
+from __future__ import annotations
+
+from typing import Final
+
+HELLO: Final = 0
+WRITE: Final = 1
+READ: Final = 2
+READ_REPAIR: Final = 3
+RAFT: Final = 10
+SUBMIT: Final = 20
+FETCH_LOG: Final = 21
+ANNOUNCE: Final = 22
+EPOCH_QUERY: Final = 23
+STREAM_OPEN: Final = 30
+STREAM_NEXT: Final = 31
+STREAM_CLOSE: Final = 32
+RUN_WORK: Final = 40
+PING: Final = 50
+DESCRIBE_SELF: Final = 51
+
+NAMES: Final = {
+    HELLO: "hello",
+    WRITE: "write",
+    READ: "read",
+    READ_REPAIR: "read-repair",
+    RAFT: "raft",
+    SUBMIT: "submit",
+    FETCH_LOG: "fetch-log",
+    ANNOUNCE: "announce",
+    EPOCH_QUERY: "epoch-query",
+    STREAM_OPEN: "stream-open",
+    STREAM_NEXT: "stream-next",
+    STREAM_CLOSE: "stream-close",
+    RUN_WORK: "run-work",
+    PING: "ping",
+    DESCRIBE_SELF: "describe-self",
+}

@@ -1,0 +1,401 @@
+from __future__ import annotations
+
+import asyncio
+import struct
+import zlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from lockstep.replication import verbs
+from lockstep.replication.frames import encode_frame
+from lockstep.replication.handshake import PeerInfo
+from lockstep.replication.internode import Respond
+from lockstep.values.codec import encode
+from lockstep.values.errors import (
+    HandshakeRefused,
+    NotReplica,
+    PeerTimeout,
+    PeerUnreachable,
+    ServerFault,
+    StaleEpoch,
+)
+
+from .support import TestNode, run, running
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True):
+    text: str
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True):
+    text: str
+
+
+async def echo(peer: PeerInfo, request: Ping) -> Pong:
+    return Pong(request.text)
+
+
+def fast_echo(peer: PeerInfo, request: Ping, respond: Respond) -> None:
+    respond(Pong(request.text))
+
+
+def pair(handler: Any = None, fast: Any = None) -> tuple[TestNode, TestNode]:
+    nodes = (TestNode(1), TestNode(2))
+    for node in nodes:
+        if fast is not None:
+            node.internode.register_fast(verbs.PING, Ping, Pong, fast)
+        else:
+            node.internode.register(verbs.PING, Ping, Pong, handler or echo)
+    return nodes
+
+
+def test_requests_are_answered_both_ways_and_carry_epochs() -> None:
+    async def test() -> None:
+        one, two = pair()
+        two.current_epoch = 5
+        async with running(one, two):
+            assert await one.internode.request(two.address, verbs.PING, Ping("a"), 1000) == Pong("a")
+            assert await two.internode.request(one.address, verbs.PING, Ping("b"), 1000) == Pong("b")
+            assert one.internode.connected(two.address)
+            assert one.internode.peer(two.address).node_id == 2  # type: ignore[union-attr]
+            assert (2, 5) in one.epochs_seen
+            two.current_epoch = 6
+            await one.internode.request(two.address, verbs.PING, Ping("c"), 1000)
+            assert one.epochs_seen[-1] == (2, 6)
+
+    run(test)
+
+
+def test_many_requests_in_one_tick_find_their_own_replies() -> None:
+    async def test() -> None:
+        one, two = pair(fast=fast_echo)
+        async with running(one, two):
+            texts = [str(i) for i in range(500)]
+            replies = await asyncio.gather(
+                *(one.internode.request(two.address, verbs.PING, Ping(text), 2000) for text in texts)
+            )
+            assert [reply.text for reply in replies] == texts
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [StaleEpoch(9), NotReplica("elsewhere")])
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_handlers_error_is_raised_at_the_requester(error: Exception, fast: bool) -> None:
+    async def failing(peer: PeerInfo, request: Ping) -> Pong:
+        raise error
+
+    def failing_fast(peer: PeerInfo, request: Ping, respond: Respond) -> None:
+        raise error
+
+    async def test() -> None:
+        one, two = pair(fast=failing_fast) if fast else pair(failing)
+        async with running(one, two):
+            with pytest.raises(type(error)) as caught:
+                await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            assert vars(caught.value) == vars(error)
+
+    run(test)
+
+
+def test_a_defect_in_a_handler_is_answered_and_reported() -> None:
+    async def broken(peer: PeerInfo, request: Ping) -> Pong:
+        raise ZeroDivisionError
+
+    async def test() -> None:
+        one, two = pair(broken)
+        async with running(one, two):
+            with pytest.raises(ServerFault):
+                await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            assert isinstance(two.runtime.tasks.failures[0], ZeroDivisionError)  # type: ignore[attr-defined]
+
+    run(test)
+
+
+def test_no_listener_is_unreachable_and_backs_off() -> None:
+    async def test() -> None:
+        one, two = pair()
+        async with running(one):
+            for _ in range(3):
+                with pytest.raises(PeerUnreachable):
+                    await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            assert len(one.logged("internode.connect_failed")) == 1, "the back-off fails without an attempt"
+
+    run(test)
+
+
+def test_a_peer_that_connects_to_us_ends_our_back_off() -> None:
+    async def test() -> None:
+        one, two = pair()
+        async with running(one):
+            with pytest.raises(PeerUnreachable):
+                await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            async with running(two):
+                await two.internode.request(one.address, verbs.PING, Ping("b"), 1000)
+                assert await one.internode.request(two.address, verbs.PING, Ping("c"), 1000) == Pong("c")
+
+    run(test)
+
+
+def test_a_silent_handler_is_a_timeout_with_unknown_outcome() -> None:
+    async def test() -> None:
+        one, two = pair(fast=lambda peer, request, respond: None)
+        async with running(one, two):
+            with pytest.raises(PeerTimeout):
+                await one.internode.request(two.address, verbs.PING, Ping("a"), 60)
+
+    run(test)
+
+
+def test_a_peer_that_never_greets_leaves_nothing_sent() -> None:
+    async def test() -> None:
+        one, two = pair()
+        received: list[bytes] = []
+
+        class Mute(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                received.append(data)
+
+        server = await asyncio.get_running_loop().create_server(Mute, two.host, two.port)
+        async with running(one):
+            with pytest.raises(PeerUnreachable):
+                await one.internode.request(two.address, verbs.PING, Ping("secret"), 80)
+        server.close()
+        assert b"secret" not in b"".join(received)
+
+    run(test)
+
+
+def test_a_broken_connection_ends_requests_at_once_with_unknown_outcome() -> None:
+    async def test() -> None:
+        one, two = pair(fast=lambda peer, request, respond: None)
+        async with running(one, two):
+            waiting = asyncio.ensure_future(one.internode.request(two.address, verbs.PING, Ping("a"), 60_000))
+            while not two.epochs_seen:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
+            await two.internode.stop()
+            with pytest.raises(PeerTimeout):
+                await waiting
+
+    run(test)
+
+
+def test_a_restarted_peer_is_found_again() -> None:
+    async def test() -> None:
+        one, two = pair()
+        async with running(one, two):
+            await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            await two.internode.stop()
+            two.internode = two.build()
+            two.internode.register(verbs.PING, Ping, Pong, echo)
+            await two.start()
+            for _ in range(100):
+                try:
+                    reply = await one.internode.request(two.address, verbs.PING, Ping("b"), 1000)
+                    break
+                except (PeerUnreachable, PeerTimeout):
+                    await asyncio.sleep(0.01)
+            assert reply == Pong("b")
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"cluster_id": "other"}, "cluster id other"),
+        ({"lineage": (b"other",)}, "lineage"),
+        ({"protocol_version": 99}, "protocol version 99"),
+        ({"cluster_name": "prod"}, "cluster name 'prod'"),
+    ],
+)
+def test_strangers_are_refused_with_a_reason(change: dict[str, Any], why: str) -> None:
+    async def test() -> None:
+        one, two = pair()
+        one.greeting = msgspec.structs.replace(one.greeting, **change)
+        async with running(one, two):
+            with pytest.raises(HandshakeRefused, match=why):
+                await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            assert why in two.logged("internode.refused")[0]["reason"]
+            assert two.epochs_seen == []
+
+    run(test)
+
+
+def test_a_node_that_has_not_joined_may_talk() -> None:
+    async def test() -> None:
+        one, two = pair()
+        one.greeting = msgspec.structs.replace(one.greeting, cluster_id="", lineage=(), node_id=0)
+        async with running(one, two):
+            assert await one.internode.request(two.address, verbs.PING, Ping("a"), 1000) == Pong("a")
+
+    run(test)
+
+
+def test_the_owners_accept_rule_refuses() -> None:
+    async def test() -> None:
+        one, two = pair()
+        two.refuse = "host-1 was removed at epoch 9"
+        async with running(one, two):
+            with pytest.raises(HandshakeRefused, match="removed at epoch 9"):
+                await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+
+    run(test)
+
+
+def test_an_address_in_use_by_another_host_is_refused() -> None:
+    async def test() -> None:
+        one, two = pair()
+        three = TestNode(3)
+        three.internode.register(verbs.PING, Ping, Pong, echo)
+        three.greeting = msgspec.structs.replace(three.greeting, address=one.host, port=one.port)
+        async with running(one, two, three):
+            await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            with pytest.raises(HandshakeRefused, match="in use by host host-1"):
+                await three.internode.request(two.address, verbs.PING, Ping("b"), 1000)
+
+    run(test)
+
+
+def test_a_new_identity_reaches_open_peers() -> None:
+    async def test() -> None:
+        seen: list[int] = []
+
+        def note(peer: PeerInfo, request: Ping, respond: Respond) -> None:
+            seen.append(peer.node_id)
+            respond(Pong(request.text))
+
+        one, two = pair(fast=note)
+        one.greeting = msgspec.structs.replace(one.greeting, node_id=0)
+        async with running(one, two):
+            await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            one.greeting = msgspec.structs.replace(one.greeting, node_id=77)
+            one.internode.introduce()
+            await one.internode.request(two.address, verbs.PING, Ping("b"), 1000)
+        assert seen == [0, 77]
+
+    run(test)
+
+
+@pytest.mark.parametrize("direction", ["blocked_to", "blocked_from"])
+def test_a_blocked_peer_is_a_lost_network_until_healed(direction: str) -> None:
+    async def test() -> None:
+        one, two = pair()
+        async with running(one, two):
+            await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            getattr(one.internode, direction).add(two.address)
+            assert not one.internode.connected(two.address)
+            with pytest.raises(PeerTimeout):
+                await one.internode.request(two.address, verbs.PING, Ping("b"), 40)
+            getattr(one.internode, direction).discard(two.address)
+            assert await one.internode.request(two.address, verbs.PING, Ping("c"), 1000) == Pong("c")
+
+    run(test)
+
+
+def test_a_duplicated_request_is_served_twice_and_answered_once() -> None:
+    async def test() -> None:
+        served: list[str] = []
+
+        def note(peer: PeerInfo, request: Ping, respond: Respond) -> None:
+            served.append(request.text)
+            respond(Pong(request.text))
+
+        one, two = pair(fast=note)
+        async with running(one, two):
+            await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            one.internode.duplicate = lambda: True
+            assert await one.internode.request(two.address, verbs.PING, Ping("b"), 1000) == Pong("b")
+            one.internode.duplicate = None
+            assert await one.internode.request(two.address, verbs.PING, Ping("c"), 1000) == Pong("c")
+        assert served == ["a", "b", "b", "c"]
+
+    run(test)
+
+
+def test_one_way_messages_arrive_in_order() -> None:
+    async def test() -> None:
+        got: list[str] = []
+        one, two = pair(fast=lambda peer, message, respond: got.append(message.text))
+        async with running(one, two):
+            for i in range(20):
+                one.internode.send(two.address, verbs.PING, Ping(str(i)))
+            while len(got) < 20:
+                await asyncio.sleep(0.001)
+            assert got == [str(i) for i in range(20)]
+
+    run(test)
+
+
+def test_call_tells_reply_and_sender_epoch_once() -> None:
+    async def test() -> None:
+        one, two = pair()
+        two.current_epoch = 12
+        ended: list[Any] = []
+        async with running(one, two):
+            deadline_s = one.runtime.clock.monotonic_s() + 1
+            one.internode.call(
+                two.address,
+                verbs.PING,
+                Ping("a"),
+                deadline_s,
+                lambda r, e: ended.append((r, e)),
+                ended.append,
+            )
+            assert ended == []
+            while not ended:
+                await asyncio.sleep(0.001)
+            assert ended == [(Pong("a"), 12)]
+
+    run(test)
+
+
+def test_a_corrupt_frame_closes_the_connection_and_applies_nothing() -> None:
+    async def test() -> None:
+        served: list[str] = []
+        _, two = pair(fast=lambda peer, request, respond: served.append(request.text))
+        async with running(two):
+            reader, writer = await asyncio.open_connection(two.host, two.port)
+            hello = msgspec.structs.replace(two.greeting, host_id="x", address="127.0.1.9", port=1)
+            writer.write(encode_frame(verbs.HELLO, 0, 1, 0, encode(hello)))
+            assert await reader.read(8)
+            good = encode_frame(verbs.PING, 1, 1, 0, encode(Ping("good")))
+            bad = encode_frame(verbs.PING, 2, 1, 0, encode(Ping("bad")))
+            writer.write(good + bad[:-1] + bytes([bad[-1] ^ 1]))
+            await reader.read()
+            writer.close()
+        assert served == []
+
+    run(test)
+
+
+def test_a_message_before_the_handshake_is_not_served() -> None:
+    async def test() -> None:
+        served: list[str] = []
+        _, two = pair(fast=lambda peer, request, respond: served.append(request.text))
+        async with running(two):
+            reader, writer = await asyncio.open_connection(two.host, two.port)
+            payload = encode((verbs.PING, 1, 1, 0, encode(Ping("x"))))
+            writer.write(struct.pack(">II", len(payload), zlib.crc32(payload)) + payload)
+            assert await reader.read() == b""
+            writer.close()
+        assert served == []
+
+    run(test)
+
+
+def test_stopping_ends_what_is_in_flight() -> None:
+    async def test() -> None:
+        one, two = pair(fast=lambda peer, request, respond: None)
+        async with running(one, two):
+            waiting = asyncio.ensure_future(one.internode.request(two.address, verbs.PING, Ping("a"), 60_000))
+            while not two.epochs_seen:
+                await asyncio.sleep(0.001)
+            await one.internode.stop()
+            with pytest.raises((PeerTimeout, PeerUnreachable)):
+                await waiting
+
+    run(test)
