@@ -184,12 +184,20 @@ class ReadTimeout(RequestError):
 
 
 class ReadFailure(RequestError):
+    """`reasons` names (replica address, failure code) pairs where they are known."""
+
     code: ClassVar[str] = "CQL_READ_FAILURE"
     fault: ClassVar[Fault] = "server"
     cql_code = 0x1300
 
     def __init__(
-        self, consistency: int, received: int, required: int, failures: int, data_present: bool
+        self,
+        consistency: int,
+        received: int,
+        required: int,
+        failures: int,
+        data_present: bool,
+        reasons: tuple[tuple[str, int], ...] = (),
     ) -> None:
         super().__init__(f"Operation failed - received {received} responses and {failures} failures")
         self.consistency = consistency
@@ -197,16 +205,25 @@ class ReadFailure(RequestError):
         self.required = required
         self.failures = failures
         self.data_present = data_present
+        self.reasons = reasons
 
 
 class WriteFailure(RequestError):
+    """`reasons` names (replica address, failure code) pairs where they are known."""
+
     code: ClassVar[str] = "CQL_WRITE_FAILURE"
     fault: ClassVar[Fault] = "server"
     outcome_known = False
     cql_code = 0x1500
 
     def __init__(
-        self, consistency: int, received: int, required: int, failures: int, write_type: str
+        self,
+        consistency: int,
+        received: int,
+        required: int,
+        failures: int,
+        write_type: str,
+        reasons: tuple[tuple[str, int], ...] = (),
     ) -> None:
         super().__init__(f"Operation failed - received {received} responses and {failures} failures")
         self.consistency = consistency
@@ -214,6 +231,7 @@ class WriteFailure(RequestError):
         self.required = required
         self.failures = failures
         self.write_type = write_type
+        self.reasons = reasons
 
 
 class MetadataError(LockstepError):
