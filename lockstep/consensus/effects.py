@@ -1,0 +1,150 @@
+"""What a step asks of its driver.
+
+The contract of `Ready` (persist, then send, then apply):
+
+1. *Persist* hard_state, snapshot, entries, in this order, as one record or as a sequence of which a crash
+   leaves a prefix. A snapshot replaces the whole log. Entries replace everything from the first one's index.
+   Writes may be queued and synced together; they complete in the order in which they were handed out.
+   When one is durable, step `ready.persisted` (only the newest of a group commit is needed).
+2. *Send* `messages` at once, also while writes are in flight: a leader's appends travel while its own disk
+   works. Send `messages_after_persist` only when this Ready's write and every write handed out before it
+   are durable: votes, requests for votes and acknowledgements promise what the disk holds. Messages may
+   be dropped.
+3. *Apply* `snapshot` to the state machine first, then `committed` in order. They are already durable here
+   (the snapshot: once this Ready is), and each index is handed out once per incarnation.
+
+Invariant: a driver that keeps this contract may crash between any two of these actions.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from lockstep.consensus.events import Persisted
+from lockstep.consensus.messages import Entry, Message, Snapshot
+
+
+class Role(enum.Enum):
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre-candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+class Reason(enum.Enum):
+    """Why an event was refused."""
+
+    NOT_LEADER = "not-leader"
+    TRANSFERRING = "transferring"
+    TOO_MUCH_UNCOMMITTED = "too-much-uncommitted"
+    TERM_NOT_COMMITTED = "term-not-committed"
+    CONFIGURATION_PENDING = "configuration-pending"
+    CONFIGURATION_INVALID = "configuration-invalid"
+    TOO_MANY_READS = "too-many-reads"
+    NOT_A_VOTER = "not-a-voter"
+
+
+class HardState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What must survive a crash beside the log; `vote` is the member voted for in `term`."""
+
+    term: int = 0
+    vote: int | None = None
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What a restarted node found on its disk.
+
+    entries: consecutive, in index order; those the snapshot covers may still be there.
+    applied_index: how far the durable state machine got (at least the snapshot's index); entries up to it
+        are known committed and are not handed out again.
+    commit_index: any index known to have been committed; 0 is always right.
+    """
+
+    hard_state: HardState = HardState()
+    snapshot: Snapshot | None = None
+    entries: tuple[Entry, ...] = ()
+    applied_index: int = 0
+    commit_index: int = 0
+
+
+class SoftState(msgspec.Struct, frozen=True):
+    """Not durable; handed out when it changed. `leader` None means unknown."""
+
+    role: Role
+    term: int
+    leader: int | None
+
+
+class ReadState(msgspec.Struct, frozen=True):
+    """The read named by `context` is linearizable once everything up to `index` is applied."""
+
+    context: int
+    index: int
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """The proposals took first_index..last_index at `term`; each is committed when, and only when, an entry
+    of its index and this term is handed out as committed."""
+
+    first_index: int
+    last_index: int
+    term: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Nothing was appended, started or queued; `leader` is whom to ask instead, if known."""
+
+    reason: Reason
+    leader: int | None
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """All effects of one step; false when there are none. See the module for the contract.
+
+    hard_state: to persist, or None when unchanged.
+    snapshot: to persist and install; replaces log and state machine.
+    entries: to persist; replace everything from the first one's index.
+    persisted: the event to step once all this is durable; None when there is nothing to persist.
+    messages / messages_after_persist: see the contract; messages_after_persist is empty when no
+        write is outstanding.
+    committed: to apply, in order.
+    soft_state: role, term or leader changed.
+    read_states / reads_refused: answers to ReadIndex events, also earlier ones.
+    accepted / refused: the answer to this step's Propose, ProposeConfiguration or TransferLeadership
+        (a started transfer has no answer; watch soft_state).
+    """
+
+    hard_state: HardState | None = None
+    snapshot: Snapshot | None = None
+    entries: tuple[Entry, ...] = ()
+    persisted: Persisted | None = None
+    messages: tuple[Message, ...] = ()
+    messages_after_persist: tuple[Message, ...] = ()
+    committed: tuple[Entry, ...] = ()
+    soft_state: SoftState | None = None
+    read_states: tuple[ReadState, ...] = ()
+    reads_refused: tuple[int, ...] = ()
+    accepted: Accepted | None = None
+    refused: Refused | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.persisted
+            or self.messages
+            or self.messages_after_persist
+            or self.committed
+            or self.soft_state
+            or self.read_states
+            or self.reads_refused
+            or self.accepted
+            or self.refused
+        )
+
+
+NOTHING = Ready()

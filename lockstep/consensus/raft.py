@@ -1,0 +1,377 @@
+"""The machine as its driver sees it: `Raft.step(event) -> Ready`.
+
+Owns: construction from what the disk held, dispatch of events and messages, the rules about terms that hold
+for every message, and gathering a step's effects. Invariant: after every step, everything the step
+decided is in the Ready it returned or in the state; nothing is forgotten or handed out twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from lockstep.consensus import elections, membership, reads, replication
+from lockstep.consensus.configuration import Configuration, ConfigurationHistory, decode_configuration
+from lockstep.consensus.effects import NOTHING, HardState, Ready, Role, SoftState, Stored
+from lockstep.consensus.events import (
+    Campaign,
+    Compact,
+    Event,
+    Persisted,
+    Propose,
+    ProposeConfiguration,
+    ReadIndex,
+    Received,
+    Tick,
+    TransferLeadership,
+    Unreachable,
+)
+from lockstep.consensus.log import Log
+from lockstep.consensus.messages import (
+    Append,
+    AppendReply,
+    Entry,
+    EntryKind,
+    Heartbeat,
+    HeartbeatReply,
+    InstallSnapshot,
+    Message,
+    PreVoteReply,
+    PreVoteRequest,
+    Snapshot,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from lockstep.consensus.settings import RaftSettings
+from lockstep.consensus.state import RaftState
+
+
+class MemberStatus(msgspec.Struct, frozen=True):
+    """What the leader knows of a member. `mode`: probe, replicate or snapshot."""
+
+    match: int
+    next: int
+    mode: str
+    heard: bool
+
+
+class RaftStatus(msgspec.Struct, frozen=True):
+    """A member's state for operators; `members` is empty unless it leads."""
+
+    group: int
+    identity: int
+    role: Role
+    term: int
+    leader: int | None
+    first_index: int
+    commit_index: int
+    durable_index: int
+    last_index: int
+    configuration: Configuration
+    members: dict[int, MemberStatus]
+
+
+class Raft:
+    """One member of one group.
+
+    group, identity: what messages carry. voters: the configuration the group was founded with, equal on all
+    founders; empty for a member that joins later and learns everything from the log. draw(bound): a
+    uniform integer in [0, bound), called for election timeouts only. stored: what the disk held; the
+    entries to apply again come out of the first step.
+
+    Raises AssertionError when an invariant is broken: the driver must then stop this member for good.
+    """
+
+    def __init__(
+        self,
+        group: int,
+        identity: int,
+        voters: Iterable[int],
+        settings: RaftSettings,
+        draw: Callable[[int], int],
+        stored: Stored | None = None,
+    ) -> None:
+        founded = Configuration(tuple(sorted(voters)))
+        assert not founded.problem(), founded.problem()
+        self.state = _restored(group, identity, founded, settings, draw, stored or Stored())
+
+    def step(self, event: Event) -> Ready:
+        """Take one event and return all its effects; see effects.Ready for what to do with them."""
+        state = self.state
+        committed = state.log.commit_index
+        _EVENT_HANDLERS[type(event)](state, event)
+        if state.role is Role.LEADER and state.log.commit_index > committed:
+            membership.after_commit(state)
+        return _take_ready(state)
+
+    @property
+    def group(self) -> int:
+        return self.state.group
+
+    @property
+    def identity(self) -> int:
+        return self.state.identity
+
+    @property
+    def role(self) -> Role:
+        return self.state.role
+
+    @property
+    def is_leader(self) -> bool:
+        return self.state.role is Role.LEADER
+
+    @property
+    def term(self) -> int:
+        return self.state.term
+
+    @property
+    def leader(self) -> int | None:
+        """Who leads this term as far as known; itself when it leads."""
+        return self.state.leader
+
+    @property
+    def configuration(self) -> Configuration:
+        """The one in force: of the newest configuration entry in the log, committed or not."""
+        return self.state.configurations.current
+
+    @property
+    def commit_index(self) -> int:
+        return self.state.log.commit_index
+
+    @property
+    def is_term_committed(self) -> bool:
+        """Whether an entry of the current term is committed (then a leader's reads are possible)."""
+        return self.state.is_term_committed
+
+    @property
+    def first_index(self) -> int:
+        """The oldest entry kept; last_index + 1 when none is."""
+        return self.state.log.first_index
+
+    @property
+    def last_index(self) -> int:
+        return self.state.log.last_index
+
+    @property
+    def durable_index(self) -> int:
+        return self.state.writes.durable_index
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        return self.state.snapshot
+
+    def term_at(self, index: int) -> int | None:
+        """None when the entry is compacted away or not there yet."""
+        return self.state.log.term_at(index)
+
+    def entry(self, index: int) -> Entry:
+        return self.state.log.entry(index)
+
+    def entries(self, first: int, last: int) -> tuple[Entry, ...]:
+        """Entries first..last, both inside."""
+        return self.state.log.entries(first, last)
+
+    def status(self) -> RaftStatus:
+        state = self.state
+        members = {
+            peer: MemberStatus(p.match, p.next, p.mode.value, p.heard) for peer, p in state.progress.items()
+        }
+        return RaftStatus(
+            state.group, state.identity, state.role, state.term, state.leader, state.log.first_index,
+            state.log.commit_index, state.writes.durable_index, state.log.last_index,
+            state.configurations.current, members,
+        )  # fmt: skip
+
+    def validate(self) -> None:
+        """AssertionError when the state breaks an invariant; linear in the log."""
+        self.state.validate()
+
+
+def _restored(
+    group: int,
+    identity: int,
+    founded: Configuration,
+    settings: RaftSettings,
+    draw: Callable[[int], int],
+    stored: Stored,
+) -> RaftState:
+    """State from disk; a snapshot that the log does not contain replaces it."""
+    snapshot, entries = stored.snapshot, stored.entries
+    base_index, base_term, base = 0, 0, founded
+    if snapshot is not None:
+        base_index, base_term, base = snapshot.index, snapshot.term, snapshot.configuration
+        entries = _beyond(snapshot, entries)
+    log = Log(base_index, base_term, entries)
+    commit = max(base_index, stored.applied_index, stored.commit_index)
+    assert commit <= log.last_index, f"entries {log.last_index + 1}..{commit} were committed and are lost"
+    assert stored.hard_state.term >= log.last_term, "the stored term is behind the stored log"
+    log.commit_to(commit)
+    log.handed_index = max(base_index, stored.applied_index)
+    configurations = ConfigurationHistory(base_index, base)
+    for entry in entries:
+        if entry.kind is EntryKind.CONFIGURATION:
+            configurations.append(entry.index, decode_configuration(entry.data))
+    return RaftState(group, identity, settings, draw, stored.hard_state, log, configurations, snapshot)
+
+
+def _beyond(snapshot: Snapshot, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """The stored entries that continue the snapshot; none when they belong to a log it replaced."""
+    if not entries or entries[0].index > snapshot.index:
+        return entries
+    offset = snapshot.index - entries[0].index
+    if offset >= len(entries) or entries[offset].term != snapshot.term:
+        return ()
+    return entries[offset + 1 :]
+
+
+# -- events
+
+
+def _on_tick(state: RaftState, _event: Tick) -> None:
+    if state.role is not Role.LEADER:
+        elections.tick_follower(state)
+        return
+    elections.tick_leader(state)
+    replication.tick_snapshots(state)
+    state.heartbeat_elapsed += 1
+    if state.role is Role.LEADER and state.heartbeat_elapsed >= state.settings.heartbeat_ticks:
+        state.heartbeat_elapsed = 0
+        if state.reads.has_waiting:
+            reads.start_round(state)
+        else:
+            replication.broadcast_heartbeat(state)
+
+
+def _on_persisted(state: RaftState, event: Persisted) -> None:
+    if not state.writes.complete(event.sequence):
+        return
+    elections.own_vote_is_durable(state)
+    if state.role is Role.LEADER:
+        replication.advance_commit(state)
+
+
+def _on_campaign(state: RaftState, _event: Campaign) -> None:
+    elections.campaign(state)
+
+
+def _on_compact(state: RaftState, event: Compact) -> None:
+    log = state.log
+    assert event.index <= log.handed_index, "a snapshot holds what was never applied"
+    term = log.term_at(event.index)
+    if term is None or (state.snapshot is not None and event.index <= state.snapshot.index):
+        return
+    state.snapshot = Snapshot(event.index, term, state.configurations.at(event.index), event.data)
+    log.compact(event.index - event.keep_entries)
+    state.configurations.compact(log.base_index)
+
+
+def _on_received(state: RaftState, event: Received) -> None:
+    message = event.message
+    assert message.group == state.group and message.receiver == state.identity, "a message went astray"
+    if message.term > state.term:
+        if not _admit_newer(state, message):
+            return
+    elif message.term < state.term:
+        _answer_older(state, message)
+        return
+    _MESSAGE_HANDLERS[type(message)](state, message)
+
+
+_FROM_LEADERS = (Append, Heartbeat, InstallSnapshot, TimeoutNow)
+
+
+def _admit_newer(state: RaftState, message: Message) -> bool:
+    """A newer term ends the own one, except that elections are ignored under a lease and that a pre-vote
+    only asks."""
+    if isinstance(message, PreVoteRequest):
+        return not elections.is_leased(state)
+    if isinstance(message, VoteRequest) and elections.is_leased(state) and not message.transfer:
+        return False
+    if not (isinstance(message, PreVoteReply) and message.granted):
+        state.become_follower(message.term, message.sender if isinstance(message, _FROM_LEADERS) else None)
+    return True
+
+
+def _answer_older(state: RaftState, message: Message) -> None:
+    """Someone is behind. Most of it is late and ignored; but a leader or candidate that leases or pre-votes
+    would keep apart from this member's term for ever must learn of it."""
+    if isinstance(message, PreVoteRequest):
+        state.outbox.append(PreVoteReply(state.group, state.identity, message.sender, state.term, False))
+    elif isinstance(message, _FROM_LEADERS):
+        state.outbox.append(
+            AppendReply(state.group, state.identity, message.sender, state.term, 0, rejected=True)
+        )
+
+
+def _on_heartbeat_reply(state: RaftState, reply: HeartbeatReply) -> None:
+    replication.on_heartbeat_reply(state, reply)
+    reads.on_heartbeat_reply(state, reply)
+
+
+_EVENT_HANDLERS: dict[type[Any], Callable[[RaftState, Any], None]] = {
+    Tick: _on_tick,
+    Propose: replication.on_propose,
+    ProposeConfiguration: membership.on_propose_configuration,
+    Received: _on_received,
+    Persisted: _on_persisted,
+    ReadIndex: reads.on_read_index,
+    TransferLeadership: elections.on_transfer,
+    Campaign: _on_campaign,
+    Unreachable: replication.on_unreachable,
+    Compact: _on_compact,
+}
+
+_MESSAGE_HANDLERS: dict[type[Any], Callable[[RaftState, Any], None]] = {
+    PreVoteRequest: elections.on_pre_vote_request,
+    PreVoteReply: elections.on_pre_vote_reply,
+    VoteRequest: elections.on_vote_request,
+    VoteReply: elections.on_vote_reply,
+    Append: replication.on_append,
+    AppendReply: replication.on_append_reply,
+    Heartbeat: replication.on_heartbeat,
+    HeartbeatReply: _on_heartbeat_reply,
+    InstallSnapshot: replication.on_install_snapshot,
+    TimeoutNow: elections.on_timeout_now,
+}
+
+
+# -- effects
+
+
+def _take_ready(state: RaftState) -> Ready:
+    """Move what the step gathered into a Ready."""
+    hard_state: HardState | None = None
+    handed = state.handed_hard_state
+    if state.term != handed.term or state.vote != handed.vote:
+        hard_state = state.handed_hard_state = HardState(state.term, state.vote)
+    soft_state: SoftState | None = None
+    soft = state.handed_soft_state
+    if state.role is not soft.role or state.leader != soft.leader or state.term != soft.term:
+        soft_state = state.handed_soft_state = SoftState(state.role, state.term, state.leader)
+    entries = state.log.take_unsaved()
+    persisted: Persisted | None = None
+    if hard_state is not None or entries or state.installed is not None:
+        persisted = state.writes.issue(hard_state, state.log.last_index)
+    committed = state.log.take_committed(state.writes.durable_index)
+    messages, after = state.outbox, state.outbox_after_persist
+    if after and state.writes.is_idle:
+        messages, after = messages + after, []
+    if not (persisted or messages or after or committed or soft_state or _has_answers(state)):
+        return NOTHING
+    ready = Ready(
+        hard_state, state.installed, entries, persisted, tuple(messages), tuple(after), committed, soft_state,
+        tuple(state.read_states), tuple(state.reads_refused), state.accepted, state.refused,
+    )  # fmt: skip
+    state.outbox, state.outbox_after_persist = [], []
+    state.installed = None
+    if _has_answers(state):
+        state.read_states, state.reads_refused = [], []
+        state.accepted = state.refused = None
+    return ready
+
+
+def _has_answers(state: RaftState) -> bool:
+    return bool(state.read_states or state.reads_refused or state.accepted or state.refused)

@@ -1,0 +1,178 @@
+"""The state of one member of one group, and the moves that all parts of the machine share.
+
+Owns: role, term, vote, leader, timers, votes, progress of the members, and the effects that the current step
+has gathered. Invariant: the term never falls, the vote of a term never changes, there is at most one leader
+in a term. The rules of elections, replication, reads and membership are functions over this in their modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lockstep.consensus.configuration import ConfigurationHistory, decode_configuration
+from lockstep.consensus.effects import Accepted, HardState, ReadState, Reason, Refused, Role, SoftState
+from lockstep.consensus.log import Log
+from lockstep.consensus.messages import Entry, EntryKind, Message, Snapshot
+from lockstep.consensus.progress import Progress
+from lockstep.consensus.read_queue import ReadQueue
+from lockstep.consensus.settings import RaftSettings
+from lockstep.consensus.writes import Writes
+
+
+class RaftState:
+    """Mutable; touched only inside a step."""
+
+    def __init__(
+        self,
+        group: int,
+        identity: int,
+        settings: RaftSettings,
+        draw: Callable[[int], int],
+        hard_state: HardState,
+        log: Log,
+        configurations: ConfigurationHistory,
+        snapshot: Snapshot | None,
+    ) -> None:
+        self.group = group
+        self.identity = identity
+        self.settings = settings
+        self.draw = draw
+        self.log = log
+        self.configurations = configurations
+        self.snapshot = snapshot
+        self.writes = Writes(hard_state, log.last_index)
+        self.term = hard_state.term
+        self.vote = hard_state.vote
+        self.role = Role.FOLLOWER
+        self.leader: int | None = None
+        self.votes: dict[int, bool] = {}
+        self.progress: dict[int, Progress] = {}
+        self.reads = ReadQueue(settings.pending_reads_max)
+        self.transfer_target: int | None = None
+        self.uncommitted_bytes = 0
+        self.election_elapsed = 0
+        self.heartbeat_elapsed = 0
+        self.election_timeout = self._draw_timeout()
+        # What the current step has gathered, and what the last ones handed out.
+        self.handed_hard_state = hard_state
+        self.handed_soft_state = SoftState(self.role, self.term, None)
+        self.outbox: list[Message] = []
+        self.outbox_after_persist: list[Message] = []
+        self.installed: Snapshot | None = None
+        self.read_states: list[ReadState] = []
+        self.reads_refused: list[int] = []
+        self.accepted: Accepted | None = None
+        self.refused: Refused | None = None
+
+    def _draw_timeout(self) -> int:
+        ticks = self.settings.election_ticks
+        drawn = self.draw(ticks)
+        assert 0 <= drawn < ticks, "draw(bound) must give a number in [0, bound)"
+        return ticks + drawn
+
+    @property
+    def may_campaign(self) -> bool:
+        return self.configurations.current.has_vote(self.identity)
+
+    @property
+    def is_term_committed(self) -> bool:
+        """Whether an entry of the own term is committed; only then is the commit index known to be newest."""
+        return self.log.term_at(self.log.commit_index) == self.term
+
+    def peers(self) -> tuple[int, ...]:
+        """Members except this one, sorted."""
+        return tuple(peer for peer in self.configurations.current.members() if peer != self.identity)
+
+    def refuse(self, reason: Reason) -> None:
+        self.refused = Refused(reason, self.leader)
+
+    # -- terms and roles
+
+    def cast_vote(self, candidate: int) -> None:
+        assert self.vote is None or self.vote == candidate, f"a second vote in term {self.term}"
+        self.vote = candidate
+
+    def _enter(self, role: Role, term: int, leader: int | None) -> None:
+        """Common to all role changes: forget what belonged to the old role."""
+        assert term >= self.term, f"the term falls from {self.term} to {term}"
+        if term > self.term:
+            self.term = term
+            self.vote = None
+        self.role = role
+        self.leader = leader
+        self.votes = {}
+        self.progress = {}
+        self.transfer_target = None
+        self.uncommitted_bytes = 0
+        self.reads_refused.extend(self.reads.clear())
+        self.election_elapsed = 0
+        self.heartbeat_elapsed = 0
+        self.election_timeout = self._draw_timeout()
+
+    def become_follower(self, term: int, leader: int | None) -> None:
+        self._enter(Role.FOLLOWER, term, leader)
+
+    def become_pre_candidate(self) -> None:
+        """Neither term nor vote change: nothing is disturbed if the election could not be won."""
+        self._enter(Role.PRE_CANDIDATE, self.term, None)
+
+    def become_candidate(self) -> None:
+        self._enter(Role.CANDIDATE, self.term + 1, None)
+        self.cast_vote(self.identity)
+
+    def become_leader(self) -> None:
+        assert self.role is Role.CANDIDATE and self.vote == self.identity, "only a candidate can win"
+        self._enter(Role.LEADER, self.term, self.identity)
+
+    def follow(self, leader: int) -> None:
+        """Something came from the leader of this term."""
+        assert self.role is not Role.LEADER, f"two leaders in term {self.term}: this one and {leader}"
+        if self.role is not Role.FOLLOWER:
+            self.become_follower(self.term, leader)
+        assert self.leader is None or self.leader == leader, f"two leaders in term {self.term}"
+        self.leader = leader
+        self.election_elapsed = 0
+
+    # -- the log
+
+    def append(self, entries: tuple[Entry, ...]) -> None:
+        """Append entries, first cutting off whatever they replace; configurations take effect at once."""
+        cut = entries[0].index - 1
+        if cut < self.log.last_index:
+            self.log.truncate(cut)
+            self.writes.truncate(cut)
+            self.configurations.truncate(cut)
+        self.log.extend(entries)
+        for entry in entries:
+            if entry.kind is EntryKind.CONFIGURATION:
+                self.configurations.append(entry.index, decode_configuration(entry.data))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Replace log and state by a snapshot; not durable before this step's write is."""
+        self.writes.truncate(self.log.commit_index)
+        self.log.reset(snapshot.index, snapshot.term)
+        self.configurations.reset(snapshot.index, snapshot.configuration)
+        self.snapshot = self.installed = snapshot
+
+    def validate(self) -> None:
+        """AssertionError when an invariant of this state does not hold."""
+        self.log.validate()
+        self.writes.validate(self.log.last_index)
+        self.configurations.validate(self.log.last_index)
+        assert self.log.last_term <= self.term, "the log is ahead of the term"
+        assert self.log.handed_index <= max(self.writes.durable_index, self.log.base_index), (
+            "applied, not durable"
+        )
+        snapshot_index = self.snapshot.index if self.snapshot else 0
+        assert snapshot_index >= self.log.base_index, "what the log forgot is in no snapshot"
+        if self.role is Role.LEADER:
+            assert self.leader == self.identity, "a leader follows itself"
+            assert sorted({*self.progress, self.identity}) == sorted({*self.peers(), self.identity})
+            tail = self.log.entries(self.log.commit_index + 1, self.log.last_index)
+            assert self.uncommitted_bytes == sum(len(entry.data) for entry in tail), "bytes miscounted"
+            for progress in self.progress.values():
+                progress.validate(self.log.last_index)
+        else:
+            assert not self.progress and self.reads.is_empty, "only a leader tracks members and reads"
+        if self.role is Role.CANDIDATE:
+            assert self.vote == self.identity, "a candidate votes for itself"
