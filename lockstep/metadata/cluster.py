@@ -78,6 +78,10 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         self.directory.validate()
         self.placements.validate()
         assert tuple(ring.replication for ring in self.placements.rings) == self.replications
+        self.validate_operations()
+
+    def validate_operations(self) -> None:
+        """The part of `validate` whose cost depends on running operations only."""
         ids = [operation.id for operation in self.operations]
         assert ids == sorted(set(ids)), "operations are sorted by id"
         assert [lock.operation_id for lock in self.locks] == ids, "every operation holds one lock"

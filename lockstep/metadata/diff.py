@@ -1,0 +1,93 @@
+"""What differs between two metadata values, for people and for `metadata diff`.
+
+Invariant: equal values give no lines, and lines come in the order of the fields.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.values.tokens import Range
+
+ABSENT = "-"
+#: The first of these attributes that an element has names it in a path.
+_NAMES = ("id", "name", "replication", "range", "operation_id")
+_SKIPPED = ("recent_ids",)
+
+
+class Difference(msgspec.Struct, frozen=True, array_like=True):
+    """`before` or `after` is `-` where the thing was not there."""
+
+    path: str
+    before: str
+    after: str
+
+
+def diff(before: ClusterMetadata, after: ClusterMetadata) -> tuple[Difference, ...]:
+    """Differences of every field but the kept entry ids, which the epoch already tells."""
+    return tuple(
+        difference
+        for name in before.__struct_fields__
+        if name not in _SKIPPED
+        for difference in _compare(name, getattr(before, name), getattr(after, name))
+    )
+
+
+def _compare(path: str, before: Any, after: Any) -> Iterator[Difference]:
+    if before is after or before == after:
+        return
+    if isinstance(before, msgspec.Struct) and type(before) is type(after) and _name(before) == _name(after):
+        for field in before.__struct_fields__:
+            yield from _compare(f"{path}.{field}", getattr(before, field), getattr(after, field))
+    elif _are_things(before) and _are_things(after):
+        yield from _compare_things(path, before, after)
+    else:
+        yield Difference(path, text_of(before), text_of(after))
+
+
+def _are_things(value: Any) -> bool:
+    """A sequence whose elements have names, so that they can be matched by name and not by place."""
+    return isinstance(value, tuple) and all(_name(element) for element in value)
+
+
+def _compare_things(path: str, before: tuple[Any, ...], after: tuple[Any, ...]) -> Iterator[Difference]:
+    old = {_name(element): element for element in before}
+    new = {_name(element): element for element in after}
+    for name in [*old, *(name for name in new if name not in old)]:
+        here = f"{path}[{name}]"
+        if name not in new:
+            yield Difference(here, text_of(old[name]), ABSENT)
+        elif name not in old:
+            yield Difference(here, ABSENT, text_of(new[name]))
+        else:
+            yield from _compare(here, old[name], new[name])
+
+
+def _name(element: Any) -> str:
+    if not isinstance(element, msgspec.Struct) or isinstance(element, Range):
+        return ""
+    for attribute in _NAMES:
+        if attribute in element.__struct_fields__:
+            return text_of(getattr(element, attribute))
+    return ""
+
+
+def text_of(value: Any) -> str:
+    """Short text of any part of the metadata."""
+    if isinstance(value, Range):
+        return f"({value.left}, {value.right}]"
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, msgspec.Struct):
+        inside = (f"{field}={text_of(getattr(value, field))}" for field in value.__struct_fields__)
+        return f"{type(value).__name__}({', '.join(inside)})"
+    if isinstance(value, tuple):
+        return f"[{', '.join(text_of(element) for element in value)}]"
+    return str(value)

@@ -1,0 +1,41 @@
+"""Keeping the placements in step with the replication settings that the schema uses.
+
+Invariant: exactly the replications in use have a ring; a ring is computed from the token owners when
+its replication comes into use, and afterwards only topology operations change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.metadata.operations import Lock
+from lockstep.placement.deltas import computed_ring
+from lockstep.placement.placements import Placements
+from lockstep.placement.strategies import Owner
+from lockstep.schema.model import Replication
+from lockstep.values.errors import Rejected
+
+
+def placements_for(
+    placements: Placements, replications: Sequence[Replication], owners: Sequence[Owner], epoch: int
+) -> Placements:
+    """Rings for exactly `replications` (sorted, unique); the same object when nothing changes."""
+    known = placements.by_replication
+    if tuple(replications) == tuple(ring.replication for ring in placements.rings):
+        return placements
+    return Placements(
+        tuple(
+            known[replication] if replication in known else computed_ring(replication, owners, epoch)
+            for replication in replications
+        )
+    )
+
+
+def refuse_while_locked(locks: Sequence[Lock], what: str) -> None:
+    """Raises Rejected when any operation is running: its plan covers only the rings it knew."""
+    if locks:
+        holders = ", ".join(f"operation {lock.operation_id}" for lock in locks)
+        raise Rejected(
+            f"{what} while {holders} holds ranges",
+            hint="wait for it to finish (`lockstep topology watch`) or cancel it",
+        )

@@ -1,0 +1,188 @@
+"""Counts of acknowledgements, and proofs that reads meet writes.
+
+Invariant: a level's count comes from the replication factor, as in Cassandra, not from the group at
+hand; a write adds one for each write replica that reads do not ask (per data centre for the levels that
+count per data centre), so a write acknowledged during a change also holds before and after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from lockstep.placement.placements import ReplicaGroup
+from lockstep.placement.strategies import NETWORK_TOPOLOGY
+from lockstep.schema.model import Replication
+from lockstep.values.ids import Consistency, NodeId
+
+DcOf = Callable[[NodeId], str]
+
+_FIXED = {
+    Consistency.ANY: 1,
+    Consistency.ONE: 1,
+    Consistency.LOCAL_ONE: 1,
+    Consistency.TWO: 2,
+    Consistency.THREE: 3,
+}
+_LOCAL = (Consistency.LOCAL_ONE, Consistency.LOCAL_QUORUM, Consistency.LOCAL_SERIAL)
+
+
+class Requirement(msgspec.Struct, frozen=True, array_like=True):
+    """`count` acknowledgements from nodes of data centre `dc`; dc "" means from any replica."""
+
+    dc: str
+    count: int
+
+
+class Counterexample(msgspec.Struct, frozen=True):
+    """A read quorum and a write quorum that do not meet."""
+
+    levels: str
+    dc: str
+    readers: tuple[NodeId, ...]
+    writers: tuple[NodeId, ...]
+
+    def text(self) -> str:
+        where = f" in data centre {self.dc}" if self.dc else ""
+        return (
+            f"{self.levels}{where}: readers {list(self.readers)} would miss "
+            f"a write acknowledged by {list(self.writers)}"
+        )
+
+
+def majority(factor: int) -> int:
+    return factor // 2 + 1
+
+
+def dc_factors(replication: Replication) -> tuple[tuple[str, int], ...]:
+    """(data centre, factor) where the strategy counts per data centre; empty for SimpleStrategy."""
+    if replication.strategy != NETWORK_TOPOLOGY:
+        return ()
+    return tuple((dc, factor) for dc, factor in replication.factors if factor > 0)
+
+
+def local_factor(replication: Replication, dc: str) -> int:
+    """Factor that LOCAL_* levels count in `dc`: the whole factor under SimpleStrategy, as Cassandra does."""
+    if replication.strategy != NETWORK_TOPOLOGY:
+        return replication.total
+    return dict(replication.factors).get(dc, 0)
+
+
+def required_reads(
+    consistency: Consistency, replication: Replication, local_dc: str
+) -> tuple[Requirement, ...]:
+    """What a read must hear; every requirement must be met, from read replicas only.
+
+    SimpleStrategy has no counts per data centre: EACH_QUORUM is QUORUM there and LOCAL_QUORUM counts
+    the whole factor but only local replicas, as in Cassandra.
+    """
+    if consistency in _FIXED:
+        dc = local_dc if consistency in _LOCAL else ""
+        return (Requirement(dc, _FIXED[consistency]),)
+    if consistency is Consistency.ALL:
+        return (Requirement("", replication.total),)
+    if consistency in _LOCAL:
+        return (Requirement(local_dc, majority(local_factor(replication, local_dc))),)
+    if consistency is Consistency.EACH_QUORUM and replication.strategy == NETWORK_TOPOLOGY:
+        return tuple(Requirement(dc, majority(factor)) for dc, factor in dc_factors(replication))
+    return (Requirement("", majority(replication.total)),)
+
+
+def required_writes(
+    consistency: Consistency, replication: Replication, local_dc: str, group: ReplicaGroup, dc_of: DcOf
+) -> tuple[Requirement, ...]:
+    """What a write must hear from `group.writes`: the level's counts plus the write-only replicas."""
+    write_only = [dc_of(node) for node in group.write_only]
+    return tuple(
+        Requirement(need.dc, need.count + (write_only.count(need.dc) if need.dc else len(write_only)))
+        for need in required_reads(consistency, replication, local_dc)
+    )
+
+
+def intersects(
+    readers: Iterable[NodeId], read_count: int, writers: Iterable[NodeId], write_count: int
+) -> bool:
+    """True when every choice of `read_count` readers meets every choice of `write_count` writers.
+
+    Two disjoint choices exist exactly when both counts can be met and together fit into the union;
+    a count that cannot be met never succeeds and so breaks nothing.
+    """
+    read_set, write_set = frozenset(readers), frozenset(writers)
+    if read_count > len(read_set) or write_count > len(write_set):
+        return True
+    return read_count + write_count > len(read_set | write_set)
+
+
+def intersects_by_search(
+    readers: Iterable[NodeId], read_count: int, writers: Iterable[NodeId], write_count: int
+) -> bool:
+    """The slow, obvious twin of `intersects`: tries every pair of choices."""
+    return all(
+        not set(chosen).isdisjoint(acknowledged)
+        for chosen in itertools.combinations(sorted(set(readers)), read_count)
+        for acknowledged in itertools.combinations(sorted(set(writers)), write_count)
+    )
+
+
+def adjacent_safe(
+    before: ReplicaGroup, after: ReplicaGroup, replication: Replication, dc_of: DcOf
+) -> Counterexample | None:
+    """None when coordinators one version apart cannot miss each other's acknowledged writes.
+
+    Checked in both directions, and within each version: QUORUM with QUORUM (SERIAL counts the same),
+    ALL with ONE and ONE with ALL, and per data centre LOCAL_QUORUM with LOCAL_QUORUM, which is also
+    EACH_QUORUM with LOCAL_QUORUM.
+    """
+    for reading, writing in ((before, before), (before, after), (after, before), (after, after)):
+        found = _missed_globally(reading, writing, replication) or _missed_in_a_dc(
+            reading, writing, replication, dc_of
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def _missed_globally(
+    reading: ReplicaGroup, writing: ReplicaGroup, replication: Replication
+) -> Counterexample | None:
+    total, pending = replication.total, len(writing.write_only)
+    for levels, read_count, write_count in (
+        ("QUORUM-QUORUM", majority(total), majority(total)),
+        ("ONE-ALL", 1, total),
+        ("ALL-ONE", total, 1),
+    ):
+        acknowledgements = write_count + pending
+        if not intersects(reading.reads, read_count, writing.writes, acknowledgements):
+            return _counterexample(levels, "", reading.reads, read_count, writing.writes, acknowledgements)
+    return None
+
+
+def _missed_in_a_dc(
+    reading: ReplicaGroup, writing: ReplicaGroup, replication: Replication, dc_of: DcOf
+) -> Counterexample | None:
+    for dc, factor in dc_factors(replication):
+        readers = [node for node in reading.reads if dc_of(node) == dc]
+        writers = [node for node in writing.writes if dc_of(node) == dc]
+        pending = sum(dc_of(node) == dc for node in writing.write_only)
+        read_count, write_count = majority(factor), majority(factor) + pending
+        if not intersects(readers, read_count, writers, write_count):
+            levels = "LOCAL_QUORUM-LOCAL_QUORUM, LOCAL_QUORUM-EACH_QUORUM"
+            return _counterexample(levels, dc, readers, read_count, writers, write_count)
+    return None
+
+
+def _counterexample(
+    levels: str,
+    dc: str,
+    readers: Sequence[NodeId],
+    read_count: int,
+    writers: Sequence[NodeId],
+    write_count: int,
+) -> Counterexample:
+    """Disjoint choices: readers that get no writes first, then writers that were not chosen."""
+    chosen = sorted(readers, key=lambda node: (node in writers, node))[:read_count]
+    left = [node for node in writers if node not in chosen]
+    acknowledged = sorted(left, key=lambda node: (node in readers, node))[:write_count]
+    return Counterexample(levels, dc, tuple(sorted(chosen)), tuple(sorted(acknowledged)))
