@@ -1,0 +1,199 @@
+"""Types on the wire: [option] ids, and the marshal class names of types that have none.
+
+Invariant: `read_type` of `type_option(version, t)` is t, except that outer frozenness is not on the wire:
+a collection read back is not frozen at the top and frozen inside, which does not change its bytes.
+"""
+
+from __future__ import annotations
+
+import re
+
+from lockstep.cql.wire.constants import has_duration
+from lockstep.cql.wire.primitives import pack_short, read_string, string, unpack_short
+from lockstep.schema.types import (
+    CqlType,
+    ListType,
+    MapType,
+    SetType,
+    TupleType,
+    VectorType,
+    parse_type,
+)
+from lockstep.values.errors import ProtocolViolation
+
+_IDS = {
+    "ascii": 0x01,
+    "bigint": 0x02,
+    "blob": 0x03,
+    "boolean": 0x04,
+    "counter": 0x05,
+    "decimal": 0x06,
+    "double": 0x07,
+    "float": 0x08,
+    "int": 0x09,
+    "timestamp": 0x0B,
+    "uuid": 0x0C,
+    "text": 0x0D,
+    "varint": 0x0E,
+    "timeuuid": 0x0F,
+    "inet": 0x10,
+    "date": 0x11,
+    "time": 0x12,
+    "smallint": 0x13,
+    "tinyint": 0x14,
+    "duration": 0x15,
+}
+_NATIVE = {number: parse_type(name) for name, number in _IDS.items()} | {0x0A: parse_type("text")}
+_CUSTOM, _LIST, _MAP, _SET, _TUPLE = 0x00, 0x20, 0x21, 0x22, 0x31
+#: Bounds recursion on foreign bytes.
+_DEPTH_MAX = 32
+
+_MARSHAL = "org.apache.cassandra.db.marshal."
+_CLASSES = {
+    "ascii": "AsciiType",
+    "bigint": "LongType",
+    "blob": "BytesType",
+    "boolean": "BooleanType",
+    "counter": "CounterColumnType",
+    "date": "SimpleDateType",
+    "decimal": "DecimalType",
+    "double": "DoubleType",
+    "duration": "DurationType",
+    "float": "FloatType",
+    "inet": "InetAddressType",
+    "int": "Int32Type",
+    "smallint": "ShortType",
+    "text": "UTF8Type",
+    "time": "TimeType",
+    "timestamp": "TimestampType",
+    "timeuuid": "TimeUUIDType",
+    "tinyint": "ByteType",
+    "uuid": "UUIDType",
+    "varint": "IntegerType",
+}
+_BY_CLASS = {name: parse_type(text) for text, name in _CLASSES.items()}
+_CLASS_TOKEN = re.compile(r"\s*([\w.]+|[(),])")
+
+
+def type_option(version: int, kind: CqlType) -> bytes:
+    """The [option] that describes `kind` to a client of this version."""
+    number = _IDS.get(kind.name)
+    if number is not None and (kind.name != "duration" or has_duration(version)):
+        return pack_short(number)
+    if isinstance(kind, ListType):
+        return pack_short(_LIST) + type_option(version, kind.element)
+    if isinstance(kind, SetType):
+        return pack_short(_SET) + type_option(version, kind.element)
+    if isinstance(kind, MapType):
+        return pack_short(_MAP) + type_option(version, kind.key) + type_option(version, kind.value)
+    if isinstance(kind, TupleType):
+        fields = b"".join([type_option(version, field) for field in kind.elements])
+        return pack_short(_TUPLE) + pack_short(len(kind.elements)) + fields
+    return pack_short(_CUSTOM) + string(class_name(kind))
+
+
+def read_type(body: bytes, at: int, depth: int = 0) -> tuple[CqlType, int]:
+    """(type, offset behind it) of an [option]; inner types are frozen."""
+    if depth > _DEPTH_MAX:
+        raise ProtocolViolation("Type nested too deeply")
+    number, at = unpack_short(body, at)[0], at + 2
+    native = _NATIVE.get(number)
+    if native is not None:
+        return native, at
+    frozen = depth > 0
+    if number in (_LIST, _SET):
+        element, at = read_type(body, at, depth + 1)
+        return (ListType if number == _LIST else SetType)(element, frozen=frozen), at
+    if number == _MAP:
+        key, at = read_type(body, at, depth + 1)
+        value, at = read_type(body, at, depth + 1)
+        return MapType(key, value, frozen=frozen), at
+    if number == _TUPLE:
+        count, at = unpack_short(body, at)[0], at + 2
+        fields = []
+        for _ in range(count):
+            field, at = read_type(body, at, depth + 1)
+            fields.append(field)
+        return TupleType(tuple(fields)), at
+    if number == _CUSTOM:
+        name, at = read_string(body, at)
+        return type_of_class(name), at
+    raise ProtocolViolation(f"Unknown type option 0x{number:04x}")
+
+
+def class_name(kind: CqlType) -> str:
+    """The marshal class that names `kind` where no option id does."""
+    simple = _CLASSES.get(kind.name)
+    if simple is not None:
+        return _MARSHAL + simple
+    if isinstance(kind, VectorType):
+        return f"{_MARSHAL}VectorType({class_name(kind.element)} , {kind.dimensions})"
+    if isinstance(kind, TupleType):
+        return f"{_MARSHAL}TupleType({','.join(class_name(field) for field in kind.elements)})"
+    if isinstance(kind, MapType):
+        inner = f"{_MARSHAL}MapType({class_name(kind.key)},{class_name(kind.value)})"
+    else:
+        assert isinstance(kind, ListType | SetType), f"no marshal class for {kind.text}"
+        outer = "ListType" if isinstance(kind, ListType) else "SetType"
+        inner = f"{_MARSHAL}{outer}({class_name(kind.element)})"
+    return f"{_MARSHAL}FrozenType({inner})" if kind.is_frozen else inner
+
+
+def type_of_class(name: str) -> CqlType:
+    """The inverse of class_name; raises ProtocolViolation for a class that is not known."""
+    tokens: list[str] = []
+    at, end = 0, len(name.rstrip())
+    while at < end:
+        match = _CLASS_TOKEN.match(name, at)
+        if match is None:
+            raise ProtocolViolation(f"Unknown type class {name}")
+        tokens.append(match.group(1))
+        at = match.end()
+    kind, used = _class(tokens, 0, 0, name)
+    if used != len(tokens):
+        raise ProtocolViolation(f"Unknown type class {name}")
+    return kind
+
+
+def _class(tokens: list[str], at: int, depth: int, whole: str) -> tuple[CqlType, int]:
+    unknown = ProtocolViolation(f"Unknown type class {whole[:200]}")
+    if at >= len(tokens) or depth > _DEPTH_MAX:
+        raise unknown
+    name = tokens[at].removeprefix(_MARSHAL)
+    at += 1
+    native = _BY_CLASS.get(name)
+    if native is not None:
+        return native, at
+    if at >= len(tokens) or tokens[at] != "(":
+        raise unknown
+    inner: list[CqlType] = []
+    number = 0
+    while tokens[at] != ")":
+        at += 1
+        if at < len(tokens) and tokens[at].isascii() and tokens[at].isdigit():
+            number, at = int(tokens[at][:9]), at + 1
+        else:
+            kind, at = _class(tokens, at, depth + 1, whole)
+            inner.append(kind)
+        if at >= len(tokens) or tokens[at] not in (",", ")"):
+            raise unknown
+    built = _parametric(name, inner, number, frozen=depth > 0)
+    if built is None:
+        raise unknown
+    return built, at + 1
+
+
+def _parametric(name: str, inner: list[CqlType], number: int, *, frozen: bool) -> CqlType | None:
+    if name == "FrozenType" and len(inner) == 1:
+        return inner[0]
+    if name == "ListType" and len(inner) == 1:
+        return ListType(inner[0], frozen=frozen)
+    if name == "SetType" and len(inner) == 1:
+        return SetType(inner[0], frozen=frozen)
+    if name == "MapType" and len(inner) == 2:
+        return MapType(inner[0], inner[1], frozen=frozen)
+    if name == "TupleType" and inner:
+        return TupleType(tuple(inner))
+    if name == "VectorType" and len(inner) == 1 and number > 0:
+        return VectorType(inner[0], number)
+    return None
