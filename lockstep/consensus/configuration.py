@@ -103,6 +103,15 @@ class ConfigurationHistory:
                 return configuration
         raise AssertionError(f"the configuration at index {index} was compacted away")
 
+    def may_have_vote(self, identity: int, commit_index: int) -> bool:
+        """Whether the member votes in the committed configuration or in any that may still replace it."""
+        for start, configuration in reversed(self._items):
+            if configuration.has_vote(identity):
+                return True
+            if start <= commit_index:
+                break
+        return False
+
     def compact(self, index: int) -> None:
         """Drop what was replaced at or before `index`."""
         while len(self._items) > 1 and self._items[1][0] <= index:

@@ -22,11 +22,13 @@ from lockstep.consensus.state import RaftState
 
 
 def tick_follower(state: RaftState) -> None:
-    """Time without a leader: campaign when the drawn timeout has passed."""
+    """Time without a leader: campaign when the drawn timeout has passed. A member without a vote only gives
+    the leader up; its time runs on, so that its lease ends and it answers those who do campaign."""
     state.election_elapsed += 1
     if state.election_elapsed >= state.election_timeout:
-        state.election_elapsed = 0
-        campaign(state)
+        state.leader = None
+        if state.may_campaign:
+            campaign(state)
 
 
 def tick_leader(state: RaftState) -> None:

@@ -72,7 +72,9 @@ class RaftState:
 
     @property
     def may_campaign(self) -> bool:
-        return self.configurations.current.has_vote(self.identity)
+        """Also while an uncommitted entry takes the vote away: perhaps only this member holds that entry, and
+        then nobody else can be elected until it has led long enough to commit it."""
+        return self.configurations.may_have_vote(self.identity, self.log.commit_index)
 
     @property
     def is_term_committed(self) -> bool:
