@@ -1,0 +1,114 @@
+"""Fragment keys: where a write's pieces live, in the order in which reads want them.
+
+    family 1 | table id 4 | token 8 | partition key, escaped | 00 | kind 1
+             | clustering, escaped | 00 00 (rows only) | write time, inverted 8 | write id 14
+
+Invariants. Keys order by (table, token, partition key, kind, clustering, newest write first). Inside an
+escaped part 00 is always followed by ff, and a part ends with 00 followed by less, so no part is a prefix
+of another and order is that of the raw bytes. Two different writes to one place differ in their last 22
+bytes; the same write delivered again has the same key.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from lockstep.storage.store import Family
+from lockstep.values.errors import CorruptFile
+from lockstep.values.ids import MUTATION_ID_BYTES
+from lockstep.values.rows import Slice
+from lockstep.values.tokens import Range
+
+#: Kinds of fragments of one partition, in the order a read needs them.
+KIND_HEADER = b"\x00"
+KIND_STATIC = b"\x01"
+KIND_ROW = b"\x02"
+_KIND_AFTER = b"\x03"
+
+_TABLE = struct.Struct(">cI")
+_PLACE = struct.Struct(">cIQ")
+_TIME = struct.Struct(">Q")
+_BIAS = 1 << 63
+_TIMESTAMP_MAX = (1 << 63) - 1
+_FAMILY = Family.DATA.value
+#: Length of family, table and token; then the escaped partition key begins.
+PLACE_BYTES = _PLACE.size
+WRITE_BYTES = _TIME.size + MUTATION_ID_BYTES
+_ROW_END = b"\x00\x00"
+_ROW_TAIL_BYTES = WRITE_BYTES + len(_ROW_END)
+
+
+def partition_prefix(table_id: int, token: int, key: bytes) -> bytes:
+    """What every key of the partition begins with; the kind follows."""
+    return _PLACE.pack(_FAMILY, table_id, token + _BIAS) + key.replace(b"\x00", b"\x00\xff") + b"\x00"
+
+
+def partition_end(prefix: bytes) -> bytes:
+    """Above every key of the partition, at or below the next partition's first."""
+    return prefix + _KIND_AFTER
+
+
+def write_suffix(timestamp_us: int, write_id: bytes) -> bytes:
+    """Newest first within one place; `write_id` is a mutation id or a merge's content hash."""
+    assert len(write_id) == MUTATION_ID_BYTES, "a write id has a fixed length"
+    return _TIME.pack(_TIMESTAMP_MAX - timestamp_us) + write_id
+
+
+def row_prefix(prefix: bytes, clustering: bytes) -> bytes:
+    """What the keys of all fragments of one row begin with; the write suffix follows."""
+    return prefix + KIND_ROW + clustering.replace(b"\x00", b"\x00\xff") + _ROW_END
+
+
+def place_end(place: bytes) -> bytes:
+    """Above every fragment of one place (a row prefix, or partition prefix and kind)."""
+    return place + b"\xff" * (WRITE_BYTES + 1)
+
+
+def slice_bounds(prefix: bytes, part: Slice) -> tuple[bytes, bytes]:
+    """Store bounds of the rows of a partition in a clustering slice."""
+    lower = prefix + KIND_ROW + part.start.replace(b"\x00", b"\x00\xff")
+    if not part.end:
+        return lower, prefix + _KIND_AFTER
+    return lower, prefix + KIND_ROW + part.end.replace(b"\x00", b"\x00\xff")
+
+
+def table_bounds(table_id: int) -> tuple[bytes, bytes]:
+    """Store bounds of everything of one table."""
+    return _TABLE.pack(_FAMILY, table_id), _above_table(table_id)
+
+
+def token_bounds(table_id: int, tokens: Range) -> tuple[bytes, bytes]:
+    """Store bounds of the partitions with left < token <= right."""
+    lower = _PLACE.pack(_FAMILY, table_id, tokens.left + 1 + _BIAS)
+    if tokens.right == _TIMESTAMP_MAX:
+        return lower, _above_table(table_id)
+    return lower, _PLACE.pack(_FAMILY, table_id, tokens.right + 1 + _BIAS)
+
+
+def _above_table(table_id: int) -> bytes:
+    return _TABLE.pack(_FAMILY, table_id + 1)
+
+
+def split_partition(store_key: bytes) -> tuple[int, bytes, bytes]:
+    """(token, partition key, partition prefix) of any fragment's key; CorruptFile when it is none."""
+    at = PLACE_BYTES
+    while True:
+        at = store_key.find(b"\x00", at)
+        if at < 0 or at + 1 >= len(store_key):
+            raise CorruptFile(store_key.hex(), max(at, 0), "not the key of a fragment")
+        if store_key[at + 1] != 0xFF:
+            break
+        at += 2
+    token = _PLACE.unpack_from(store_key)[2] - _BIAS
+    return token, store_key[PLACE_BYTES:at].replace(b"\x00\xff", b"\x00"), store_key[: at + 1]
+
+
+def clustering_of(store_key: bytes, prefix: bytes) -> bytes:
+    """Clustering bytes in the key of a row's fragment of the partition with this prefix."""
+    return store_key[len(prefix) + 1 : -_ROW_TAIL_BYTES].replace(b"\x00\xff", b"\x00")
+
+
+def timestamp_of(store_key: bytes) -> int:
+    """Write time in microseconds that the key carries."""
+    inverted: int = _TIME.unpack_from(store_key, len(store_key) - WRITE_BYTES)[0]
+    return _TIMESTAMP_MAX - inverted

@@ -1,0 +1,226 @@
+"""The store of simulated nodes: an ordered map in memory with a log and checkpoints on the Disk port.
+
+Invariants. The log gets one framed record a sync, holding every batch since the last one in order, so a
+crash loses whole batches and only unsynced ones. Generation n is `checkpoint-n` (absent for 0) plus
+`log-n`; generation n+1 begins only after its checkpoint's content and name are durable, and until then
+nothing is written to its log. What a restart reads is made durable before it is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from lockstep.runtime.ports import Disk
+from lockstep.storage.ordered import OrderedMap, OrderedView
+from lockstep.storage.store import Batch, Operation, Pair, check_batch, checked_pairs
+from lockstep.values import codec, limits
+from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
+
+_OPERATIONS = codec.decoder(list[tuple[Any, ...]])
+_PAIRS = codec.decoder(list[tuple[bytes, bytes]])
+#: Above every key: families are one byte, and none is 0xff.
+_END = b"\xff"
+
+
+async def open_model_store(
+    disk: Disk, directory: str, *, log_bytes_max: int = limits.MODEL_STORE_LOG_BYTES_MAX
+) -> ModelStore:
+    """Recover the newest generation under `directory`; CorruptFile when durable content is damaged."""
+    newest = 0
+    for name in disk.names(directory):
+        kind, _, number = name.partition("-")
+        if kind == "checkpoint" and number.isdecimal():
+            newest = max(newest, int(number))
+    store = ModelStore(disk, directory, newest, log_bytes_max)
+    await store.recover()
+    return store
+
+
+class ModelStore:
+    """See `Store`."""
+
+    def __init__(self, disk: Disk, directory: str, generation: int, log_bytes_max: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._generation = generation
+        self._log_bytes_max = log_bytes_max
+        self._map = OrderedMap()
+        self._pending: list[Operation] = []
+        self._sequence = 0
+        self._log_bytes = 0
+        self._log_named = False
+        self._syncing = asyncio.Lock()
+        self._failure: str | None = None
+        self.closed = False
+
+    def _path(self, kind: str, generation: int) -> str:
+        return f"{self._directory}/{kind}-{generation}"
+
+    async def recover(self) -> None:
+        """Load checkpoint and log, cut a torn tail, remove what other generations left."""
+        log = self._path("log", self._generation)
+        if self._generation:
+            self._load_checkpoint(self._path("checkpoint", self._generation))
+        if self._disk.exists(log):
+            content = self._disk.read(log)
+            self._log_bytes = self._replay(log, content)
+            if self._log_bytes < len(content):
+                self._disk.truncate(log, self._log_bytes)
+            await self._disk.sync(log)
+        current = {f"checkpoint-{self._generation}", f"log-{self._generation}"}
+        for name in self._disk.names(self._directory):
+            if name not in current:
+                self._disk.remove(f"{self._directory}/{name}")
+        if self._disk.names(self._directory):
+            await self._disk.sync_names(self._directory)
+        self._log_named = self._disk.exists(log)
+
+    def _load_checkpoint(self, path: str) -> None:
+        content = self._disk.read(path)
+        ends = [0]
+        for end, body in _records(path, content):
+            ends.append(end)
+            for key, value in _PAIRS.decode(body):
+                self._map.put(key, value)
+        if ends[-1] < len(content):
+            raise CorruptFile(path, ends[-1], "a checkpoint ends inside a record")
+
+    def _replay(self, path: str, content: bytes) -> int:
+        whole = 0
+        for end, body in _records(path, content):
+            whole = end
+            for operation in _OPERATIONS.decode(body):
+                self._apply(operation)
+        return whole
+
+    def _apply(self, operation: Operation) -> None:
+        if operation[0] == "put":
+            self._map.put(operation[1], operation[2])
+        elif operation[0] == "delete":
+            self._map.delete(operation[1])
+        else:
+            self._map.delete_range(operation[1], operation[2])
+
+    def write(self, batch: Batch) -> int:
+        check_batch(batch)
+        return self._write(batch)
+
+    def _write(self, batch: Batch) -> int:
+        if self._failure is not None:
+            raise DiskRefused(self._failure)
+        for operation in batch:
+            self._apply(operation)
+        self._pending.extend(batch)
+        self._sequence += 1
+        return self._sequence
+
+    async def sync(self) -> int:
+        async with self._syncing:
+            if self._failure is not None:
+                raise DiskRefused(self._failure)
+            try:
+                return await self._sync()
+            except (DiskRefused, OSError) as error:
+                # A failed sync may have lost any part of the log: nothing after it can be trusted.
+                self._failure = f"cannot sync {self._directory}: {error}"
+                raise DiskRefused(self._failure) from error
+
+    async def _sync(self) -> int:
+        covered = self._sequence
+        log = self._path("log", self._generation)
+        if self._pending:
+            record = codec.frame_record(codec.encode(self._pending))
+            self._pending = []
+            self._disk.append(log, record)
+            self._log_bytes += len(record)
+        # The view equals the log's end, so it is what a checkpoint at this place must hold.
+        due = self._map.view() if self._log_bytes > self._log_bytes_max else None
+        if self._log_bytes:
+            await self._disk.sync(log)
+            if not self._log_named:
+                await self._disk.sync_names(self._directory)
+                self._log_named = True
+        if due is not None:
+            await self._checkpoint(due)
+        return covered
+
+    async def _checkpoint(self, view: OrderedView) -> None:
+        generation = self._generation + 1
+        unfinished = self._path("unfinished", generation)
+        if self._disk.exists(unfinished):
+            self._disk.remove(unfinished)
+        for pairs in _portions(view.scan(b"", _END)):
+            self._disk.append(unfinished, codec.frame_record(codec.encode(pairs)))
+        if not self._disk.exists(unfinished):
+            self._disk.append(unfinished, codec.frame_record(codec.encode([])))
+        await self._disk.sync(unfinished)
+        self._disk.rename(unfinished, self._path("checkpoint", generation))
+        await self._disk.sync_names(self._directory)
+        old = [self._path("log", self._generation)]
+        if self._generation:
+            old.append(self._path("checkpoint", self._generation))
+        self._generation, self._log_bytes, self._log_named = generation, 0, False
+        for path in old:
+            self._disk.remove(path)
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._map.get(key)
+
+    def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
+        return self._map.view().scan(lower, upper, reverse)
+
+    def snapshot(self) -> ModelSnapshot:
+        return ModelSnapshot(self, self._map.view())
+
+    def ingest(self, pairs: Iterable[Pair]) -> int:
+        return self._write([("put", key, value) for key, value in checked_pairs(pairs)])
+
+    def close(self) -> None:
+        self._failure = self._failure or f"{self._directory} is closed"
+        self.closed = True
+
+
+class ModelSnapshot:
+    def __init__(self, store: ModelStore, view: OrderedView) -> None:
+        self._store = store
+        self._view: OrderedView | None = view
+        self._scan = 0
+
+    def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
+        self._scan += 1
+        return self._walk(self._scan, lower, upper, reverse)
+
+    def _walk(self, scan: int, lower: bytes, upper: bytes, reverse: bool) -> Iterator[Pair]:
+        for pair in self._checked(scan).scan(lower, upper, reverse):
+            yield pair
+            self._checked(scan)
+
+    def _checked(self, scan: int) -> OrderedView:
+        if self._view is None or self._store.closed:
+            raise StorageError("the snapshot is closed")
+        if scan != self._scan:
+            raise StorageError("a newer scan of the snapshot has begun")
+        return self._view
+
+    def close(self) -> None:
+        self._view = None
+
+
+def _records(path: str, content: bytes) -> Iterator[tuple[int, bytes]]:
+    return codec.scan_records(path, content, record_bytes_max=limits.MODEL_STORE_RECORD_BYTES_MAX)
+
+
+def _portions(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
+    """Cut into records that stay far below the record limit."""
+    portion: list[Pair] = []
+    size = 0
+    for pair in pairs:
+        portion.append(pair)
+        size += len(pair[0]) + len(pair[1])
+        if size >= limits.STREAM_CHUNK_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion

@@ -1,0 +1,282 @@
+"""The store of real nodes: RocksDB through rocksdict, in raw mode only.
+
+Invariants. The scan that reads also owns its read options and the bound's bytes for as long as it lives:
+the library keeps a bare pointer into them. The library's lower bound setter is never used (it sets the
+upper bound); scans seek and every key is checked against both bounds. A scan that ends because a block
+could not be read raises instead of looking complete. After a failed write or sync the store is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from lockstep.runtime.ports import Tasks
+from lockstep.storage.store import Batch, Pair, check_batch, checked_pairs
+from lockstep.values import limits
+from lockstep.values.errors import CorruptFile, DiskRefused, PreconditionError, StorageError
+
+
+class RocksSettings(msgspec.Struct, frozen=True):
+    """Sized for several nodes on one laptop: an idle node holds well below 80 MB resident."""
+
+    block_cache_bytes: int = 8 * 1024 * 1024
+    #: Two of them may exist at once: one filling, one being flushed.
+    write_buffer_bytes: int = 8 * 1024 * 1024
+    log_bytes_max: int = 64 * 1024 * 1024
+    background_jobs: int = 2
+    open_files_max: int = 256
+    bloom_bits_per_key: int = 10
+
+
+async def open_rocks_store(path: str, tasks: Tasks, settings: RocksSettings | None = None) -> RocksStore:
+    """Open or create the database directory `path`; recovery runs off the loop.
+
+    PreconditionError when another process has it open, CorruptFile when it cannot be recovered.
+    """
+    chosen = settings or RocksSettings()
+    database = await tasks.run_blocking(lambda: _open(path, chosen))
+    return RocksStore(path, tasks, database)
+
+
+def _open(path: str, settings: RocksSettings) -> Any:
+    # Imported here: commands and tests that open no database do not pay for the library's start.
+    import rocksdict
+
+    try:
+        return rocksdict.Rdict(path, _options(rocksdict, settings))
+    except Exception as error:
+        reason = str(error)
+        if "lock" in reason.lower():
+            raise PreconditionError(
+                f"the database {path} is in use by another process", hint="stop the node that runs on it"
+            ) from error
+        if "Corruption" in reason:
+            raise CorruptFile(path, 0, reason) from error
+        raise DiskRefused(f"cannot open the database {path}: {reason}") from error
+
+
+def _options(rocksdict: Any, settings: RocksSettings) -> Any:
+    table = rocksdict.BlockBasedOptions()
+    table.set_block_cache(rocksdict.Cache(settings.block_cache_bytes))
+    table.set_bloom_filter(settings.bloom_bits_per_key, False)
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(table)
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    options.set_write_buffer_size(settings.write_buffer_bytes)
+    options.set_max_write_buffer_number(2)
+    options.set_max_total_wal_size(settings.log_bytes_max)
+    options.set_max_background_jobs(settings.background_jobs)
+    options.set_max_open_files(settings.open_files_max)
+    options.set_max_file_opening_threads(1)
+    options.set_keep_log_file_num(2)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    return options
+
+
+class RocksStore:
+    """See `Store`. Writes hold the interpreter for microseconds; a sync runs in a worker thread."""
+
+    def __init__(self, path: str, tasks: Tasks, database: Any) -> None:
+        import rocksdict
+
+        self._path = path
+        self._tasks = tasks
+        self._database: Any = database
+        self._put = database.put
+        self._new_batch = rocksdict.WriteBatch
+        self._new_read_options = rocksdict.ReadOptions
+        self._library = rocksdict
+        self._snapshots: dict[int, RocksSnapshot] = {}
+        self._next_snapshot = 0
+        self._sequence = 0
+        self._failure: str | None = None
+
+    def write(self, batch: Batch) -> int:
+        if self._failure is not None:
+            raise DiskRefused(self._failure)
+        check_batch(batch)
+        try:
+            if len(batch) == 1 and batch[0][0] == "put":
+                self._put(batch[0][1], batch[0][2])
+            elif batch:
+                self._database.write(self._prepared(batch))
+        except Exception as error:
+            raise self._died(f"cannot write to {self._path}: {error}") from error
+        self._sequence += 1
+        return self._sequence
+
+    def _prepared(self, batch: Batch) -> Any:
+        # The library consumes a batch object when it is written, so it cannot be kept for the next one.
+        prepared = self._new_batch(raw_mode=True)
+        put, delete = prepared.put, prepared.delete
+        for operation in batch:
+            if operation[0] == "put":
+                put(operation[1], operation[2])
+            elif operation[0] == "delete":
+                delete(operation[1])
+            else:
+                prepared.delete_range(operation[1], operation[2])
+        return prepared
+
+    def _died(self, reason: str) -> DiskRefused:
+        self._failure = reason
+        return DiskRefused(reason)
+
+    async def sync(self) -> int:
+        if self._failure is not None:
+            raise DiskRefused(self._failure)
+        covered = self._sequence
+        database = self._database
+        try:
+            await self._tasks.run_blocking(lambda: database.flush_wal(True))
+        except Exception as error:
+            raise self._died(f"cannot sync {self._path}: {error}") from error
+        return covered
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = self._database.get(key)
+        except Exception as error:
+            raise CorruptFile(self._path, 0, str(error)) from error
+        return value
+
+    def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
+        options = self._new_read_options()
+        if reverse:
+            return _scan_back(self._path, self._database.iter, options, lower, upper)
+        return _scan_on(self._path, self._database.iter, options, lower, upper)
+
+    def snapshot(self) -> RocksSnapshot:
+        self._next_snapshot += 1
+        made = RocksSnapshot(self, self._next_snapshot, self._database.iter(self._new_read_options()))
+        self._snapshots[self._next_snapshot] = made
+        return made
+
+    def release(self, number: int) -> None:
+        """A snapshot ended; called by the snapshot itself."""
+        self._snapshots.pop(number, None)
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def ingest(self, pairs: Iterable[Pair]) -> int:
+        found = checked_pairs(pairs)
+        if len(found) <= limits.STORE_BATCH_ROWS_MAX:
+            return self.write([("put", key, value) for key, value in found])
+        if self._failure is not None:
+            raise DiskRefused(self._failure)
+        path = f"{self._path}/ingest.sst"
+        try:
+            writer = self._library.SstFileWriter(self._library.Options(raw_mode=True))
+            writer.open(path)
+            for key, value in found:
+                writer[key] = value
+            writer.finish()
+            options = self._library.IngestExternalFileOptions()
+            options.set_move_files(True)
+            self._database.ingest_external_file([path], options)
+        except Exception as error:
+            raise self._died(f"cannot ingest into {self._path}: {error}") from error
+        self._sequence += 1
+        return self._sequence
+
+    def close(self) -> None:
+        for snapshot in list(self._snapshots.values()):
+            snapshot.close()
+        self._failure = self._failure or f"{self._path} is closed"
+        self._database.close()
+
+
+class RocksSnapshot:
+    """The library's own snapshots do not isolate their iterators (they show later writes), but one
+    iterator always shows the instant at which it was made. So a snapshot is one unbounded iterator that
+    every scan seeks anew; only the newest scan may be stepped."""
+
+    def __init__(self, store: RocksStore, number: int, cursor: Any) -> None:
+        self._store = store
+        self._number = number
+        self._cursor: Any = cursor
+        self._scan = 0
+
+    def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
+        self._scan += 1
+        return self._walk(self._scan, lower, upper, reverse)
+
+    def _walk(self, scan: int, lower: bytes, upper: bytes, reverse: bool) -> Iterator[Pair]:
+        cursor = self._checked(scan)
+        if reverse:
+            cursor.seek_for_prev(upper)
+            if cursor.valid() and cursor.key() == upper:
+                cursor.prev()
+        else:
+            cursor.seek(lower)
+        while cursor.valid():
+            key, value = cursor.key(), cursor.value()
+            if not lower <= key < upper:
+                return
+            # Nothing but the snapshot holds the iterator while the caller works, so closing frees it.
+            del cursor
+            yield key, value
+            cursor = self._checked(scan)
+            if reverse:
+                cursor.prev()
+            else:
+                cursor.next()
+        _check_end(self._store.path, cursor)
+
+    def _checked(self, scan: int) -> Any:
+        if self._cursor is None:
+            raise StorageError("the snapshot is closed")
+        if scan != self._scan:
+            raise StorageError("a newer scan of the snapshot has begun")
+        return self._cursor
+
+    def close(self) -> None:
+        self._cursor = None
+        self._store.release(self._number)
+
+
+def _scan_on(path: str, make: Any, options: Any, lower: bytes, upper: bytes) -> Iterator[Pair]:
+    # `options` and `upper` are locals of this frame until the last step: the library points into them.
+    options.set_iterate_upper_bound(upper)
+    cursor = make(options)
+    cursor.seek(lower)
+    valid, read_key, read_value, step = cursor.valid, cursor.key, cursor.value, cursor.next
+    while valid():
+        key = read_key()
+        if not lower <= key < upper:
+            raise CorruptFile(path, 0, "a scan left its bounds")
+        yield key, read_value()
+        step()
+    _check_end(path, cursor)
+
+
+def _scan_back(path: str, make: Any, options: Any, lower: bytes, upper: bytes) -> Iterator[Pair]:
+    cursor = make(options)
+    cursor.seek_for_prev(upper)
+    if cursor.valid() and cursor.key() == upper:
+        cursor.prev()
+    while cursor.valid():
+        key = cursor.key()
+        if key < lower:
+            return
+        if key >= upper:
+            raise CorruptFile(path, 0, "a scan left its bounds")
+        yield key, cursor.value()
+        cursor.prev()
+    _check_end(path, cursor)
+
+
+def _check_end(path: str, cursor: Any) -> None:
+    try:
+        cursor.status()
+    except Exception as error:
+        raise CorruptFile(path, 0, str(error)) from error

@@ -1,0 +1,95 @@
+"""The Store port: one ordered byte key-value database with atomic batches.
+
+Invariant, for every implementation: a batch is visible whole or not at all, also after a crash; what is
+visible after a crash is everything up to some write at or behind the last finished sync. Families are the
+first byte of the key, not column families of the database: one memtable and one log keep an idle node
+small and a start fast, a batch over several families stays one write, and neighbouring prefixes still end
+up in separate files on the lower levels.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, Protocol
+
+from lockstep.values import limits
+from lockstep.values.errors import StorageError
+
+Pair = tuple[bytes, bytes]
+Put = tuple[Literal["put"], bytes, bytes]
+Delete = tuple[Literal["delete"], bytes]
+DeleteRange = tuple[Literal["delete_range"], bytes, bytes]
+Operation = Put | Delete | DeleteRange
+#: Applied in order and whole; at most limits.STORE_BATCH_ROWS_MAX operations.
+Batch = Sequence[Operation]
+
+
+class Family(enum.Enum):
+    """The fixed kinds of content; the value is the first byte of every key in it."""
+
+    #: Fragments of user tables.
+    DATA = b"\x10"
+    #: The mutation journal of tracked tables.
+    JOURNAL = b"\x20"
+    #: Node-local facts, never streamed.
+    LOCAL = b"\x30"
+
+    def key(self, rest: bytes) -> bytes:
+        return self.value + rest
+
+
+class StoreSnapshot(Protocol):
+    """The content at one instant; later writes are not seen. Close it: it pins old versions."""
+
+    def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
+        """As `Store.scan`; beginning one ends the scan of this snapshot before it (StorageError)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """Errors: DiskRefused once a write or sync failed (the store is then dead: reopen it), CorruptFile
+    when content cannot be read back."""
+
+    def write(self, batch: Batch) -> int:
+        """Apply a batch, visible at once and not yet durable; returns its growing sequence."""
+        ...
+
+    async def sync(self) -> int:
+        """Make every write before the call durable; returns the sequence covered."""
+        ...
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
+        """Pairs with lower <= key < upper, as of the first step of the iterator."""
+        ...
+
+    def snapshot(self) -> StoreSnapshot: ...
+
+    def ingest(self, pairs: Iterable[Pair]) -> int:
+        """Add many pairs in strictly ascending key order. Not atomic as a whole; durable after the
+        next sync, as a write. Returns the sequence."""
+        ...
+
+    def close(self) -> None:
+        """Release the files. Snapshots end; an iterator in use must be dropped by its owner first."""
+        ...
+
+
+def check_batch(batch: Batch) -> None:
+    """StorageError when a batch is larger than any caller may build."""
+    if len(batch) > limits.STORE_BATCH_ROWS_MAX:
+        raise StorageError(f"a batch of {len(batch)} operations is over {limits.STORE_BATCH_ROWS_MAX}")
+
+
+def checked_pairs(pairs: Iterable[Pair]) -> list[Pair]:
+    """The pairs as a list; StorageError unless keys ascend strictly."""
+    found = list(pairs)
+    for (left, _), (right, _) in itertools.pairwise(found):
+        if left >= right:
+            raise StorageError("pairs to ingest must be in strictly ascending key order")
+    return found
