@@ -74,3 +74,10 @@ READ_RESULT_BYTES_MAX: Final = 4 * 1024 * 1024
 FRAGMENTS_PER_TURN_MAX: Final = 1000
 #: Rows waiting for their fragments to be merged; further ones are found again by their next read.
 MERGES_QUEUED_MAX: Final = 1024
+#: Key combinations one statement may ask for with IN, as Cassandra's guardrail order of magnitude: each
+#: is a read or a row of its own.
+IN_COMBINATIONS_MAX: Final = 10_000
+#: Descriptors a node keeps open for appended files; a metadata log and a few journals need far fewer.
+DISK_OPEN_FILES_MAX: Final = 128
+#: Threads for blocking calls of one process: syncs of the metadata log and of each shard's store, in parallel.
+BLOCKING_THREADS_MAX: Final = 8
