@@ -1,0 +1,200 @@
+"""Files below one directory of the operating system.
+
+Invariant: a finished `sync` is fdatasync'ed, a finished `sync_names` fsync'ed the directory and those
+above it that this disk created. Descriptors of appended files stay open, bounded in number; one that a
+sync is using is never closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import PurePosixPath
+
+from lockstep.values.errors import DiskRefused
+from lockstep.values.limits import DISK_OPEN_FILES_MAX
+
+RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
+
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
+
+
+class _OpenFile:
+    __slots__ = ("descriptor", "pins", "retired")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.pins = 0
+        self.retired = False
+
+
+class RealDisk:
+    """Disk port on `root`, which is created when it is absent."""
+
+    def __init__(self, root: str, run_blocking: RunBlocking) -> None:
+        self._root = os.path.abspath(root)
+        self._run_blocking = run_blocking
+        self._open: dict[str, _OpenFile] = {}
+        #: Directories whose own names are not yet durable.
+        self._fresh_directories: dict[str, None] = {}
+        os.makedirs(self._root, exist_ok=True)
+
+    # ---- reads
+
+    def names(self, directory: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self._path(directory)))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        return os.path.isfile(self._path(path))
+
+    def read(self, path: str) -> bytes:
+        try:
+            with open(self._path(path), "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise _judged(error, "read", path) from error
+
+    # ---- writes
+
+    def append(self, path: str, data: bytes) -> None:
+        """All of `data` or, when the disk refuses, none of it."""
+        file = self._file(path)
+        view, written = memoryview(data), 0
+        try:
+            while written < len(data):
+                written += os.write(file.descriptor, view[written:])
+        except OSError as error:
+            if written:
+                os.ftruncate(file.descriptor, os.fstat(file.descriptor).st_size - written)
+            raise _judged(error, "append", path) from error
+
+    def truncate(self, path: str, size: int) -> None:
+        """Only ever shortens."""
+        try:
+            if os.path.getsize(self._path(path)) > size:
+                os.ftruncate(self._file(path).descriptor, size)
+        except OSError as error:
+            raise _judged(error, "truncate", path) from error
+
+    def rename(self, source: str, target: str) -> None:
+        self._make_directory(_parent(target))
+        try:
+            os.replace(self._path(source), self._path(target))
+        except OSError as error:
+            raise _judged(error, "rename", source) from error
+        moved = self._open.pop(_key(source), None)
+        self._forget(target)
+        if moved is not None:
+            self._open[_key(target)] = moved
+
+    def remove(self, path: str) -> None:
+        try:
+            os.unlink(self._path(path))
+        except OSError as error:
+            raise _judged(error, "remove", path) from error
+        self._forget(path)
+
+    # ---- promises
+
+    async def sync(self, path: str) -> None:
+        if not self.exists(path):
+            raise FileNotFoundError(errno.ENOENT, "No such file", path)
+        file = self._file(path)
+        file.pins += 1
+        try:
+            await self._run_blocking(lambda: os.fdatasync(file.descriptor))
+        except OSError as error:
+            raise _judged(error, "sync", path) from error
+        finally:
+            file.pins -= 1
+            if file.retired and not file.pins:
+                os.close(file.descriptor)
+
+    async def sync_names(self, directory: str) -> None:
+        chain = [_key(directory)]
+        while chain[-1] in self._fresh_directories:
+            chain.append(_parent(chain[-1]))
+        paths = [self._path(one) for one in chain]
+        try:
+            await self._run_blocking(lambda: _sync_directories(paths))
+        except OSError as error:
+            raise _judged(error, "sync of names", directory) from error
+        for one in chain:
+            self._fresh_directories.pop(one, None)
+
+    def close(self) -> None:
+        """Close every descriptor; the disk stays usable."""
+        for path in list(self._open):
+            self._forget(path)
+
+    # ---- inside
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self._root, _key(path))
+
+    def _file(self, path: str) -> _OpenFile:
+        key = _key(path)
+        file = self._open.pop(key, None)
+        if file is None:
+            self._make_directory(_parent(key))
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            try:
+                file = _OpenFile(os.open(self._path(key), flags, 0o644))
+            except OSError as error:
+                raise _judged(error, "open", path) from error
+        # Last in the dict means used last.
+        self._open[key] = file
+        if len(self._open) > DISK_OPEN_FILES_MAX:
+            self._forget(next(iter(self._open)))
+        return file
+
+    def _forget(self, path: str) -> None:
+        file = self._open.pop(_key(path), None)
+        if file is None:
+            return
+        if file.pins:
+            file.retired = True
+        else:
+            os.close(file.descriptor)
+
+    def _make_directory(self, directory: str) -> None:
+        missing = directory
+        while missing and not os.path.isdir(self._path(missing)):
+            self._fresh_directories[missing] = None
+            missing = _parent(missing)
+        try:
+            os.makedirs(self._path(directory), exist_ok=True)
+        except OSError as error:
+            raise _judged(error, "create directory", directory) from error
+
+
+def _key(path: str) -> str:
+    """The path in one spelling; it may not leave the root."""
+    pure = PurePosixPath(path)
+    assert not pure.is_absolute() and ".." not in pure.parts, f"not a path below the root: {path}"
+    return "" if pure == PurePosixPath(".") else str(pure)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _sync_directories(paths: list[str]) -> None:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _judged(error: OSError, action: str, path: str) -> Exception:
+    """DiskRefused for a full or failing disk, else the error itself."""
+    if error.errno not in _REFUSALS:
+        return error
+    hint = "replace the disk" if error.errno == errno.EIO else "free space on the data directory's disk"
+    return DiskRefused(f"{action} of {path} failed: {error.strerror}", hint=hint)

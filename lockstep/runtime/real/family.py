@@ -1,0 +1,55 @@
+"""Composition of the production ports, and the entry into their event loop.
+
+Invariant: every call of `real_runtime` gives ports of its own, so several nodes can live in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from lockstep.runtime.ports import Runtime
+from lockstep.runtime.real.clock import RealClock
+from lockstep.runtime.real.disk import RealDisk
+from lockstep.runtime.real.network import RealNetwork
+from lockstep.runtime.real.probes import NoProbes
+from lockstep.runtime.real.random import RealRandom
+from lockstep.runtime.real.tasks import RealTasks, Report
+from lockstep.values.limits import BLOCKING_THREADS_MAX
+
+T = TypeVar("T")
+
+
+def real_runtime(root: str, report: Report | None = None) -> Runtime:
+    """Ports of one node whose files lie below `root`. `report` hears of exceptions that escape tasks;
+    without it the loop's exception handler does."""
+    tasks = RealTasks(report or _tell_loop)
+    return Runtime(
+        clock=RealClock(),
+        random=RealRandom(),
+        disk=RealDisk(root, tasks.run_blocking),
+        network=RealNetwork(),
+        tasks=tasks,
+        probes=NoProbes(),
+    )
+
+
+def _tell_loop(name: str, error: BaseException) -> None:
+    asyncio.get_running_loop().call_exception_handler({"message": f"task {name} failed", "exception": error})
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run `main()` to its end under uvloop; what it left running is cancelled."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_with_threads(main))
+
+
+async def _with_threads(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(BLOCKING_THREADS_MAX, thread_name_prefix="blocking")
+    asyncio.get_running_loop().set_default_executor(pool)
+    return await main()

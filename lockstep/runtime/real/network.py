@@ -1,0 +1,51 @@
+"""Sockets of the running event loop.
+
+Invariant: small writes go out at once (TCP_NODELAY, which both asyncio and uvloop set on every TCP
+transport); a port that cannot be had is a ConfigurationError that names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+from lockstep.values.errors import ConfigurationError
+
+_UNUSABLE = {
+    errno.EADDRINUSE: ("is in use", "stop the other process or choose another port"),
+    errno.EADDRNOTAVAIL: ("is not an address of this host", "check the listen address in the configuration"),
+    errno.EACCES: ("may not be used by this user", "choose a port above 1023"),
+}
+
+
+class RealServer:
+    """A listening port; `port` is the one in use when 0 was asked for."""
+
+    def __init__(self, server: asyncio.Server, host: str) -> None:
+        self._server = server
+        self.host = host
+        self.port: int = server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class RealNetwork:
+    """Network port."""
+
+    async def listen(self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> RealServer:
+        loop = asyncio.get_running_loop()
+        try:
+            return RealServer(await loop.create_server(protocol, host, port), host)
+        except OSError as error:
+            why, hint = _UNUSABLE.get(error.errno or 0, (None, ""))
+            if why is None:
+                raise
+            raise ConfigurationError(f"address {host}:{port} {why}", hint=hint) from error
+
+    async def connect(
+        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        transport, made = await asyncio.get_running_loop().create_connection(protocol, host, port)
+        return transport, made
