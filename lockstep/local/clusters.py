@@ -1,0 +1,336 @@
+"""Owns the life of a local cluster: create, start, add, break, mend, stop, destroy.
+
+Invariant: the directory is the truth. A LocalCluster object keeps no state of processes in memory, so a
+command line call, a test and the demo can take turns on the same cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import msgspec
+
+import lockstep
+from lockstep.local import layout, processes
+from lockstep.local.admin_client import AdminClient, class_by_code, revived
+from lockstep.local.layout import ClusterFile, LocalNode, Paths
+from lockstep.local.processes import State
+from lockstep.values.errors import ConfigurationError, LockstepError, PeerTimeout, PreconditionError
+
+NODE_COMMAND: Final = (sys.executable, "-m", "lockstep.node.main")
+#: Founders elect and open their doors within a second; a joining node also streams its ranges.
+START_TIMEOUT_S: Final = 60.0
+#: A node that got SIGTERM flushes and closes well within this; after it the process is killed.
+STOP_TIMEOUT_S: Final = 10.0
+#: What of a log is read to find out why a node did not start.
+LOG_TAIL_BYTES: Final = 64 * 1024
+_CONNECT_TIMEOUT_S: Final = 0.2
+
+
+class LocalCluster:
+    """A cluster of node processes on this machine.
+
+    `command` starts a node when `--config FILE` is appended; tests may put another program there.
+    As a context manager it destroys the cluster at the end.
+    """
+
+    def __init__(self, paths: Paths, command: Sequence[str] = NODE_COMMAND) -> None:
+        self.paths = paths
+        self._command = tuple(command)
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        nodes: int = 3,
+        *,
+        dcs: Sequence[tuple[str, int]] = (),
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        first_address: str = "127.0.0.1",
+        ports: tuple[int, int, int] = (9042, 7000, 7080),
+        home: Path | None = None,
+        command: Sequence[str] = NODE_COMMAND,
+    ) -> LocalCluster:
+        """Write the directory of a new cluster; nothing is started.
+
+        `dcs` lists (data centre, number of nodes) and replaces `nodes`. `settings` is section -> key ->
+        value for every node. `ports` are CQL, internode and admin, the same on each node's own address.
+        Raises PreconditionError when the name is taken, ConfigurationError for a wrong setting.
+        """
+        paths = layout.paths_of(name, home or layout.clusters_home())
+        if paths.root.exists():
+            raise PreconditionError(
+                f"a local cluster {name} exists already in {paths.root}",
+                hint=f"lockstep cluster destroy {name}",
+            )
+        cql_port, internode_port, admin_port = ports
+        content = ClusterFile(
+            name=name,
+            first_address=first_address,
+            cql_port=cql_port,
+            internode_port=internode_port,
+            admin_port=admin_port,
+            nodes=layout.planned_nodes(nodes, dcs, first_address),
+            settings={
+                "testing": {"faults": True},
+                **{section: dict(keys) for section, keys in (settings or {}).items()},
+            },
+        )
+        try:
+            for node in content.nodes:
+                layout.write_configuration(paths, content, node)
+            layout.write(paths, content)
+        except LockstepError:
+            shutil.rmtree(paths.root, ignore_errors=True)
+            raise
+        return cls(paths, command)
+
+    @classmethod
+    def open(
+        cls, name: str, *, home: Path | None = None, command: Sequence[str] = NODE_COMMAND
+    ) -> LocalCluster:
+        """An existing cluster. PreconditionError when there is none of that name."""
+        paths = layout.paths_of(name, home or layout.clusters_home())
+        layout.read(paths)
+        return cls(paths, command)
+
+    @property
+    def name(self) -> str:
+        return self.paths.root.name
+
+    @property
+    def file(self) -> ClusterFile:
+        return layout.read(self.paths)
+
+    @property
+    def contact_points(self) -> list[str]:
+        """Addresses for a driver; all nodes share `file.cql_port`."""
+        return [node.address for node in self.file.nodes]
+
+    def state(self, name: str) -> State:
+        return processes.look(processes.recorded(self.paths.pid(name)))
+
+    def states(self) -> dict[str, State]:
+        """Node name -> state of its process, in node order."""
+        return {node.name: self.state(node.name) for node in self.file.nodes}
+
+    def admin(self, name: str, timeout_s: float = 10.0) -> AdminClient:
+        """A client of that node's admin API."""
+        content = self.file
+        return AdminClient(content.node(name).address, content.admin_port, timeout_s)
+
+    def start(self, names: Sequence[str] = (), timeout_s: float = START_TIMEOUT_S) -> list[str]:
+        """Start the named nodes (all by default) that do not run, and wait until they serve.
+
+        Founders and nodes that ran before start together; new nodes join one after another.
+        Returns the names started. Raises the node's own error when one ends, PeerTimeout when one is slow.
+        """
+        content = self.file
+        chosen = [content.node(name) for name in names] if names else list(content.nodes)
+        stopped = [node for node in chosen if self.state(node.name) is State.STOPPED]
+        together = [node for node in stopped if node.founder or self._ran_before(node)]
+        joining = [node for node in stopped if node not in together]
+        for node in stopped:
+            _require_free_ports(content, node)
+        for batch in [together, *([node] for node in joining)]:
+            log_sizes = {node.name: self._launch(node) for node in batch}
+            for node in batch:
+                self._wait_ready(content, node, log_sizes[node.name], timeout_s)
+        return [node.name for node in stopped]
+
+    def add(self, *, dc: str = "dc1", rack: str = "rack1", timeout_s: float = START_TIMEOUT_S) -> LocalNode:
+        """Add one node and start it; returns when it has joined and serves."""
+        content = self.file
+        index = 1 + max(int(node.name.removeprefix("n")) for node in content.nodes)
+        if index > layout.LOCAL_NODES_MAX:
+            raise ConfigurationError(f"a local cluster has at most {layout.LOCAL_NODES_MAX} nodes")
+        node = LocalNode(f"n{index}", layout.address_at(content.first_address, index - 1), dc, rack)
+        _require_free_ports(content, node)
+        content = msgspec.structs.replace(content, nodes=(*content.nodes, node))
+        layout.write_configuration(self.paths, content, node)
+        layout.write(self.paths, content)
+        self.start([node.name], timeout_s)
+        return node
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL: the node loses everything that is not on disk. Returns when the processes are gone."""
+        self._signal(names, signal.SIGKILL)
+        for name in names:
+            self._wait_state(name, State.STOPPED)
+
+    def pause(self, *names: str) -> None:
+        """SIGSTOP: the node keeps its connections and answers nothing."""
+        self._signal(names, signal.SIGSTOP)
+        for name in names:
+            self._wait_state(name, State.PAUSED)
+
+    def resume(self, *names: str) -> None:
+        """Let paused nodes run on."""
+        self._signal(names, signal.SIGCONT)
+        for name in names:
+            self._wait_state(name, State.RUNNING)
+
+    def partition(self, one: Sequence[str], other: Sequence[str]) -> None:
+        """Cut all connections between two sides, in both directions.
+
+        Each named node is told the complete list of peers it is cut off from, as `host:port` of their
+        internode doors; an earlier partition of the same node is replaced.
+        """
+        content = self.file
+        for side, opposite in ((one, other), (other, one)):
+            peers = [f"{content.node(name).address}:{content.internode_port}" for name in opposite]
+            for name in side:
+                self.admin(name).post("/v1/testing/partition", {"peers": peers})
+
+    def heal(self) -> None:
+        """End every partition: all running nodes may talk to each other again."""
+        for name, state in self.states().items():
+            if state is State.RUNNING:
+                self.admin(name).post("/v1/testing/partition", {"peers": []})
+
+    def stop(self, names: Sequence[str] = (), timeout_s: float = STOP_TIMEOUT_S) -> list[str]:
+        """SIGTERM and a bounded wait, then SIGKILL; returns the names that had to be killed."""
+        content = self.file
+        chosen = [content.node(name).name for name in names] if names else [n.name for n in content.nodes]
+        identities = {name: processes.recorded(self.paths.pid(name)) for name in chosen}
+        for identity in identities.values():
+            if processes.send(identity, signal.SIGTERM):
+                # A paused process only sees the signal when it goes on.
+                processes.send(identity, signal.SIGCONT)
+        processes.wait_until(
+            lambda: all(processes.look(one) is State.STOPPED for one in identities.values()), timeout_s
+        )
+        late = [name for name in chosen if self.state(name) is not State.STOPPED]
+        if late:
+            self.kill(*late)
+        return late
+
+    def destroy(self) -> None:
+        """Kill all nodes and delete the directory with all data."""
+        identities = [processes.recorded(self.paths.pid(node.name)) for node in self.file.nodes]
+        for identity in identities:
+            processes.send(identity, signal.SIGKILL)
+        gone = processes.wait_until(
+            lambda: all(processes.look(one) is State.STOPPED for one in identities), STOP_TIMEOUT_S
+        )
+        if not gone:
+            raise PeerTimeout(f"nodes of {self.name} did not end; their directory {self.paths.root} is kept")
+        shutil.rmtree(self.paths.root)
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.destroy()
+
+    def _ran_before(self, node: LocalNode) -> bool:
+        data = self.paths.data(node.name)
+        return data.is_dir() and any(data.iterdir())
+
+    def _launch(self, node: LocalNode) -> int:
+        """Start the process; returns where in the log its output begins."""
+        log = self.paths.log(node.name)
+        begin = log.stat().st_size if log.exists() else 0
+        processes.spawn(
+            [*self._command, "--config", str(self.paths.configuration(node.name))],
+            log=log,
+            pid_file=self.paths.pid(node.name),
+            environment=_node_environment(os.environ),
+        )
+        return begin
+
+    def _wait_ready(self, content: ClusterFile, node: LocalNode, log_begin: int, timeout_s: float) -> None:
+        """Until the CQL port is open, which is the last thing a starting node does."""
+        ended = False
+
+        def settled() -> bool:
+            nonlocal ended
+            ended = self.state(node.name) is State.STOPPED
+            return ended or _accepts(node.address, content.cql_port)
+
+        done = processes.wait_until(settled, timeout_s)
+        log = self.paths.log(node.name)
+        if ended or self.state(node.name) is State.STOPPED:
+            raise _start_failure(node.name, log, log_begin)
+        if not done:
+            raise PeerTimeout(
+                f"{node.name} runs but does not serve after {timeout_s:g} s", hint=f"tail {log}"
+            )
+
+    def _signal(self, names: Sequence[str], number: signal.Signals) -> None:
+        content = self.file
+        for name in names:
+            content.node(name)
+            if not processes.send(processes.recorded(self.paths.pid(name)), number):
+                raise PreconditionError(
+                    f"{name} does not run", hint=f"lockstep cluster start {self.name} {name}"
+                )
+
+    def _wait_state(self, name: str, wanted: State) -> None:
+        if not processes.wait_until(lambda: self.state(name) is wanted, STOP_TIMEOUT_S):
+            raise PeerTimeout(f"{name} is {self.state(name).value}, not yet {wanted.value}")
+
+
+def list_clusters(home: Path | None = None) -> list[LocalCluster]:
+    """All local clusters of this user, by name."""
+    base = home or layout.clusters_home()
+    found = sorted(base.iterdir()) if base.is_dir() else []
+    return [LocalCluster(Paths(path)) for path in found if Paths(path).cluster_file.is_file()]
+
+
+def _node_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """What a node process inherits: everything but settings meant for another node, and this package."""
+    environment = {key: value for key, value in own.items() if not key.startswith("LOCKSTEP_")}
+    package_root = str(Path(lockstep.__file__).parents[1])
+    others = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{package_root}{os.pathsep}{others}" if others else package_root
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment
+
+
+def _require_free_ports(content: ClusterFile, node: LocalNode) -> None:
+    """PreconditionError when another process listens where this node wants to."""
+    for port in (content.internode_port, content.cql_port, content.admin_port):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((node.address, port))
+            except OSError as error:
+                raise PreconditionError(
+                    f"{node.name} cannot listen on {node.address}:{port}: {error.strerror}",
+                    hint="lockstep cluster list shows what runs; --first-address 127.0.1.1 avoids it",
+                ) from error
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _start_failure(name: str, log: Path, begin: int) -> LockstepError:
+    """The error that the node printed before it ended, or the end of its log."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(begin, size - LOG_TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    for index in range(len(lines) - 1, -1, -1):
+        if lines[index].startswith("error["):
+            code, _, sentence = lines[index].removeprefix("error[").partition("]: ")
+            rest = lines[index + 1 :]
+            hint = next((line.removeprefix("hint: ") for line in rest if line.startswith("hint: ")), "")
+            return revived(class_by_code(code) or LockstepError, f"{name} did not start: {sentence}", hint)
+    tail = "".join(f"\n  {line}" for line in lines[-5:])
+    return LockstepError(f"{name} ended before it served{tail}", hint=f"tail {log}")
