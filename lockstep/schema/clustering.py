@@ -20,7 +20,7 @@ EMPTY_SLICE = Slice(b"\x00", b"\x00")
 
 
 def encode_prefix(types: Sequence[CqlType], descending: Sequence[bool], values: Sequence[bytes]) -> bytes:
-    """Bytes of the first len(values) columns; `values` are serialised and valid for their types."""
+    """Bytes of the first len(values) columns; `values` are serialised, valid and canonical."""
     if len(values) == 1:
         component = types[0].component(values[0])
         return component.translate(_INVERT) if descending[0] else component

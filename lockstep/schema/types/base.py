@@ -2,7 +2,8 @@
 
 Owns: CqlType. Invariant: for all values a and b of one type, a sorts before b exactly when
 `component(a) < component(b)` and when `sort_key(a) < sort_key(b)`; no component is a prefix of another
-(not even before the bytes of a following component), and `take_component` gives back the exact bytes.
+(not even before the bytes of a following component), and `take_component` gives back the exact bytes
+of any value in canonical form (see `canonical`).
 A zero-length value sorts before every other value.
 
 A component is, for a type whose sort keys all have one length, 0x01 for the empty value and 0x02 + key
