@@ -1,0 +1,57 @@
+"""Who this node is, kept in its data directory.
+
+Invariant: the host id never changes; a cluster id, once written, never changes; the boot generation grows
+by one with each start and is durable before the node creates its first mutation id.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lockstep.node.journal import Journal
+from lockstep.runtime.ports import Runtime
+from lockstep.values.codec import decoder, encode
+from lockstep.values.errors import ConfigurationError
+
+
+class Identity(msgspec.Struct, frozen=True, array_like=True):
+    """What is stored; cluster_id "" means the node belongs to no cluster yet."""
+
+    host_id: str
+    cluster_id: str
+    generation: int
+
+
+_DECODER = decoder(Identity)
+
+
+class IdentityFile:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._journal = Journal(runtime.disk, "identity")
+        self.value = Identity("", "", 0)
+
+    async def boot(self) -> Identity:
+        """Load or create the identity and count this start; durable on return."""
+        records = self._journal.load()
+        last = _DECODER.decode(records[-1]) if records else None
+        host_id = last.host_id if last else self._runtime.random.uuid()
+        cluster_id = last.cluster_id if last else ""
+        generation = last.generation + 1 if last else 1
+        await self._store(Identity(host_id, cluster_id, generation))
+        return self.value
+
+    async def adopt_cluster(self, cluster_id: str) -> None:
+        """Bind the directory to a cluster; ConfigurationError when it belongs to another one."""
+        if self.value.cluster_id == cluster_id:
+            return
+        if self.value.cluster_id:
+            raise ConfigurationError(
+                f"this data directory belongs to cluster {self.value.cluster_id}, not to {cluster_id}",
+                hint="start the node with its own directory, or with an empty one to join as a new node",
+            )
+        await self._store(msgspec.structs.replace(self.value, cluster_id=cluster_id))
+
+    async def _store(self, value: Identity) -> None:
+        await self._journal.append(encode(value))
+        self.value = value

@@ -1,0 +1,49 @@
+"""An append-only file of CRC-framed records, the form of every small durable log of a node.
+
+Invariant: one append and one sync at a time, one record each, so that a crash can damage the last record
+only; loading cuts a torn tail off and refuses anything else that is damaged.
+"""
+
+from __future__ import annotations
+
+from lockstep.runtime.ports import Disk
+from lockstep.values.codec import frame_record, scan_records
+
+#: A record holds what one sync covers; a group commit of metadata bodies stays far below this.
+RECORD_BYTES_MAX = 256 * 1024 * 1024
+
+
+class Journal:
+    """`path` is relative to the node's directory. Errors: CorruptFile on load, DiskRefused on append."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._directory = path.rpartition("/")[0]
+        self._named = disk.exists(path)
+        self._writing = False
+
+    def load(self) -> list[bytes]:
+        """All whole records in order."""
+        if not self._disk.exists(self._path):
+            return []
+        data = self._disk.read(self._path)
+        bodies: list[bytes] = []
+        end = 0
+        for offset, body in scan_records(self._path, data, record_bytes_max=RECORD_BYTES_MAX):
+            bodies.append(body)
+            end = offset
+        if end < len(data):
+            self._disk.truncate(self._path, end)
+        return bodies
+
+    async def append(self, body: bytes) -> None:
+        """Return when `body` is durable. A failure leaves the file's end unknown: reopen to go on."""
+        assert not self._writing, "a journal takes one record at a time"
+        self._writing = True
+        self._disk.append(self._path, frame_record(body))
+        await self._disk.sync(self._path)
+        if not self._named:
+            await self._disk.sync_names(self._directory)
+            self._named = True
+        self._writing = False

@@ -1,0 +1,84 @@
+"""Signs of life: pings to all known nodes, and who seems alive.
+
+Invariant: liveness is an opinion of this node. It orders replicas, refuses hopeless requests early and
+tells clients; it never changes the metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.node.messages import Ping
+from lockstep.node.metadata_state import MetadataState
+from lockstep.replication import verbs
+from lockstep.replication.handshake import PeerInfo
+from lockstep.replication.internode import Internode
+from lockstep.runtime.ports import Runtime
+from lockstep.values.ids import NodeId
+
+#: Between two pings to one node; the detector needs a few of them to suspect.
+PING_INTERVAL_MS = 500
+
+#: Told (node, alive) when this node's opinion changes.
+LivenessListener = Callable[[NodeId, bool], None]
+
+
+class Liveness:
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: MetadataState,
+        internode: Internode,
+        detector: FailureDetector,
+        own_id: Callable[[], int],
+        generation: int,
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._internode = internode
+        self._detector = detector
+        self._own_id = own_id
+        self._generation = generation
+        self._opinions: dict[int, bool] = {}
+        self._listeners: list[LivenessListener] = []
+        internode.register_fast(verbs.PING, Ping, Ping, self._receive)
+
+    def start(self) -> None:
+        self._runtime.tasks.spawn(self._ping_loop(), "liveness.ping")
+
+    def listen(self, listener: LivenessListener) -> None:
+        self._listeners.append(listener)
+
+    def alive(self, node: int) -> bool:
+        """This node always seems alive to itself."""
+        return node == self._own_id() or self._detector.alive(node, self._runtime.clock.monotonic_s())
+
+    def heard(self, peer: PeerInfo) -> None:
+        """A sign of life of a peer that has introduced itself."""
+        if peer.node_id:
+            self._detector.heard(peer.node_id, self._runtime.clock.monotonic_s())
+            if not self._opinions.get(peer.node_id, False):
+                self._tell(peer.node_id, True)
+
+    def _receive(self, peer: PeerInfo, _ping: Ping, _respond: object) -> None:
+        self.heard(peer)
+
+    async def _ping_loop(self) -> None:
+        while True:
+            for node in self._state.current.directory.nodes:
+                if node.id != self._own_id():
+                    self._internode.send(
+                        (node.address, node.internode_port), verbs.PING, Ping(self._generation)
+                    )
+            await asyncio.sleep(PING_INTERVAL_MS / 1000)
+            for node in self._state.current.directory.nodes:
+                alive = self.alive(node.id)
+                if self._opinions.get(node.id, alive) != alive:
+                    self._tell(node.id, alive)
+
+    def _tell(self, node: int, alive: bool) -> None:
+        self._opinions[node] = alive
+        for listener in self._listeners:
+            listener(NodeId(node), alive)

@@ -1,0 +1,93 @@
+"""Bodies of the node-to-node messages that concern metadata, membership and topology work."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lockstep.metadata.entries import LogEntry
+from lockstep.metadata.operations import Stage
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True):
+    """A transformation for the leader to judge. `base_epoch` is the submitter's epoch at first sending."""
+
+    entry_id: bytes
+    kind: int
+    body: bytes
+    actor: str
+    base_epoch: int
+
+
+class Submitted(msgspec.Struct, frozen=True, array_like=True):
+    """The entry is committed at `epoch` (the first one, when the id had been seen before)."""
+
+    epoch: int
+
+
+class FetchLog(msgspec.Struct, frozen=True, array_like=True):
+    after: int
+
+
+class LogEntries(msgspec.Struct, frozen=True, array_like=True):
+    """Committed and durable entries that follow the asked epoch; `epoch` is the answering node's."""
+
+    epoch: int
+    entries: tuple[LogEntry, ...]
+
+
+class Announce(msgspec.Struct, frozen=True, array_like=True):
+    """The envelope's epoch is the message."""
+
+
+class EpochQuery(msgspec.Struct, frozen=True, array_like=True):
+    """Apply `epoch`; with `drain`, also finish what was accepted under older epochs. Then answer."""
+
+    epoch: int
+    drain: bool = False
+
+
+class EpochReply(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+
+
+class DescribeSelf(msgspec.Struct, frozen=True, array_like=True):
+    """Asked by the leader of a founding cluster; `founders` must be the same list everywhere."""
+
+    founders: tuple[str, ...]
+
+
+class SelfDescription(msgspec.Struct, frozen=True, array_like=True):
+    host_id: str
+    address: str
+    internode_port: int
+    cql_port: int
+    admin_port: int
+    dc: str
+    rack: str
+    version: str
+    num_tokens: int
+    epoch: int
+
+
+class RunWork(msgspec.Struct, frozen=True, array_like=True):
+    """Do (or go on with) the work of one stage; answered when done, failed, or after a short wait."""
+
+    operation_id: int
+    stage: Stage
+    session_id: str
+    epoch: int
+
+
+class WorkStatus(msgspec.Struct, frozen=True, array_like=True):
+    """state: running, done or failed; units are bytes and fragments moved so far."""
+
+    state: str
+    text: str = ""
+    moved_bytes: int = 0
+    moved_fragments: int = 0
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True):
+    """A sign of life, one way."""
+
+    generation: int

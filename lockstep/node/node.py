@@ -1,0 +1,326 @@
+"""One node: builds the rooms' parts on one runtime, starts them in order, stops them again.
+
+Invariants: nothing is shared between two nodes of a process but code; the internode door opens before
+the node belongs to a cluster, doors for clients only after `ready`; a node that cannot apply an entry, or
+whose disk failed, stops serving and says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.consensus.messages import Entry
+from lockstep.consensus.settings import RaftSettings
+from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.metadata import transformations as metadata_transformations
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.metadata.registry import Registry
+from lockstep.node.catch_up import CatchUp
+from lockstep.node.configuration import Configuration, split_address
+from lockstep.node.identity import IdentityFile
+from lockstep.node.liveness import Liveness
+from lockstep.node.membership import Membership
+from lockstep.node.messages import Announce, EpochQuery, EpochReply
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.processor import Processor, committed_log_entries
+from lockstep.node.raft_driver import RaftDriver
+from lockstep.node.submission import Submitter
+from lockstep.node.topology_driver import TopologyDriver
+from lockstep.node.work import WorkService
+from lockstep.replication import verbs
+from lockstep.replication.coordinator import Coordinator
+from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
+from lockstep.replication.internode import Internode
+from lockstep.replication.replica import ReplicaService
+from lockstep.replication.streaming import StreamClient, StreamService
+from lockstep.runtime.ports import Runtime
+from lockstep.storage.engine import StorageEngine
+from lockstep.storage.store import Store
+from lockstep.topology import transformations as topology_transformations
+from lockstep.values.errors import LockstepError
+from lockstep.values.ids import mutation_id
+
+#: The Raft group of the metadata log.
+METADATA_GROUP = 1
+
+StoreOpener = Callable[[Runtime], Store]
+
+
+class Node:
+    """`start` returns when the node is a normal member; `broken` is set when it must not go on."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        configuration: Configuration,
+        open_store: StoreOpener,
+        log: Callable[..., None],
+    ) -> None:
+        self.runtime = runtime
+        self.configuration = configuration
+        self.log = log
+        self.ready = False
+        self.broken: asyncio.Future[LockstepError] | None = None
+        self._open_store = open_store
+        self._sequence = 0
+        self.registry = Registry(metadata_transformations.KINDS, topology_transformations.KINDS)
+        self.identity = IdentityFile(runtime)
+        self.state = MetadataState(runtime, self.registry, self._break)
+        self.internode = Internode(
+            runtime, self._hello, lambda: self.state.epoch, self._peer_epoch, self._accept, log
+        )
+        self.catch_up = CatchUp(runtime, self.state, self.internode, log)
+        self.driver: RaftDriver | None = None
+        self.processor: Processor | None = None
+        self.submitter = Submitter(
+            runtime,
+            self.state,
+            self.internode,
+            self.catch_up,
+            self.registry,
+            own_address=self.address,
+            voters=self._voter_addresses,
+            actor=lambda: f"node {self.node_id or self.address[0]}",
+        )
+        self.topology = TopologyDriver(
+            runtime,
+            self.state,
+            self.internode,
+            self.submitter,
+            own_id=lambda: self.node_id,
+            is_leader=lambda: self.is_leader,
+            alive=lambda node: self.liveness.alive(node),
+            log=log,
+        )
+        self.internode.register(verbs.EPOCH_QUERY, EpochQuery, EpochReply, self._epoch_query)
+        self.internode.register_fast(verbs.ANNOUNCE, Announce, Announce, lambda *_: None)
+        self.liveness: Liveness
+        self.store: Store
+        self.engine: StorageEngine
+        self.replica: ReplicaService
+        self.coordinator: Coordinator
+        self.membership: Membership
+
+    # -- facts -------------------------------------------------------------------------------------
+
+    @property
+    def cluster(self) -> ClusterMetadata:
+        return self.state.current
+
+    @property
+    def address(self) -> Address:
+        return (self.configuration.network.address, self.configuration.network.internode_port)
+
+    @property
+    def info(self) -> NodeInfo | None:
+        return self.cluster.directory.by_host_id.get(self.identity.value.host_id)
+
+    @property
+    def node_id(self) -> int:
+        """0 until the log gave one."""
+        info = self.info
+        return info.id if info is not None else 0
+
+    @property
+    def is_leader(self) -> bool:
+        return self.driver is not None and self.driver.is_leader
+
+    @property
+    def leader_id(self) -> int | None:
+        """Node id of the metadata leader as far as this voter knows; None on other nodes."""
+        return self.driver.raft.leader if self.driver is not None else None
+
+    def new_mutation_id(self) -> bytes:
+        self._sequence += 1
+        return mutation_id(self.node_id, self.identity.value.generation, self._sequence)
+
+    async def submit(self, transformation: Any, *, entry_id: bytes = b"") -> int:
+        """Epoch of the committed transformation, applied here. See Submitter.submit for errors."""
+        return await self.submitter.submit(
+            transformation, self.configuration.timeouts.metadata_ms, entry_id=entry_id
+        )
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load, listen, take part in consensus, become a member. Errors leave nothing running."""
+        self.broken = asyncio.get_running_loop().create_future()
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        identity = await self.identity.boot()
+        self.state.load()
+        self.store = self._open_store(self.runtime)
+        self.engine = StorageEngine(self.store, self.runtime)
+        self._build_request_path(identity.generation)
+        await self.internode.start(*self.address)
+        self.state.listen(self._applied)
+        self.state.start()
+        self._start_consensus()
+        self.liveness.start()
+        self.topology.start()
+        await self.membership.become_member()
+        self.internode.introduce()
+        self.ready = True
+        self.log("node.ready", node=self.node_id, epoch=self.state.epoch)
+
+    def _build_request_path(self, generation: int) -> None:
+        runtime, state, internode = self.runtime, self.state, self.internode
+        self.liveness = Liveness(
+            runtime, state, internode, FailureDetector(), lambda: self.node_id, generation
+        )
+        self.replica = ReplicaService(
+            runtime,
+            internode,
+            self.engine,
+            lambda: self.state.current,
+            self.catch_up.reach,
+            lambda: self.node_id,
+        )
+        self.coordinator = Coordinator(
+            runtime,
+            internode,
+            self.replica,
+            lambda: self.state.current,
+            self.catch_up.reach,
+            self.liveness.alive,
+            lambda: self.node_id,
+        )
+        StreamService(
+            runtime, internode, self.engine, self.replica, lambda: self.state.current, self.catch_up.reach
+        )
+        streams = StreamClient(runtime, internode, self.engine, lambda: self.state.current)
+        self.work = WorkService(
+            runtime,
+            state,
+            internode,
+            self.catch_up,
+            self.engine,
+            streams,
+            lambda: self.node_id,
+            self.liveness.alive,
+        )
+        self.membership = Membership(
+            runtime,
+            self.configuration,
+            self.identity,
+            state,
+            internode,
+            self.submitter,
+            founders=self._founders(),
+            is_leader=lambda: self.is_leader,
+            log=self.log,
+        )
+
+    def _founders(self) -> tuple[Address, ...]:
+        return tuple(
+            split_address(text, self.configuration.network.internode_port)
+            for text in self.configuration.cluster.founders
+        )
+
+    def _start_consensus(self) -> None:
+        """Voters are the founders; after founding, the metadata says who they are."""
+        voters = {int(n): self._address_of(n) for n in self.cluster.voters}
+        if not voters:
+            voters = {index + 1: address for index, address in enumerate(self._founders())}
+        own = next((voter for voter, address in voters.items() if address == self.address), None)
+        if own is None:
+            return
+        raft = self.configuration.raft
+        self.driver = RaftDriver(
+            self.runtime,
+            self.internode,
+            group=METADATA_GROUP,
+            identity=own,
+            voters=voters,
+            settings=RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks),
+            tick_ms=raft.tick_ms,
+            on_committed=self._committed,
+            on_role=self._role_changed,
+            on_broken=self._break,
+        )
+        self.processor = Processor(self.runtime, self.state, self.driver, self.registry)
+        self.submitter.processor = self.processor
+        self.driver.start()
+
+    def _address_of(self, node: int) -> Address:
+        info = self.cluster.directory.by_id[node]  # type: ignore[index]
+        return (info.address, info.internode_port)
+
+    async def stop(self) -> None:
+        """Stop serving and end every task; what was acknowledged is durable already."""
+        self.ready = False
+        await self.internode.stop()
+        await self.runtime.tasks.cancel_all()
+        if hasattr(self, "store"):
+            self.store.close()
+
+    def _break(self, error: LockstepError) -> None:
+        self.ready = False
+        self.log("node.broken", error=str(error))
+        if self.broken is not None and not self.broken.done():
+            self.broken.set_result(error)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def _committed(self, entries: tuple[Entry, ...]) -> None:
+        self.state.offer(committed_log_entries(entries))
+
+    def _role_changed(self) -> None:
+        if self.processor is not None:
+            self.processor.role_changed()
+        self.topology.wake()
+
+    def _applied(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        if not self.is_leader:
+            return
+        for node in after.directory.nodes:
+            if node.state is not NodeState.LEFT and node.id != self.node_id:
+                self.internode.send((node.address, node.internode_port), verbs.ANNOUNCE, Announce())
+
+    def _peer_epoch(self, peer: PeerInfo, epoch: int) -> None:
+        self.topology.heard(peer, epoch)
+        self.liveness.heard(peer)
+        self.catch_up.heard(peer.endpoint, epoch)
+
+    async def _epoch_query(self, peer: PeerInfo, query: EpochQuery) -> EpochReply:
+        await self.catch_up.reach(query.epoch, peer.endpoint)
+        if query.drain:
+            await self.replica.drain(query.epoch)
+        return EpochReply(self.state.epoch)
+
+    def _hello(self) -> Hello:
+        network = self.configuration.network
+        identity = self.cluster.identity
+        return Hello(
+            protocol_version=PROTOCOL_VERSION,
+            cluster_id=identity.cluster_id or self.identity.value.cluster_id,
+            cluster_name=self.configuration.cluster.name,
+            lineage=tuple(item.encode() for item in identity.lineage),
+            host_id=self.identity.value.host_id,
+            node_id=self.node_id,
+            address=network.address,
+            port=network.internode_port,
+        )
+
+    def _accept(self, hello: Hello) -> str | None:
+        known = self.cluster.directory.by_address.get((hello.address, hello.port))
+        if known is not None and hello.host_id and known.host_id != hello.host_id:
+            return f"{hello.address} belongs to node {known.id} (host {known.host_id}) of this cluster"
+        return None
+
+    def _voter_addresses(self) -> tuple[Address, ...]:
+        """The likeliest leader first."""
+        addresses = [self._address_of(voter) for voter in self.cluster.voters] or list(self._founders())
+        leader = self.driver.leader_address if self.driver is not None else None
+        if leader in addresses:
+            addresses.remove(leader)
+            addresses.insert(0, leader)
+        return tuple(addresses)

@@ -1,0 +1,121 @@
+"""The leader's side of the metadata log: judge against the tip, append, answer.
+
+Invariants: an id that is in the tip is never judged again, it joins the first outcome; a refusal is told
+only after this node confirmed, in the term it judged in, that it still leads and what it judged against is
+applied; when leadership is lost in between, nothing is claimed and the submitter retries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from lockstep.consensus.messages import Entry, EntryKind
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.entries import LogEntry
+from lockstep.metadata.registry import Registry
+from lockstep.metadata.tip import Duplicate, Expired, Refused, Tip
+from lockstep.node.messages import Submit
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.raft_driver import RaftDriver
+from lockstep.runtime.ports import Runtime
+from lockstep.values.codec import decoder, encode
+from lockstep.values.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded
+from lockstep.values.limits import ENTRY_BODY_BYTES_MAX
+
+_DECODER = decoder(LogEntry)
+
+
+def committed_log_entries(entries: tuple[Entry, ...]) -> list[LogEntry]:
+    """Metadata entries among committed Raft entries."""
+    return [_DECODER.decode(entry.data) for entry in entries if entry.kind is EntryKind.NORMAL]
+
+
+class Processor:
+    """Exists on voters; refuses with NotLeader unless this node leads."""
+
+    def __init__(
+        self, runtime: Runtime, state: MetadataState, driver: RaftDriver, registry: Registry
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._driver = driver
+        self._registry = registry
+        self._tip: Tip | None = None
+        self._tip_term = 0
+        self._waiting: dict[bytes, list[asyncio.Future[int]]] = {}
+        state.listen(self._applied)
+
+    async def submit(self, submit: Submit) -> int:
+        """Epoch at which the submission's entry is committed. Rejected, NotLeader, Overloaded."""
+        if len(submit.body) > ENTRY_BODY_BYTES_MAX:
+            raise InvalidRequest(f"a metadata entry holds at most {ENTRY_BODY_BYTES_MAX} bytes")
+        tip = self._current_tip()
+        term = self._tip_term
+        outcome = tip.judge(
+            entry_id=submit.entry_id,
+            kind=submit.kind,
+            body=submit.body,
+            actor=submit.actor,
+            commit_time_us=self._runtime.clock.wall_us(),
+            term=term,
+            base_epoch=submit.base_epoch,
+        )
+        if isinstance(outcome, Refused):
+            await self._confirm(term, outcome.judged_epoch)
+            raise outcome.rejection
+        if isinstance(outcome, Expired):
+            raise OutcomeUnknown(
+                f"this change was first sent before epoch {outcome.oldest_epoch}; its id is no longer kept",
+                hint="look for it in the log: lockstep cms log",
+            )
+        if isinstance(outcome, Duplicate):
+            if outcome.epoch <= self._state.epoch:
+                return outcome.epoch
+            return await self._committed(submit.entry_id)
+        if not self._driver.propose((encode(outcome.entry),)):
+            tip.truncate_from(outcome.entry.epoch)
+            if self._driver.is_leader:
+                raise Overloaded("too many metadata changes wait for their commit")
+            raise NotLeader(self._driver.raft.leader)
+        self._runtime.probes.reach("processor.appended")
+        return await self._committed(submit.entry_id)
+
+    def role_changed(self) -> None:
+        """Leadership lost: speculative values go, and nothing is claimed about what was waiting."""
+        if not self._driver.is_leader or self._driver.raft.term != self._tip_term:
+            self._tip = None
+            waiting, self._waiting = self._waiting, {}
+            for futures in waiting.values():
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(NotLeader(self._driver.raft.leader))
+
+    def _current_tip(self) -> Tip:
+        if not self._driver.is_leader:
+            raise NotLeader(self._driver.raft.leader)
+        if self._tip is None or self._tip_term != self._driver.raft.term:
+            applied = self._state.current
+            raft = self._driver.raft
+            logged = committed_log_entries(raft.entries(raft.first_index, raft.last_index))
+            self._tip = Tip(applied, self._registry)
+            self._tip.rebuild(applied, [entry for entry in logged if entry.epoch > applied.epoch])
+            self._tip_term = raft.term
+        return self._tip
+
+    async def _confirm(self, term: int, judged_epoch: int) -> None:
+        await self._driver.confirm_leadership()
+        await self._state.wait_for(judged_epoch)
+        if not self._driver.is_leader or self._driver.raft.term != term:
+            raise NotLeader(self._driver.raft.leader)
+
+    async def _committed(self, entry_id: bytes) -> int:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(entry_id, []).append(future)
+        return await future
+
+    def _applied(self, _before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
+        if self._tip is not None:
+            self._tip.applied_now(after)
+        for future in self._waiting.pop(entry.entry_id, ()):
+            if not future.done():
+                future.set_result(entry.epoch)

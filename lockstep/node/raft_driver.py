@@ -1,0 +1,203 @@
+"""Drives one Raft machine: ticks it, persists and sends what it asks, hands out what it commits.
+
+Invariant: the contract of `consensus.effects` is kept: what promises something about this node's disk is
+sent only after the write behind it is durable; one write is in flight at a time and covers everything that
+was handed out while the previous one ran (group commit).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from lockstep.consensus.effects import HardState, Ready, Role, Stored
+from lockstep.consensus.events import (
+    Event,
+    Persisted,
+    Propose,
+    ReadIndex,
+    Received,
+    Tick,
+)
+from lockstep.consensus.messages import Entry, Message, decode_message, encode_message
+from lockstep.consensus.raft import Raft
+from lockstep.consensus.settings import RaftSettings
+from lockstep.node.raft_journal import RaftJournal
+from lockstep.replication import verbs
+from lockstep.replication.handshake import Address
+from lockstep.replication.internode import Internode
+from lockstep.runtime.ports import Runtime
+from lockstep.values.errors import FrameCorrupt, LockstepError, NotLeader
+
+
+class RaftPayload(msgspec.Struct, frozen=True, array_like=True):
+    """One Raft message on its way between nodes, already encoded."""
+
+    data: bytes
+
+
+class _Write(msgspec.Struct):
+    hard_state: HardState | None
+    entries: tuple[Entry, ...]
+    persisted: Persisted | None
+    messages: tuple[Message, ...]
+
+
+class RaftDriver:
+    """`on_committed(entries)` gets committed entries in order; `on_role()` is told of each role change."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        *,
+        group: int,
+        identity: int,
+        voters: Mapping[int, Address],
+        settings: RaftSettings,
+        tick_ms: int,
+        on_committed: Callable[[tuple[Entry, ...]], None],
+        on_role: Callable[[], None],
+        on_broken: Callable[[LockstepError], None],
+    ) -> None:
+        self._runtime = runtime
+        self._internode = internode
+        self._voters = dict(voters)
+        self._tick_s = tick_ms / 1000
+        self._on_committed = on_committed
+        self._on_role = on_role
+        self._on_broken = on_broken
+        self._journal = RaftJournal(runtime.disk, group)
+        hard_state, entries = self._journal.load()
+        self.raft = Raft(
+            group,
+            identity,
+            sorted(voters),
+            settings,
+            runtime.random.below,
+            Stored(hard_state=hard_state, entries=tuple(entries)),
+        )
+        self._writes: list[_Write] = []
+        self._write_wanted = asyncio.Event()
+        self._reads: dict[int, asyncio.Future[None]] = {}
+        self._next_read = 0
+        internode.register_fast(verbs.RAFT, RaftPayload, RaftPayload, self._receive)
+
+    def start(self) -> None:
+        self._runtime.tasks.spawn(self._tick_loop(), "raft.tick")
+        self._runtime.tasks.spawn(self._persist_loop(), "raft.persist")
+
+    @property
+    def is_leader(self) -> bool:
+        return self.raft.role is Role.LEADER
+
+    @property
+    def leader_address(self) -> Address | None:
+        leader = self.raft.leader
+        return self._voters.get(leader) if leader is not None else None
+
+    def propose(self, data: tuple[bytes, ...]) -> bool:
+        """Append at the leader now; False when the machine refuses (lost leadership, too much waiting)."""
+        return self._step(Propose(data)).accepted is not None
+
+    async def confirm_leadership(self) -> None:
+        """Return once a quorum confirmed, after this call, that this node leads; NotLeader otherwise."""
+        self._next_read += 1
+        context = self._next_read
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reads[context] = future
+        self._step(ReadIndex(context))
+        try:
+            await future
+        finally:
+            self._reads.pop(context, None)
+
+    def _receive(self, _peer: object, payload: RaftPayload, _respond: object) -> None:
+        try:
+            message = decode_message(payload.data)
+        except msgspec.MsgspecError as error:
+            raise FrameCorrupt(f"not a Raft message: {error}") from error
+        self._step(Received(message))
+
+    def _step(self, event: Event) -> Ready:
+        ready = self.raft.step(event)
+        if ready:
+            self._execute(ready)
+        return ready
+
+    def _execute(self, ready: Ready) -> None:
+        for message in ready.messages:
+            self._send(message)
+        if ready.persisted is not None or ready.messages_after_persist:
+            self._writes.append(
+                _Write(ready.hard_state, ready.entries, ready.persisted, ready.messages_after_persist)
+            )
+            self._write_wanted.set()
+        if ready.soft_state is not None:
+            if ready.soft_state.role is Role.LEADER:
+                self._runtime.probes.reach("raft.became_leader")
+            self._runtime.probes.observe(
+                "raft.role",
+                role=ready.soft_state.role.value,
+                term=ready.soft_state.term,
+                identity=self.raft.identity,
+            )
+            self._on_role()
+        if ready.committed:
+            self._on_committed(ready.committed)
+        for state in ready.read_states:
+            self._finish_read(state.context, None)
+        for context in ready.reads_refused:
+            self._finish_read(context, NotLeader(self.raft.leader))
+
+    def _finish_read(self, context: int, error: NotLeader | None) -> None:
+        future = self._reads.get(context)
+        if future is None or future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    def _send(self, message: Message) -> None:
+        address = self._voters.get(message.receiver)
+        if address is not None:
+            self._internode.send(address, verbs.RAFT, RaftPayload(encode_message(message)))
+
+    async def _tick_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            self._step(Tick())
+
+    async def _persist_loop(self) -> None:
+        try:
+            while True:
+                await self._write_wanted.wait()
+                self._write_wanted.clear()
+                writes, self._writes = self._writes, []
+                await self._persist(writes)
+        except LockstepError as error:
+            self._on_broken(error)
+
+    async def _persist(self, writes: list[_Write]) -> None:
+        hard_state: HardState | None = None
+        entries: list[Entry] = []
+        for write in writes:
+            hard_state = write.hard_state or hard_state
+            if write.entries:
+                first = write.entries[0].index
+                while entries and entries[-1].index >= first:
+                    entries.pop()
+                entries.extend(write.entries)
+        if hard_state is not None or entries:
+            self._runtime.probes.reach("raft.persist.before")
+            await self._journal.append(hard_state, tuple(entries))
+            self._runtime.probes.reach("raft.persist.after")
+        for write in writes:
+            for message in write.messages:
+                self._send(message)
+        newest = next((w.persisted for w in reversed(writes) if w.persisted is not None), None)
+        if newest is not None:
+            self._step(newest)

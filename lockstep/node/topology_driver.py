@@ -1,0 +1,182 @@
+"""Runs the topology coordinator's decisions while this node leads the metadata group.
+
+Invariant: this module decides nothing: it asks `topology.step` what is next, gathers the acknowledgements
+and work reports that the answer names, and submits the entries it proposes. All that must survive is in
+the metadata, so any other leader continues from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.operations import Stage
+from lockstep.node.messages import EpochQuery, EpochReply, RunWork, WorkStatus
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.submission import Submitter
+from lockstep.replication import verbs
+from lockstep.replication.handshake import PeerInfo
+from lockstep.replication.internode import Internode
+from lockstep.runtime.ports import Runtime
+from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, Wait, WorkOrder, WorkReport, step
+from lockstep.values.errors import LockstepError
+from lockstep.values.ids import NodeId
+
+#: One round of questions to nodes that block a barrier.
+QUERY_TIMEOUT_MS = 1000
+#: Pause between rounds while something blocks.
+ROUND_PAUSE_MS = 50
+#: One RUN_WORK request; above the target's own hold time.
+WORK_TIMEOUT_MS = 5000
+#: One submission of a step; a leader that cannot commit in it has probably lost its place.
+STEP_TIMEOUT_MS = 10_000
+
+
+class Blocking(msgspec.Struct, frozen=True):
+    """What a running operation waits for, since when (wall clock)."""
+
+    operation_id: int
+    node: int
+    reason: str
+    since_us: int
+
+
+class TopologyDriver:
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: MetadataState,
+        internode: Internode,
+        submitter: Submitter,
+        *,
+        own_id: Callable[[], int],
+        is_leader: Callable[[], bool],
+        alive: Callable[[int], bool],
+        log: Callable[..., None],
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._internode = internode
+        self._submitter = submitter
+        self._own_id = own_id
+        self._is_leader = is_leader
+        self._alive = alive
+        self._log = log
+        self._wake = asyncio.Event()
+        self._acknowledged: dict[NodeId, int] = {}
+        self._work: dict[tuple[int, Stage, NodeId], WorkReport] = {}
+        self._since: dict[tuple[int, int, str], int] = {}
+        self.blocking: tuple[Blocking, ...] = ()
+        self.progress: dict[int, WorkStatus] = {}
+        state.listen(self._applied)
+
+    def start(self) -> None:
+        self._runtime.tasks.spawn(self._run(), "topology.coordinator")
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def heard(self, peer: PeerInfo, epoch: int) -> None:
+        """An epoch in a message is an acknowledgement: it was durable before it was sent."""
+        node = NodeId(peer.node_id)
+        if node and epoch > self._acknowledged.get(node, 0):
+            self._acknowledged[node] = epoch
+            self._wake.set()
+
+    def _applied(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        live = {operation.id for operation in after.operations}
+        self._work = {key: report for key, report in self._work.items() if key[0] in live}
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._is_leader() and self._state.current.operations and self._state.broken is None:
+                try:
+                    if not await self._round():
+                        break
+                except LockstepError as error:
+                    self._log("topology.step_failed", error=str(error))
+                    await asyncio.sleep(ROUND_PAUSE_MS / 1000)
+            self.blocking = ()
+
+    async def _round(self) -> bool:
+        cluster = self._state.current
+        own = NodeId(self._own_id())
+        decision = step(
+            cluster,
+            Reports(
+                acknowledged={**self._acknowledged, own: cluster.epoch},
+                work=dict(self._work),
+                dead=tuple(n.id for n in cluster.directory.nodes if not self._alive(n.id)),
+            ),
+        )
+        if isinstance(decision, Idle):
+            return False
+        if isinstance(decision, Propose):
+            self._runtime.probes.reach("topology.propose")
+            self.blocking = ()
+            await self._submitter.submit(decision.transformation, STEP_TIMEOUT_MS)
+        elif isinstance(decision, RunWorkOrders):
+            await self._run_orders(cluster, decision.orders)
+        else:
+            await self._ask(cluster, decision)
+        return True
+
+    async def _ask(self, cluster: ClusterMetadata, wait: Wait) -> None:
+        now = self._runtime.clock.wall_us()
+        keys = [(wait.operation_id, node, reason) for node, reason in wait.blockers]
+        self._since = {key: self._since.get(key, now) for key in keys}
+        self.blocking = tuple(Blocking(*key, since_us=self._since[key]) for key in keys)
+        async with asyncio.TaskGroup() as group:
+            for node, _reason in wait.blockers:
+                group.create_task(self._query(cluster, node, wait.epoch))
+        if self._state.current is cluster and any(
+            self._acknowledged.get(NodeId(node), 0) < wait.epoch for node, _ in wait.blockers
+        ):
+            await asyncio.sleep(ROUND_PAUSE_MS / 1000)
+
+    async def _query(self, cluster: ClusterMetadata, node: int, epoch: int) -> None:
+        info = cluster.directory.by_id.get(NodeId(node))
+        if info is None or node == self._own_id():
+            return
+        try:
+            reply: EpochReply = await self._internode.request(
+                (info.address, info.internode_port),
+                verbs.EPOCH_QUERY,
+                EpochQuery(epoch),
+                QUERY_TIMEOUT_MS,
+            )
+        except LockstepError as error:
+            self._log("topology.barrier_waits", node=node, epoch=epoch, error=str(error))
+            return
+        known = self._acknowledged.get(NodeId(node), 0)
+        self._acknowledged[NodeId(node)] = max(known, reply.epoch)
+
+    async def _run_orders(self, cluster: ClusterMetadata, orders: tuple[WorkOrder, ...]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for order in orders:
+                group.create_task(self._run_order(cluster, order))
+
+    async def _run_order(self, cluster: ClusterMetadata, order: WorkOrder) -> None:
+        info = cluster.directory.by_id[order.node]
+        key = (order.operation_id, order.stage, order.node)
+        request = RunWork(order.operation_id, order.stage, order.session_id, cluster.epoch)
+        try:
+            status: WorkStatus = await self._internode.request(
+                (info.address, info.internode_port), verbs.RUN_WORK, request, WORK_TIMEOUT_MS
+            )
+        except LockstepError as error:
+            self._log("topology.work_waits", node=order.node, error=str(error))
+            await asyncio.sleep(ROUND_PAUSE_MS / 1000)
+            return
+        self.progress[order.operation_id] = status
+        if status.state == "done":
+            self._work[key] = WorkReport.DONE
+        elif status.state == "failed":
+            self._log("topology.work_failed", node=order.node, error=status.text)
+            await asyncio.sleep(ROUND_PAUSE_MS / 1000)

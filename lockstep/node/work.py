@@ -1,0 +1,162 @@
+"""Work of topology stages, done where its effect is: wiping ranges, streaming ranges in.
+
+Invariants: work runs only while its session is open in this node's own metadata, checked in the same step
+as each effect; the same order asked twice joins the running work; repeating finished work is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.operations import Operation, Stage
+from lockstep.node.catch_up import CatchUp
+from lockstep.node.messages import RunWork, WorkStatus
+from lockstep.node.metadata_state import MetadataState
+from lockstep.replication import verbs
+from lockstep.replication.handshake import PeerInfo
+from lockstep.replication.internode import Internode
+from lockstep.replication.streaming import StreamClient, StreamProgress
+from lockstep.runtime.ports import Runtime
+from lockstep.schema.model import Replication
+from lockstep.storage.engine import StorageEngine
+from lockstep.topology.stages import Work, stage_row
+from lockstep.topology.streams import StreamTask, stream_plan
+from lockstep.values.errors import LockstepError, SessionClosed
+
+#: How long one RUN_WORK request is held open before "running" is answered; bounds the coordinator's wait.
+WORK_POLL_MS = 1000
+#: Streams one target pulls at once: two keep source and target both busy.
+STREAMS_AT_ONCE_MAX = 2
+
+_Key = tuple[int, Stage, str]
+
+
+class _Running:
+    def __init__(self) -> None:
+        self.done = asyncio.Event()
+        self.error: LockstepError | None = None
+        self.progress = StreamProgress()
+
+
+class WorkService:
+    """`alive(node)` orders stream sources; it never decides ownership."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: MetadataState,
+        internode: Internode,
+        catch_up: CatchUp,
+        engine: StorageEngine,
+        streams: StreamClient,
+        own_id: Callable[[], int],
+        alive: Callable[[int], bool],
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._catch_up = catch_up
+        self._engine = engine
+        self._streams = streams
+        self._own_id = own_id
+        self._alive = alive
+        self._running: dict[_Key, _Running] = {}
+        internode.register(verbs.RUN_WORK, RunWork, WorkStatus, self._serve)
+        state.listen(self._forget_closed)
+
+    async def _serve(self, peer: PeerInfo, order: RunWork) -> WorkStatus:
+        await self._catch_up.reach(order.epoch, peer.endpoint)
+        operation = self._operation(order)
+        key = (order.operation_id, order.stage, order.session_id)
+        running = self._running.get(key)
+        if running is None:
+            running = self._running[key] = _Running()
+            self._runtime.tasks.spawn(
+                self._run(operation, running), f"work.{order.operation_id}.{order.stage}"
+            )
+        try:
+            async with asyncio.timeout(WORK_POLL_MS / 1000):
+                await running.done.wait()
+        except TimeoutError:
+            return self._status("running", running)
+        if running.error is not None:
+            self._running.pop(key, None)
+            return self._status("failed", running, str(running.error))
+        return self._status("done", running)
+
+    def _status(self, state: str, running: _Running, text: str = "") -> WorkStatus:
+        return WorkStatus(state, text, running.progress.moved_bytes, running.progress.fragments)
+
+    def _operation(self, order: RunWork) -> Operation:
+        operation = self._state.current.operations_by_id.get(order.operation_id)
+        if operation is not None and operation.stage is order.stage:
+            return operation
+        raise SessionClosed(f"operation {order.operation_id} has left the stage this work belongs to")
+
+    async def _run(self, operation: Operation, running: _Running) -> None:
+        try:
+            row = stage_row(operation.kind, operation.stage)
+            if row.work is Work.WIPE:
+                await self._wipe(operation)
+            elif row.work is Work.STREAM:
+                await self._stream(operation, running.progress)
+            self._runtime.probes.reach("work.done")
+        except LockstepError as error:
+            running.error = error
+        running.done.set()
+
+    async def _wipe(self, operation: Operation) -> None:
+        """Delete whatever is still stored for the ranges this node is about to gain."""
+        own = self._own_id()
+        sequence = 0
+        for transition in operation.transitions:
+            if own in transition.new and own not in transition.old:
+                if not self._state.current.session_open(operation.session_id):
+                    raise SessionClosed(f"session {operation.session_id} was closed before the wipe")
+                tables = table_ids(self._state.current, transition.replication)
+                sequence = self._engine.wipe(tables, transition.range)
+        await self._engine.synced(sequence)
+
+    async def _stream(self, operation: Operation, progress: StreamProgress) -> None:
+        cluster = self._state.current
+        dead = tuple(node.id for node in cluster.directory.nodes if not self._alive(node.id))
+        tasks = [t for t in stream_plan(operation, cluster, dead) if t.target == self._own_id()]
+        gate = asyncio.Semaphore(STREAMS_AT_ONCE_MAX)
+
+        async def one(task: StreamTask) -> None:
+            async with gate:
+                await self._stream_task(operation, task, progress)
+
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(one(task))
+
+    async def _stream_task(self, operation: Operation, task: StreamTask, progress: StreamProgress) -> None:
+        for table in table_ids(self._state.current, task.replication):
+            for source in task.sources:
+                node = self._state.current.directory.by_id[source]
+                await self._streams.stream_range(
+                    source=(node.address, node.internode_port),
+                    session_id=operation.session_id,
+                    table_id=table,
+                    range=task.range,
+                    epoch=operation.stage_epoch,
+                    progress=progress,
+                )
+
+    def _forget_closed(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        open_sessions = {session.id for session in after.sessions}
+        for key in list(self._running):
+            if key[2] not in open_sessions:
+                del self._running[key]
+
+
+def table_ids(cluster: ClusterMetadata, replication: Replication) -> tuple[int, ...]:
+    """Tables of every keyspace that is replicated this way."""
+    return tuple(
+        table.id
+        for keyspace in cluster.schema.keyspaces
+        if keyspace.replication == replication
+        for table in keyspace.tables
+    )
