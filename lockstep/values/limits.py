@@ -81,3 +81,29 @@ IN_COMBINATIONS_MAX: Final = 10_000
 DISK_OPEN_FILES_MAX: Final = 128
 #: Threads for blocking calls of one process: syncs of the metadata log and of each shard's store, in parallel.
 BLOCKING_THREADS_MAX: Final = 8
+#: Ring operations running at once. A new one is planned against every outcome of the running ones: 2^n plans.
+PARALLEL_OPERATIONS_MAX: Final = 4
+#: Plans kept per table and level of one metadata value; a full table of 16 tokens on 4096 nodes fits.
+PLANS_CACHED_MAX: Final = 65_536
+#: Writes a coordinator has in flight; above it clients are told to slow down. Each holds its mutation.
+WRITES_IN_FLIGHT_MAX: Final = 16_384
+#: Reads a coordinator has in flight; answers are held whole until they are merged.
+READS_IN_FLIGHT_MAX: Final = 4096
+#: Pause before a write or read asks a replica again whose connection failed.
+REPLICA_RETRY_MS: Final = 50
+#: A read asks one more replica when the answers take longer than this (or a quarter of its timeout).
+READ_EXTRA_AFTER_MS: Final = 200
+#: Rounds of one read that answers with hidden rows may cause; the asked rows double in each.
+SHORT_READ_ROUNDS_MAX: Final = 64
+#: How long a replica waits for metadata it needs before it refuses; fits twice into a client's timeout.
+REPLICA_CATCH_UP_MS: Final = 2000
+#: Range streams one node serves at once; each pins a store snapshot.
+STREAMS_OPEN_MAX: Final = 64
+#: A stream nobody asks for this long is closed: its snapshot keeps old files on disk.
+STREAM_IDLE_MS: Final = 60_000
+#: One STREAM_NEXT round trip: reading and sending a chunk takes milliseconds.
+STREAM_TIMEOUT_MS: Final = 10_000
+#: Attempts to continue one broken range stream, each from the last whole partition.
+STREAM_ATTEMPTS_MAX: Final = 10
+#: Longest time to live: 20 years, as in Cassandra, so that expiry times stay far from 32-bit limits of tools.
+TTL_S_MAX: Final = 20 * 365 * 24 * 3600

@@ -1,0 +1,200 @@
+"""From one ClusterMetadata value to whom a request asks, and when it is satisfied.
+
+Invariant: a plan is a pure function of the metadata value, table, token and level; a count is satisfied
+only by replicas of the plan's own group. Plans are kept per metadata value, so planning a write is a
+bisection and two look-ups.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.placement.placements import ReplicaGroup, RingPlacement
+from lockstep.placement.quorums import Requirement, required_reads, required_writes
+from lockstep.replication.handshake import Address
+from lockstep.schema.model import Replication, Table
+from lockstep.values.errors import InvalidRequest
+from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.limits import PLANS_CACHED_MAX
+from lockstep.values.tokens import Range
+
+
+class Target:
+    """One replica as a request sees it."""
+
+    __slots__ = ("address", "dc", "node")
+
+    def __init__(self, node: NodeId, address: Address, dc: str) -> None:
+        self.node = node
+        self.address = address
+        self.dc = dc
+
+
+class Plan:
+    """`targets` in the group's order; `needs` must all be met; `required` is what errors report."""
+
+    __slots__ = ("consistency", "epoch", "group", "needs", "needs_epoch", "range", "required", "targets")
+
+    def __init__(
+        self,
+        epoch: int,
+        table: Table,
+        range_: Range,
+        group: ReplicaGroup,
+        targets: tuple[Target, ...],
+        needs: tuple[Requirement, ...],
+        consistency: Consistency,
+    ) -> None:
+        self.epoch = epoch
+        self.needs_epoch = max(group.epoch, table.epoch)
+        self.range = range_
+        self.group = group
+        self.targets = targets
+        self.needs = needs
+        self.required = sum(need.count for need in needs)
+        self.consistency = consistency
+
+    def satisfied_by(self, nodes: Iterable[NodeId]) -> bool:
+        """Whether answers of these nodes (others are ignored) meet every need."""
+        held = frozenset(nodes)
+        return all(self._count(need.dc, held) >= need.count for need in self.needs)
+
+    def counted(self, nodes: Iterable[NodeId]) -> int:
+        """How many of these nodes count towards `required`, for error messages."""
+        held = frozenset(nodes)
+        return sum(min(need.count, self._count(need.dc, held)) for need in self.needs)
+
+    def _count(self, dc: str, held: frozenset[NodeId]) -> int:
+        return sum(1 for t in self.targets if t.node in held and (not dc or t.dc == dc))
+
+    @property
+    def simple(self) -> bool:
+        """One count over all targets: the hot path compares numbers only."""
+        return len(self.needs) == 1 and not self.needs[0].dc
+
+
+class TablePlacement:
+    """Where one table's tokens live in one metadata value, with the plans made so far."""
+
+    __slots__ = ("plans", "replication", "rights", "ring", "table")
+
+    def __init__(self, table: Table, replication: Replication, ring: RingPlacement) -> None:
+        self.table = table
+        self.replication = replication
+        self.ring = ring
+        self.rights = ring.rights
+        self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
+
+    def group_for(self, token: int) -> ReplicaGroup:
+        return self.ring.ranges[bisect_left(self.rights, token)].group
+
+
+class PlanBook:
+    """Plans against the newest metadata value this node knows.
+
+    `own_id` decides what is local; `metadata` is asked at every call, and a new value drops all plans.
+    """
+
+    def __init__(self, metadata: Callable[[], ClusterMetadata], own_id: Callable[[], int]) -> None:
+        self._metadata = metadata
+        self._own_id = own_id
+        self._cluster: ClusterMetadata | None = None
+        self._tables: dict[int, TablePlacement] = {}
+        self._kept = 0
+
+    @property
+    def cluster(self) -> ClusterMetadata:
+        return self._metadata()
+
+    def placement(self, table_id: int) -> TablePlacement | None:
+        """Where the table lives now; None when this node's metadata has no such table."""
+        cluster = self._metadata()
+        if cluster is not self._cluster or self._kept > PLANS_CACHED_MAX:
+            self._cluster = cluster
+            self._tables = {}
+            self._kept = 0
+        found = self._tables.get(table_id)
+        return found if found is not None else self._find(cluster, table_id)
+
+    def _find(self, cluster: ClusterMetadata, table_id: int) -> TablePlacement | None:
+        table = cluster.table(table_id)
+        if table is None:
+            return None
+        replication = cluster.schema.by_name[table.keyspace].replication
+        found = TablePlacement(table, replication, cluster.placements.ring(replication))
+        self._tables[table_id] = found
+        return found
+
+    def write_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
+        """InvalidRequest when the table is gone."""
+        return self._plan(table_id, token, consistency, True)
+
+    def read_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
+        """InvalidRequest when the table is gone."""
+        return self._plan(table_id, token, consistency, False)
+
+    def _plan(self, table_id: int, token: int, consistency: Consistency, writing: bool) -> Plan:
+        placement = self.placement(table_id)
+        if placement is None:
+            raise InvalidRequest(f"table id {table_id} is gone: it was dropped")
+        index = bisect_left(placement.rights, token)
+        key = (writing, consistency, index)
+        plan = placement.plans.get(key)
+        if plan is None:
+            plan = placement.plans[key] = self._make(placement, index, consistency, writing)
+            self._kept += 1
+        return plan
+
+    def _make(self, placement: TablePlacement, index: int, consistency: Consistency, writing: bool) -> Plan:
+        cluster = self._cluster
+        assert cluster is not None, "plans are made against a metadata value"
+        placed = placement.ring.ranges[index]
+        group = placed.group
+        dcs = cluster.directory.dc_by_id
+        local_dc = self._local_dc(cluster)
+        if writing:
+            needs = required_writes(
+                consistency, placement.replication, local_dc, group, lambda node: dcs[node]
+            )
+        else:
+            needs = required_reads(consistency, placement.replication, local_dc)
+        nodes = group.writes if writing else group.reads
+        by_id = cluster.directory.by_id
+        targets = tuple(
+            Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc) for node in nodes
+        )
+        return Plan(cluster.epoch, placement.table, placed.range, group, targets, needs, consistency)
+
+    def _local_dc(self, cluster: ClusterMetadata) -> str:
+        own = cluster.node(NodeId(self._own_id()))
+        return own.dc if own is not None else ""
+
+    def read_order(self, plan: Plan, alive: Callable[[int], bool]) -> list[Target]:
+        """A read plan's targets as they should be asked: this node, near ones alive, far ones alive,
+        then those that seem dead."""
+        own = self._own_id()
+        local_dc = self._local_dc(self._metadata())
+
+        def rank(target: Target) -> int:
+            if target.node == own:
+                return 0
+            if not alive(target.node):
+                return 3
+            return 1 if target.dc == local_dc else 2
+
+        return sorted(plan.targets, key=rank)
+
+
+def first_choice(plan: Plan, ordered: Iterable[Target]) -> list[Target]:
+    """The shortest prefix choice of `ordered` that meets every need; all useful ones when none does."""
+    missing = {need.dc: need.count for need in plan.needs}
+    chosen: list[Target] = []
+    for target in ordered:
+        for dc in (target.dc, ""):
+            if missing.get(dc, 0) > 0:
+                missing[dc] -= 1
+                chosen.append(target)
+                break
+    return chosen

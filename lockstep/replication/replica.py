@@ -1,0 +1,213 @@
+"""The replica side: judges the plan a request was made with, applies or reads, answers when durable.
+
+Invariants. The check of the epoch and the apply are one synchronous step, so no metadata change lies
+between them. A write is acknowledged only after it is synced. Writes are numbered as they are accepted,
+epochs of acceptance never fall, and `drain` returns only when all accepted under older epochs are durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.placement.placements import ReplicaGroup
+from lockstep.replication import verbs
+from lockstep.replication.handshake import Address, PeerInfo
+from lockstep.replication.internode import Internode, Respond
+from lockstep.replication.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
+from lockstep.replication.plans import PlanBook, TablePlacement
+from lockstep.runtime.ports import Runtime
+from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
+from lockstep.values.rows import Mutation, ReadCommand, ReadResult
+from lockstep.values.tokens import Range
+
+#: `await catch_up(epoch, source address)`: returns when the epoch is applied here, or raises PeerTimeout.
+CatchUp = Callable[[int, Address], Awaitable[None]]
+
+
+class Engine(Protocol):
+    """What replication needs of one node's storage."""
+
+    def apply(self, mutation: Mutation) -> int: ...
+
+    async def synced(self, sequence: int) -> None: ...
+
+    async def read(self, command: ReadCommand) -> ReadResult: ...
+
+
+class _Unsynced:
+    """A write that was applied and is not yet durable; `answer` gets a WriteReply or an error."""
+
+    __slots__ = ("accepted_epoch", "answer", "sequence")
+
+    def __init__(self, accepted_epoch: int, sequence: int, answer: Callable[[Any], None]) -> None:
+        self.accepted_epoch = accepted_epoch
+        self.sequence = sequence
+        self.answer = answer
+
+
+class ReplicaService:
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        engine: Engine,
+        metadata: Callable[[], ClusterMetadata],
+        catch_up: CatchUp,
+        own_id: Callable[[], int],
+    ) -> None:
+        self._runtime = runtime
+        self._probes = runtime.probes
+        self._engine = engine
+        self._metadata = metadata
+        self._catch_up = catch_up
+        self._own_id = own_id
+        self._plans = PlanBook(metadata, own_id)
+        self._unsynced: deque[_Unsynced] = deque()
+        self._syncing = False
+        self._accepted = 0
+        self._finished = 0
+        self._drains: list[tuple[int, asyncio.Future[None]]] = []
+        #: Why this store can make nothing durable any more; set by the first failed sync.
+        self._failed: LockstepError | None = None
+        internode.register_fast(verbs.WRITE, WriteRequest, WriteReply, self._receive_write)
+        internode.register_fast(verbs.READ_REPAIR, WriteRequest, WriteReply, self._receive_write)
+        internode.register(verbs.READ, ReadRequest, ReadReply, self._receive_read)
+
+    # -- writes -----------------------------------------------------------------------------------
+
+    def _receive_write(self, peer: PeerInfo, request: WriteRequest, respond: Respond) -> None:
+        if request.needs_epoch > self._metadata().epoch:
+            work = self._write_after_catch_up(peer.endpoint, request, respond)
+            self._runtime.tasks.spawn(work, "replica-catch-up")
+            return
+        self.write(request, respond)
+
+    async def _write_after_catch_up(
+        self, source: Address, request: WriteRequest, respond: Callable[[Any], None]
+    ) -> None:
+        try:
+            await self._catch_up(request.needs_epoch, source)
+            self.write(request, respond)
+        except LockstepError as error:
+            respond(error)
+
+    def write(self, request: WriteRequest, answer: Callable[[Any], None]) -> None:
+        """Judge and apply in one step; `answer` gets a WriteReply once durable, or a LockstepError.
+
+        Raises the refusal (StaleEpoch, NotReplica) or the engine's error when nothing was applied.
+        The caller has seen to it that this node has applied `needs_epoch`.
+        """
+        mutation = request.mutation
+        cluster = self._metadata()
+        placement = self._known_table(cluster, mutation.table_id, request.epoch)
+        group = placement.group_for(mutation.token)
+        self._check_plan(cluster, placement, group, request.epoch)
+        if self._own_id() not in group.writes:
+            raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
+        self._probes.reach("replica.write.accepted")
+        sequence = self._engine.apply(mutation)
+        self._accepted += 1
+        self._probes.reach("replica.write.applied")
+        self._unsynced.append(_Unsynced(cluster.epoch, sequence, answer))
+        if not self._syncing:
+            self._syncing = True
+            self._runtime.tasks.spawn(self._sync(), "replica-sync")
+
+    async def _sync(self) -> None:
+        """Wait for durability of everything applied so far, answer it, and again while there is more."""
+        while self._unsynced:
+            batch, self._unsynced = self._unsynced, deque()
+            try:
+                await self._engine.synced(batch[-1].sequence)
+            except LockstepError as error:
+                self._failed = error
+                for write in batch:
+                    write.answer(error)
+            else:
+                self._probes.reach("replica.write.synced")
+                for write in batch:
+                    write.answer(WriteReply(write.accepted_epoch))
+            self._finished += len(batch)
+            self._wake_drains()
+        self._syncing = False
+
+    # -- reads ------------------------------------------------------------------------------------
+
+    async def _receive_read(self, peer: PeerInfo, request: ReadRequest) -> ReadReply:
+        if request.needs_epoch > self._metadata().epoch:
+            await self._catch_up(request.needs_epoch, peer.endpoint)
+        return await self.read(request)
+
+    async def read(self, request: ReadRequest) -> ReadReply:
+        """Read while this node is a read replica of everything asked, under a plan that still holds.
+
+        StaleEpoch or NotReplica otherwise, also when that changed while the read ran.
+        """
+        accepted_epoch = self._check_read(request)
+        result = await self._engine.read(request.command)
+        self._check_read(request)
+        return ReadReply(accepted_epoch, result)
+
+    def _check_read(self, request: ReadRequest) -> int:
+        command = request.command
+        cluster = self._metadata()
+        placement = self._known_table(cluster, command.table_id, request.epoch)
+        own = self._own_id()
+        for placed in placement.ring.overlapping(Range(command.left, command.right)):
+            self._check_plan(cluster, placement, placed.group, request.epoch)
+            if own not in placed.group.reads:
+                raise NotReplica(f"node {own} answers no reads for tokens {placed.range}")
+        return cluster.epoch
+
+    # -- judging ----------------------------------------------------------------------------------
+
+    def _known_table(self, cluster: ClusterMetadata, table_id: int, epoch: int) -> TablePlacement:
+        placement = self._plans.placement(table_id)
+        if placement is None:
+            if cluster.epoch > epoch:
+                raise StaleEpoch(cluster.epoch)
+            raise NotReplica(f"table id {table_id} is not known at epoch {cluster.epoch}")
+        return placement
+
+    def _check_plan(
+        self, cluster: ClusterMetadata, placement: TablePlacement, group: ReplicaGroup, epoch: int
+    ) -> None:
+        if group.epoch > epoch or placement.table.epoch > epoch:
+            raise StaleEpoch(cluster.epoch)
+
+    # -- drain ------------------------------------------------------------------------------------
+
+    async def drain(self, epoch: int) -> None:
+        """Return when every write accepted here under an epoch below `epoch` is durable.
+
+        The caller has seen to it that this node has applied `epoch`. Raises the engine's error when a
+        write could not be made durable: nothing may then be built on this store.
+        """
+        assert self._metadata().epoch >= epoch, "a node drains for an epoch it has applied"
+        await self._probes.linger("replica.drain")
+        if self._failed is not None:
+            raise self._failed
+        if self._finished < self._accepted:
+            # Acceptance is in epoch order, so waiting for all accepted so far includes the older ones.
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._drains.append((self._accepted, waiting))
+            await waiting
+        if self._failed is not None:
+            raise self._failed
+
+    def unfinished(self) -> int:
+        """Writes accepted and not yet durable."""
+        return self._accepted - self._finished
+
+    def _wake_drains(self) -> None:
+        still: list[tuple[int, asyncio.Future[None]]] = []
+        for number, waiting in self._drains:
+            if number > self._finished:
+                still.append((number, waiting))
+            elif not waiting.done():
+                waiting.set_result(None)
+        self._drains = still
