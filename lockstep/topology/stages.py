@@ -1,0 +1,241 @@
+"""The stages of every operation, as tables.
+
+A row says who reads and writes while the stage lasts, what must be seen before the next step (barrier
+and drain), the work to do, and where success and failure lead. Invariant (checked by `problems`): every
+path ends, a stage that streams drains its sources first, and reads never move before the write-both
+stage that fills the new replicas.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from lockstep.metadata.operations import OperationKind, Stage, Transition
+from lockstep.values.ids import NodeId
+
+
+class Side(enum.StrEnum):
+    """Which replicas of a transition."""
+
+    OLD = "old"
+    UNION = "union"
+    NEW = "new"
+
+
+class Drain(enum.StrEnum):
+    """Whose older requests must be finished, beside having seen the step, before the stage's work."""
+
+    NONE = "none"
+    SOURCES = "sources"
+    ALL = "all"
+
+
+class Work(enum.StrEnum):
+    """What pending replicas do in the stage, under its session."""
+
+    NONE = "none"
+    WIPE = "wipe"
+    STREAM = "stream"
+
+
+class StageRow(msgspec.Struct, frozen=True):
+    """`next` None: the operation ends with the entry that leaves this stage.
+
+    `on_failure` None: past the point of return, the operation only goes forward. `in_use` lists the
+    groups that some coordinator may still use while the barrier runs; `pending_votes` counts the
+    union's write quorum with its pending replicas, as coordinators do (a cancelled newcomer may be dead
+    and must not block the way back).
+    """
+
+    stage: Stage
+    writes: Side
+    reads: Side
+    in_use: tuple[Side, ...]
+    barrier: bool
+    drain: Drain
+    work: Work
+    next: Stage | None
+    on_failure: Stage | None
+    pending_votes: bool = False
+
+
+_RANGE_MOVEMENT = (
+    StageRow(
+        stage=Stage.PREPARED,
+        writes=Side.OLD,
+        reads=Side.OLD,
+        in_use=(Side.OLD, Side.UNION),
+        barrier=True,
+        drain=Drain.NONE,
+        work=Work.WIPE,
+        next=Stage.WRITE_BOTH_READ_OLD,
+        on_failure=Stage.ROLLBACK_TO_NORMAL,
+    ),
+    StageRow(
+        stage=Stage.WRITE_BOTH_READ_OLD,
+        writes=Side.UNION,
+        reads=Side.OLD,
+        in_use=(Side.OLD, Side.UNION),
+        barrier=True,
+        drain=Drain.SOURCES,
+        work=Work.STREAM,
+        next=Stage.WRITE_BOTH_READ_NEW,
+        on_failure=Stage.ROLLBACK_TO_NORMAL,
+    ),
+    StageRow(
+        stage=Stage.WRITE_BOTH_READ_NEW,
+        writes=Side.UNION,
+        reads=Side.NEW,
+        in_use=(Side.OLD, Side.UNION, Side.NEW),
+        barrier=True,
+        drain=Drain.NONE,
+        work=Work.NONE,
+        next=Stage.NEW_ONLY,
+        on_failure=None,
+    ),
+    StageRow(
+        stage=Stage.NEW_ONLY,
+        writes=Side.NEW,
+        reads=Side.NEW,
+        in_use=(Side.UNION, Side.NEW),
+        barrier=True,
+        drain=Drain.NONE,
+        work=Work.NONE,
+        next=None,
+        on_failure=None,
+    ),
+    StageRow(
+        stage=Stage.ROLLBACK_TO_NORMAL,
+        writes=Side.OLD,
+        reads=Side.OLD,
+        in_use=(Side.OLD, Side.UNION),
+        barrier=True,
+        drain=Drain.NONE,
+        work=Work.NONE,
+        next=None,
+        on_failure=None,
+        pending_votes=True,
+    ),
+)
+
+#: Stage rows of each kind, the first stage first.
+TABLES: Mapping[OperationKind, tuple[StageRow, ...]] = {
+    OperationKind.BOOTSTRAP: _RANGE_MOVEMENT,
+    OperationKind.DECOMMISSION: _RANGE_MOVEMENT,
+}
+
+
+def row_of(kind: OperationKind, stage: Stage) -> StageRow:
+    """The row of a stage; KeyError when the kind has no such stage."""
+    for row in TABLES[kind]:
+        if row.stage is stage:
+            return row
+    raise KeyError(stage)
+
+
+def side_of(transition: Transition, side: Side) -> tuple[NodeId, ...]:
+    """The replicas that `side` names, in ring order of the old side first for the union."""
+    if side is Side.OLD:
+        return transition.old
+    return transition.new if side is Side.NEW else transition.union
+
+
+def group_at(row: StageRow, transition: Transition) -> tuple[tuple[NodeId, ...], tuple[NodeId, ...]]:
+    """(reads, writes) of the transition's range while the stage lasts; writes list the reads first."""
+    reads = side_of(transition, row.reads)
+    others = tuple(node for node in side_of(transition, row.writes) if node not in reads)
+    return reads, reads + others
+
+
+def problems(rows: Sequence[StageRow]) -> tuple[str, ...]:
+    """What is wrong with a stage table, as sentences; empty when it is sound."""
+    found = [problem for row in rows for problem in _row_problems(row, rows)]
+    names = [row.stage for row in rows]
+    if len(set(names)) != len(names):
+        found.append("a stage has two rows")
+    if not found:
+        found.extend(_path_problems(rows))
+    return tuple(found)
+
+
+def _row_problems(row: StageRow, rows: Sequence[StageRow]) -> list[str]:
+    found = []
+    known = {other.stage for other in rows}
+    for target in (row.next, row.on_failure):
+        if target is not None and target not in known:
+            found.append(f"{row.stage} leads to {target}, which has no row")
+    if row.work is Work.STREAM and row.drain is Drain.NONE:
+        found.append(f"{row.stage} streams without draining its sources")
+    if row.work is Work.STREAM and row.writes is not Side.UNION:
+        found.append(f"{row.stage} streams to replicas that get no writes")
+    if row.work is not Work.NONE and row.on_failure is None:
+        found.append(f"{row.stage} has work that can fail and no way back")
+    if not row.barrier:
+        found.append(f"{row.stage} has no barrier")
+    if row.writes is not Side.UNION and row.writes is not row.reads:
+        found.append(f"{row.stage} reads {row.reads} and writes only {row.writes}")
+    if row.next is None and row.writes is Side.UNION:
+        found.append(f"{row.stage} ends while both sides are written")
+    if row.writes not in row.in_use or row.reads not in row.in_use:
+        found.append(f"{row.stage} does not count its own groups as in use")
+    return found
+
+
+def _path_problems(rows: Sequence[StageRow]) -> list[str]:
+    table = {row.stage: row for row in rows}
+    found = []
+    streamed_before = _stages_after_streaming(rows[0], table)
+    for row in rows:
+        seen = [row.stage]
+        at: StageRow | None = row
+        while at is not None and at.next is not None:
+            if at.next in seen:
+                found.append(f"{row.stage} never ends: {' -> '.join([*seen, at.next])}")
+                break
+            seen.append(at.next)
+            at = table[at.next]
+        for target in (row.next, row.on_failure):
+            if target is not None and not _adjacent(row, table[target]):
+                found.append(f"{row.stage} -> {target} changes reads and writes at once")
+        if row.reads is Side.NEW and row.stage not in streamed_before:
+            found.append(f"{row.stage} reads new replicas that were never filled")
+        if row.on_failure is not None and row.reads is Side.NEW:
+            found.append(f"{row.stage} goes back in one step although reads have moved")
+    return found
+
+
+def _stages_after_streaming(first: StageRow, table: Mapping[Stage, StageRow]) -> list[Stage]:
+    after: list[Stage] = []
+    streamed = False
+    at: StageRow | None = first
+    for _ in table:
+        if at is None:
+            break
+        if streamed:
+            after.append(at.stage)
+        streamed = streamed or at.work is Work.STREAM
+        at = table[at.next] if at.next is not None else None
+    return after
+
+
+def _adjacent(row: StageRow, target: StageRow) -> bool:
+    """Only one of reads and writes changes, and what is read next was written before."""
+    if row.reads is target.reads:
+        return True
+    return row.writes is target.writes is Side.UNION
+
+
+def mermaid(kind: OperationKind) -> str:
+    """The table as a Mermaid state diagram."""
+    rows = TABLES[kind]
+    lines = ["stateDiagram-v2", f"  [*] --> {rows[0].stage}"]
+    for row in rows:
+        note = f"reads {row.reads}, writes {row.writes}, drain {row.drain}, work {row.work}"
+        lines.append(f"  {row.stage} : {note}")
+        lines.append(f"  {row.stage} --> {row.next or '[*]'} : barrier")
+        if row.on_failure is not None:
+            lines.append(f"  {row.stage} --> {row.on_failure} : cancel or failure")
+    return "\n".join(lines) + "\n"

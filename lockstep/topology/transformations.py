@@ -1,0 +1,215 @@
+"""Transformations that prepare, advance and cancel topology operations.
+
+Invariant: each entry moves one operation by one stage of its table, changes only ranges it has locked,
+and is refused unless every affected range stays safe against the version before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import Directory, NodeState
+from lockstep.metadata.operations import Lock, Operation, OperationKind, Session, Stage, Transition
+from lockstep.metadata.registry import EntryKind
+from lockstep.placement.deltas import GroupChange, cut, merged, with_groups
+from lockstep.placement.placements import Placements
+from lockstep.schema.model import Replication
+from lockstep.topology.planning import STATES, check_start, plan, refuse_unsafe_change
+from lockstep.topology.stages import TABLES, Work, group_at, row_of
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+
+
+class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
+    """Begin an operation: split the affected ranges and lock them; no replica changes yet.
+
+    `tokens` are those a bootstrapping node is to own, and empty for a decommission.
+    """
+
+    kind: OperationKind
+    node: NodeId
+    tokens: tuple[int, ...] = ()
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        wanted = tuple(sorted(self.tokens))
+        node = check_start(cluster, self.kind, self.node, wanted)
+        tokens = wanted if self.kind is OperationKind.BOOTSTRAP else node.tokens
+        operation_id, stage = cluster.next_operation_id, TABLES[self.kind][0].stage
+        operation = Operation(
+            id=operation_id,
+            kind=self.kind,
+            node=self.node,
+            tokens=tokens,
+            stage=stage,
+            stage_epoch=epoch,
+            transitions=plan(cluster, self.kind, self.node, tokens),
+            session_id=_session_id(operation_id, self.kind, stage),
+            history=((stage, epoch),),
+        )
+        lock = Lock(operation_id, tuple((t.replication, t.range) for t in operation.transitions))
+        return msgspec.structs.replace(
+            cluster,
+            directory=_with_state(cluster.directory, self.node, STATES[self.kind][1], node.tokens, epoch),
+            placements=_split(cluster.placements, operation),
+            operations=(*cluster.operations, operation),
+            locks=(*cluster.locks, lock),
+            sessions=_with_session(cluster.sessions, operation),
+            next_operation_id=operation_id + 1,
+        )
+
+
+class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
+    """Leave `stage` for the next one; leaving the last stage ends the operation and releases its locks."""
+
+    operation_id: int
+    stage: Stage
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        operation = _running(cluster, self.operation_id)
+        if operation.stage is not self.stage:
+            raise Rejected(f"{operation.title()} is in stage {operation.stage}, not {self.stage}")
+        row = row_of(operation.kind, operation.stage)
+        if row.next is None:
+            return _ended(cluster, operation, epoch)
+        return _entered(cluster, operation, row.next, epoch)
+
+
+class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
+    """Send an operation back, as long as reads have not moved. `reason` is kept for people."""
+
+    operation_id: int
+    reason: str = ""
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        operation = _running(cluster, self.operation_id)
+        target = row_of(operation.kind, operation.stage).on_failure
+        if target is None:
+            what = (
+                "is already rolling back"
+                if operation.stage is Stage.ROLLBACK_TO_NORMAL
+                else "goes forward only"
+            )
+            raise Rejected(f"{operation.title()} is in stage {operation.stage} and {what}")
+        cancelled = msgspec.structs.replace(operation, cancel_reason=self.reason)
+        return _entered(cluster, cancelled, target, epoch)
+
+
+def _running(cluster: ClusterMetadata, operation_id: int) -> Operation:
+    operation = cluster.operations_by_id.get(operation_id)
+    if operation is None:
+        raise Rejected(f"operation {operation_id} is not running")
+    return operation
+
+
+def _entered(cluster: ClusterMetadata, operation: Operation, stage: Stage, epoch: int) -> ClusterMetadata:
+    """The value with the operation in `stage` and its ranges' groups as that stage's row says."""
+    moved = msgspec.structs.replace(
+        operation,
+        stage=stage,
+        stage_epoch=epoch,
+        session_id=_session_id(operation.id, operation.kind, stage),
+        history=(*operation.history, (stage, epoch)),
+    )
+    return msgspec.structs.replace(
+        cluster,
+        placements=_stepped(cluster, moved, epoch),
+        operations=tuple(moved if other.id == moved.id else other for other in cluster.operations),
+        sessions=_with_session(cluster.sessions, moved),
+    )
+
+
+def _stepped(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Placements:
+    """Groups of the operation's ranges for its stage, each proved against the present group."""
+    row = row_of(operation.kind, operation.stage)
+    dc_of = cluster.directory.dc_by_id.__getitem__
+    changed = []
+    for replication, transitions in by_replication(operation.transitions).items():
+        before = cluster.placements.ring(replication)
+        changes = [GroupChange(t.range, *group_at(row, t)) for t in transitions]
+        after = with_groups(before, changes, epoch)
+        for transition in transitions:
+            for placed in before.overlapping(transition.range):
+                entered = after.group_for(min(placed.range.right, transition.range.right))
+                refuse_unsafe_change(placed.group, entered, transition, dc_of)
+        changed.append(after)
+    return cluster.placements.with_rings(tuple(changed))
+
+
+def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> ClusterMetadata:
+    """The value without the operation: ranges merged, lock and session gone, the node in its end state."""
+    others = tuple(other for other in cluster.operations if other.id != operation.id)
+    node = cluster.directory.by_id[operation.node]
+    if operation.stage is Stage.ROLLBACK_TO_NORMAL:
+        state, tokens = STATES[operation.kind][0], node.tokens
+    elif operation.kind is OperationKind.BOOTSTRAP:
+        state, tokens = NodeState.NORMAL, operation.tokens
+    else:
+        state, tokens = NodeState.LEFT, ()
+    return msgspec.structs.replace(
+        cluster,
+        directory=_with_state(cluster.directory, node.id, state, tokens, epoch),
+        placements=_merged(cluster.placements, operation, others),
+        operations=others,
+        locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
+        sessions=tuple(session for session in cluster.sessions if session.operation_id != operation.id),
+    )
+
+
+def by_replication(transitions: Sequence[Transition]) -> Mapping[Replication, list[Transition]]:
+    """Transitions grouped by replication, in their order."""
+    grouped: dict[Replication, list[Transition]] = {}
+    for transition in transitions:
+        grouped.setdefault(transition.replication, []).append(transition)
+    return grouped
+
+
+def _cuts(operation: Operation, replication: Replication) -> list[int]:
+    """Tokens at which the operation keeps ranges apart: its own tokens and the ends of its transitions."""
+    ends = [t.range for t in operation.transitions if t.replication == replication]
+    return [*operation.tokens, *(range_.left for range_ in ends), *(range_.right for range_ in ends)]
+
+
+def _split(placements: Placements, operation: Operation) -> Placements:
+    rings = [
+        cut(placements.ring(replication), _cuts(operation, replication))
+        for replication in by_replication(operation.transitions)
+    ]
+    return placements.with_rings(tuple(rings))
+
+
+def _merged(placements: Placements, operation: Operation, others: Sequence[Operation]) -> Placements:
+    rings = []
+    for replication in by_replication(operation.transitions):
+        keep = [token for other in others for token in _cuts(other, replication)]
+        rings.append(merged(placements.ring(replication), keep))
+    return placements.with_rings(tuple(rings))
+
+
+def _with_state(
+    directory: Directory, node_id: NodeId, state: NodeState, tokens: tuple[int, ...], epoch: int
+) -> Directory:
+    node = directory.by_id[node_id]
+    return directory.with_node(msgspec.structs.replace(node, state=state, tokens=tokens, epoch=epoch))
+
+
+def _session_id(operation_id: int, kind: OperationKind, stage: Stage) -> str:
+    """Deterministic, so that every node names the same session; empty when the stage has no work."""
+    return "" if row_of(kind, stage).work is Work.NONE else f"operation-{operation_id}-{stage}"
+
+
+def _with_session(sessions: Sequence[Session], operation: Operation) -> tuple[Session, ...]:
+    """Close the operation's former session and open that of its present stage, sorted by operation."""
+    kept = [session for session in sessions if session.operation_id != operation.id]
+    if operation.session_id:
+        kept.append(Session(operation.session_id, operation.id, operation.stage, operation.stage_epoch))
+    return tuple(sorted(kept, key=lambda session: session.operation_id))
+
+
+KINDS: dict[int, type] = {
+    EntryKind.PREPARE_OPERATION: PrepareOperation,
+    EntryKind.ADVANCE_OPERATION: AdvanceOperation,
+    EntryKind.CANCEL_OPERATION: CancelOperation,
+}
