@@ -1,0 +1,92 @@
+"""Owns the paths of the admin API that commands call; `local.admin_client` owns the exchange itself.
+
+Invariant: every answer is a JSON object with a `schema`; this module adds nothing to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from lockstep.local.admin_client import AdminClient
+from lockstep.node.configuration import split_address
+from lockstep.values.errors import ConfigurationError
+from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
+
+DEFAULT_HOST: Final = "127.0.0.1:7080"
+DEFAULT_ADMIN_PORT: Final = 7080
+
+
+class ClusterClient(msgspec.Struct, frozen=True):
+    """The operations of the admin API at one node."""
+
+    admin: AdminClient
+
+    def status(self) -> dict[str, Any]:
+        return self.admin.get("/v1/status")
+
+    def nodes(self) -> dict[str, Any]:
+        return self.admin.get("/v1/nodes")
+
+    def placements(self, keyspace: str) -> dict[str, Any]:
+        return self.admin.get("/v1/placements", keyspace=keyspace)
+
+    def describe(self, keyspace: str, table: str | None) -> dict[str, Any]:
+        return self.admin.get("/v1/describe", keyspace=keyspace, table=table)
+
+    def metadata(self, epoch: int | None) -> dict[str, Any]:
+        return self.admin.get("/v1/metadata", epoch=epoch)
+
+    def metadata_log(self, first: int, last: int) -> dict[str, Any]:
+        """Entries `first` to `last`, both included; the node may answer fewer, from `first` on."""
+        return self.admin.get("/v1/metadata/log", **{"from": first, "to": last})
+
+    def metadata_diff(self, one: int, other: int) -> dict[str, Any]:
+        return self.admin.get("/v1/metadata/diff", **{"from": one, "to": other})
+
+    def requests(self) -> dict[str, Any]:
+        return self.admin.get("/v1/requests")
+
+    def request(self, request_id: str) -> dict[str, Any]:
+        return self.admin.get(f"/v1/requests/{request_id}")
+
+    def submit(self, kind: str, node: int, *, dry_run: bool) -> dict[str, Any]:
+        return self.admin.post("/v1/requests", {"kind": kind, "node": node, "dry_run": dry_run})
+
+    def cancel(self, request_id: str) -> dict[str, Any]:
+        return self.admin.delete(f"/v1/requests/{request_id}")
+
+    def cms(self) -> dict[str, Any]:
+        return self.admin.get("/v1/cms")
+
+    def at(self, address: str, admin_port: int) -> ClusterClient:
+        """The same operations at another node."""
+        return ClusterClient(AdminClient(address, admin_port, self.admin.timeout_s))
+
+    def log_entries(self, first: int, last: int) -> list[dict[str, Any]]:
+        """All entries from `first` to `last`, fetched in several calls; stops where the node has no more."""
+        entries: list[dict[str, Any]] = []
+        at = first
+        while at <= last:
+            part = self.metadata_log(at, min(last, at + LOG_FETCH_ENTRIES_MAX - 1)).get("entries", [])
+            if not part or int(part[-1]["epoch"]) < at:
+                break
+            entries.extend(part)
+            at = int(part[-1]["epoch"]) + 1
+        return entries
+
+
+def connect(host: str, timeout_s: float) -> ClusterClient:
+    """A client for `host` or `host:port`; nothing is sent yet."""
+    address, port = split_address(host, DEFAULT_ADMIN_PORT)
+    return ClusterClient(AdminClient(address, port, timeout_s))
+
+
+def node_id(nodes: list[dict[str, Any]], wanted: str) -> int:
+    """The id of the node that `wanted` names: its id, host id or address. ConfigurationError if none."""
+    for node in nodes:
+        if wanted in (str(node.get("id")), str(node.get("host_id")), str(node.get("address"))):
+            return int(node["id"])
+    known = ", ".join(f"{node.get('id')} ({node.get('address')})" for node in nodes)
+    raise ConfigurationError(f"no node is called {wanted}", hint=f"nodes by id and address: {known}")

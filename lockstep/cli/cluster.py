@@ -1,0 +1,192 @@
+"""Owns `lockstep cluster`: local clusters of real processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lockstep.cli import options, render
+from lockstep.values.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lockstep.local.clusters import LocalCluster
+
+
+@click.group()
+def cluster() -> None:
+    """Clusters of real node processes on this machine, at 127.0.0.1, 127.0.0.2, …"""
+
+
+@cluster.command()
+@click.argument("name")
+@click.option("-n", "--nodes", default=3, show_default=True, help="Number of nodes.")
+@click.option("--dc", "dcs", multiple=True, metavar="D:N", help="N nodes in data centre D; may be repeated.")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting for all nodes."
+)
+@click.option("--first-address", default="127.0.0.1", show_default=True, help="Address of the first node.")
+@click.option("--start/--no-start", "begin", default=True, show_default=True)
+def create(
+    name: str, nodes: int, dcs: tuple[str, ...], assignments: tuple[str, ...], first_address: str, begin: bool
+) -> None:
+    """Create the cluster NAME and start it."""
+    from lockstep.local.clusters import LocalCluster
+
+    made = LocalCluster.create(
+        name,
+        nodes,
+        dcs=[_dc(text) for text in dcs],
+        settings=_settings(assignments),
+        first_address=first_address,
+    )
+    if begin:
+        made.start()
+    content = made.file
+    click.echo(f"cluster {name}: {len(content.nodes)} nodes {'serving' if begin else 'created'}")
+    if begin:
+        first = content.nodes[0].address
+        admin = (
+            ""
+            if (first, content.admin_port) == ("127.0.0.1", 7080)
+            else f" --host {first}:{content.admin_port}"
+        )
+        click.echo(f"\n  cqlsh {first} {content.cql_port}\n  lockstep status{admin}")
+    else:
+        click.echo(f"\n  lockstep cluster start {name}")
+
+
+@cluster.command()
+@click.argument("name")
+@click.argument("nodes", nargs=-1)
+def start(name: str, nodes: tuple[str, ...]) -> None:
+    """Start all nodes that do not run, or only NODES, and wait until they serve."""
+    started = _open(name).start(nodes)
+    click.echo(f"started {', '.join(started)}" if started else "all of them run already")
+
+
+@cluster.command()
+@click.argument("name")
+@click.option("--dc", default="dc1", show_default=True)
+@click.option("--rack", default="rack1", show_default=True)
+def add(name: str, dc: str, rack: str) -> None:
+    """Add a node; returns when it has joined and serves."""
+    node = _open(name).add(dc=dc, rack=rack)
+    click.echo(f"{node.name} joined at {node.address}")
+
+
+@cluster.command()
+@click.argument("name")
+@click.argument("nodes", nargs=-1, required=True)
+def kill(name: str, nodes: tuple[str, ...]) -> None:
+    """Kill NODES at once (SIGKILL), as a crash would."""
+    _open(name).kill(*nodes)
+    click.echo(f"killed {', '.join(nodes)}")
+
+
+@cluster.command()
+@click.argument("name")
+@click.argument("nodes", nargs=-1, required=True)
+def pause(name: str, nodes: tuple[str, ...]) -> None:
+    """Freeze NODES (SIGSTOP): they hold their connections and answer nothing."""
+    _open(name).pause(*nodes)
+    click.echo(f"paused {', '.join(nodes)}")
+
+
+@cluster.command()
+@click.argument("name")
+@click.argument("nodes", nargs=-1, required=True)
+def resume(name: str, nodes: tuple[str, ...]) -> None:
+    """Let paused NODES go on."""
+    _open(name).resume(*nodes)
+    click.echo(f"resumed {', '.join(nodes)}")
+
+
+@cluster.command()
+@click.argument("name")
+@click.argument("one", metavar="A[,A2…]")
+@click.argument("other", metavar="B[,B2…]")
+def partition(name: str, one: str, other: str) -> None:
+    """Cut all connections between nodes A and nodes B, in both directions."""
+    _open(name).partition(one.split(","), other.split(","))
+    click.echo(f"cut {one} from {other}")
+
+
+@cluster.command()
+@click.argument("name")
+def heal(name: str) -> None:
+    """End every partition."""
+    _open(name).heal()
+    click.echo("all nodes may talk to each other")
+
+
+@cluster.command()
+@click.argument("name")
+@click.argument("nodes", nargs=-1)
+def stop(name: str, nodes: tuple[str, ...]) -> None:
+    """Stop all nodes, or only NODES, in good order; kill those that do not."""
+    late = _open(name).stop(nodes)
+    click.echo("stopped")
+    if late:
+        click.echo(f"killed, because they did not stop in time: {', '.join(late)}", err=True)
+
+
+@cluster.command("list")
+@options.output
+def list_(output: str) -> None:
+    """List local clusters and their nodes."""
+    from lockstep.local.clusters import list_clusters
+
+    rows: list[dict[str, Any]] = []
+    for one in list_clusters():
+        content = one.file
+        for node in content.nodes:
+            state = one.state(node.name).value
+            rows.append({"cluster": one.name, "node": node.name, "address": node.address, "dc": node.dc})
+            rows[-1] |= {"state": state, "cql_port": content.cql_port, "admin_port": content.admin_port}
+    if output == "json":
+        render.json_out({"nodes": rows}, "local-clusters/1")
+    elif not rows:
+        click.echo("no local clusters; make one: lockstep cluster create try -n 3")
+    else:
+        columns = list(rows[0])
+        render.table(columns, [[row[name] for name in columns] for row in rows])
+
+
+@cluster.command()
+@click.argument("name")
+def destroy(name: str) -> None:
+    """Kill all nodes of NAME and delete everything it stored."""
+    _open(name).destroy()
+    click.echo(f"cluster {name} is gone")
+
+
+def _open(name: str) -> LocalCluster:
+    from lockstep.local.clusters import LocalCluster
+
+    return LocalCluster.open(name)
+
+
+def _dc(text: str) -> tuple[str, int]:
+    name, _, number = text.rpartition(":")
+    if not name or not number.isdecimal():
+        raise ConfigurationError(f"`{text}` is not a data centre and a number", hint="write --dc east:3")
+    return name, int(number)
+
+
+def _settings(assignments: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """`section.key=value` with the value written as in TOML; a bare word is a string."""
+    import tomllib
+
+    made: dict[str, dict[str, Any]] = {}
+    for text in assignments:
+        path, equals, written = text.partition("=")
+        section, dot, key = path.partition(".")
+        if not equals or not dot:
+            raise ConfigurationError(f"`{text}` is not a setting", hint="write --set storage.sync=periodic")
+        try:
+            value = tomllib.loads(f"value = {written}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = written
+        made.setdefault(section, {})[key] = value
+    return made

@@ -1,0 +1,22 @@
+"""Owns `lockstep describe`: the CQL statements that would make a keyspace or table again."""
+
+from __future__ import annotations
+
+import click
+
+from lockstep.cli import client, options, render
+
+
+@click.command()
+@click.argument("name", metavar="KEYSPACE[.TABLE]")
+@options.host
+@options.call_timeout
+@options.output
+def describe(name: str, host: str, call_timeout_s: float, output: str) -> None:
+    """Print the CQL that makes a keyspace with its tables, or one table."""
+    keyspace, _, table = name.partition(".")
+    answer = client.connect(host, call_timeout_s).describe(keyspace, table or None)
+    if output == "json":
+        render.json_out(answer, "describe/1")
+        return
+    click.echo("\n\n".join(str(statement.get("cql", "")) for statement in answer.get("statements", [])))

@@ -1,0 +1,55 @@
+"""Owns the options that several commands share, so that they read and behave the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from lockstep.cli.client import DEFAULT_HOST
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+#: A node answers status in milliseconds; longer than this it is paused, cut off or overloaded.
+CALL_TIMEOUT_S: Final = 10.0
+
+host: Decorator = click.option(
+    "--host",
+    default=DEFAULT_HOST,
+    envvar="LOCKSTEP_HOST",
+    show_default=True,
+    metavar="ADDRESS[:PORT]",
+    help="Admin address of any node of the cluster.",
+)
+call_timeout: Decorator = click.option(
+    "--call-timeout",
+    "call_timeout_s",
+    default=CALL_TIMEOUT_S,
+    show_default=True,
+    metavar="SECONDS",
+    type=float,
+)
+output: Decorator = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="json has a versioned schema and is meant for scripts.",
+)
+dry_run: Decorator = click.option(
+    "--dry-run", is_flag=True, help="Show the steps, what moves and what it waits for; change nothing."
+)
+wait: Decorator = click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Return when the operation has ended."
+)
+wait_timeout: Decorator = click.option(
+    "--timeout",
+    "timeout_s",
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    type=float,
+    help="Stop waiting after this long; the operation goes on.",
+)

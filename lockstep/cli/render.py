@@ -1,0 +1,128 @@
+"""Owns how answers look: aligned text everywhere, colour and boxes only on a terminal, JSON for scripts.
+
+Invariant: the text without a terminal holds the same facts as with one; nothing is told by colour alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+#: Columns of numbers are aligned to the right.
+_NUMERIC: Final = (int, float)
+
+
+def json_out(document: Mapping[str, Any], schema: str) -> None:
+    """Print a JSON object whose first member is its schema (the node's own, when it has one)."""
+    click.echo(json.dumps({"schema": schema, **document}, indent=2))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "") -> None:
+    """Print rows under their column names; nothing at all when there are no rows."""
+    if not rows:
+        return
+    texts = [[cell_text(cell) for cell in row] for row in rows]
+    right = [all(isinstance(row[i], _NUMERIC) for row in rows) for i in range(len(columns))]
+    if on_terminal():
+        _rich_table(columns, texts, right, title)
+        return
+    if title:
+        click.echo(title)
+    widths = [max(len(name), *(len(row[i]) for row in texts)) for i, name in enumerate(columns)]
+    for line in [list(columns), *texts]:
+        cells = [
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(line, widths, right, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def facts(pairs: Sequence[tuple[str, Any]]) -> None:
+    """Print `name  value` lines with the values in one column."""
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        click.echo(f"{name.ljust(width)}  {cell_text(value)}".rstrip())
+
+
+def document(body: Mapping[str, Any]) -> None:
+    """Print any answer: its plain members as facts, its lists of objects as tables, the rest indented."""
+    plain = [(k, v) for k, v in body.items() if k != "schema" and not isinstance(v, dict | list)]
+    facts(plain)
+    for key, value in body.items():
+        if isinstance(value, dict) and value:
+            click.echo(f"\n{key}")
+            facts([(f"  {name}", item) for name, item in value.items()])
+        elif isinstance(value, list) and value:
+            click.echo()
+            if all(isinstance(item, dict) for item in value):
+                columns = list(dict.fromkeys(name for item in value for name in item))
+                table(columns, [[item.get(name, "") for name in columns] for item in value], title=key)
+            else:
+                facts([(key, ", ".join(cell_text(item) for item in value))])
+
+
+def cell_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    return str(value)
+
+
+def bytes_text(count: int) -> str:
+    """`1.4 MiB` for people."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def styled(text: str, colour: str, *, bold: bool = False) -> str:
+    """Colour on a terminal that wants it, plain text elsewhere."""
+    return click.style(text, fg=colour, bold=bold) if on_terminal() and not _no_colour() else text
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def _no_colour() -> bool:
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def _rich_table(
+    columns: Sequence[str], texts: Sequence[Sequence[str]], right: Sequence[bool], title: str
+) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for name, to_right in zip(columns, right, strict=True):
+        made.add_column(name, justify="right" if to_right else "left", overflow="fold")
+    for row in texts:
+        made.add_row(*(_state_text(cell, Text) for cell in row))
+    Console(no_color=_no_colour()).print(made)
+
+
+_STATE_COLOURS: Final = {
+    "up": "green", "running": "green", "done": "green", "normal": "green",
+    "down": "red", "stopped": "red", "failed": "red",
+    "paused": "yellow", "joining": "yellow", "leaving": "yellow", "queued": "yellow",
+}  # fmt: skip
+
+
+def _state_text(cell: str, text_type: Any) -> Any:
+    return text_type(cell, style=_STATE_COLOURS.get(cell, ""))

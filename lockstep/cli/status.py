@@ -1,0 +1,117 @@
+"""Owns `lockstep status`: the verdict first, then the nodes, then what is running and why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from lockstep.cli import client, options, render
+
+SCHEMA = "status/1"
+
+
+@click.command()
+@options.host
+@options.call_timeout
+@options.output
+def status(host: str, call_timeout_s: float, output: str) -> None:
+    """Show whether the cluster is healthy, its nodes, and its running operations."""
+    answer = client.connect(host, call_timeout_s).status()
+    if output == "json":
+        render.json_out(answer, SCHEMA)
+        return
+    show(answer)
+
+
+def show(answer: Mapping[str, Any]) -> None:
+    """Print a `status/1` document."""
+    verdict = str(answer.get("verdict", "unknown"))
+    click.echo(render.styled(verdict, _verdict_colour(verdict), bold=True))
+    click.echo(_summary(answer))
+    click.echo()
+    nodes, epoch, leader = answer.get("nodes", []), int(answer.get("epoch", 0)), answer.get("leader")
+    render.table(
+        ["node", "address", "dc", "rack", "alive", "state", "tokens", "owns", "epoch", "metadata"],
+        [_node_row(node, epoch, leader) for node in nodes],
+    )
+    for operation in answer.get("operations", []):
+        click.echo()
+        show_operation(operation)
+
+
+def show_operation(operation: Mapping[str, Any]) -> None:
+    """Print one running operation: what it does, how far it is, and whom it waits for."""
+    parts = [f"operation {operation.get('id')}: {operation.get('kind')} node {operation.get('node')}"]
+    if operation.get("stage"):
+        stage_epoch = operation.get("stage_epoch")
+        since = f" since epoch {stage_epoch}" if stage_epoch else ""
+        parts.append(f"stage {operation['stage']}{since}")
+    progress = progress_text(operation.get("progress") or {})
+    click.echo(", ".join([*parts, *([progress] if progress else [])]))
+    for line in waiting_lines(operation):
+        click.echo(f"  {line}")
+
+
+def waiting_lines(operation: Mapping[str, Any]) -> list[str]:
+    """`waits for node 3: reason (12.0 s)` for each node an operation waits for."""
+    lines = []
+    for blocker in operation.get("waiting") or []:
+        since = blocker.get("since_s")
+        age = f" ({float(since):.1f} s)" if since is not None else ""
+        lines.append(f"waits for node {blocker.get('node')}: {blocker.get('reason')}{age}")
+    return lines
+
+
+def progress_text(progress: Mapping[str, Any]) -> str:
+    parts = []
+    if progress.get("bytes"):
+        parts.append(f"{render.bytes_text(int(progress['bytes']))} streamed")
+    if progress.get("fragments"):
+        parts.append(f"{int(progress['fragments']):,} fragments")
+    return ", ".join(parts)
+
+
+def _summary(answer: Mapping[str, Any]) -> str:
+    cluster, asked = answer.get("cluster") or {}, answer.get("node") or {}
+    nodes = answer.get("nodes", [])
+    alive = sum(1 for node in nodes if node.get("alive"))
+    leader = answer.get("leader")
+    return ", ".join(
+        [
+            f"cluster {cluster.get('name', '?')}",
+            f"{alive} of {len(nodes)} nodes alive",
+            f"epoch {answer.get('epoch', 0)} hash {str(answer.get('hash', ''))[:12]}",
+            f"metadata leader: {'none' if leader is None else f'node {leader}'}",
+            f"asked: {asked.get('address', '?')}",
+        ]
+    )
+
+
+def _node_row(node: Mapping[str, Any], epoch: int, leader: Any) -> list[Any]:
+    role = "voter" if node.get("voter") else ""
+    if node.get("id") == leader:
+        role = "leader"
+    seen = node.get("epoch")
+    behind = f" (-{epoch - seen})" if isinstance(seen, int) and seen < epoch else ""
+    owns = node.get("owns")
+    return [
+        node.get("id"),
+        node.get("address"),
+        node.get("dc"),
+        node.get("rack"),
+        "up" if node.get("alive") else "down",
+        node.get("state"),
+        node.get("tokens"),
+        f"{float(owns) * 100:.1f}%" if owns is not None else None,
+        f"{seen}{behind}" if seen is not None else None,
+        role,
+    ]
+
+
+def _verdict_colour(verdict: str) -> str:
+    first = verdict.lower().split(maxsplit=1)[0].rstrip(":,.") if verdict else ""
+    if first in ("healthy", "ok", "available"):
+        return "green"
+    return "red" if first in ("down", "unavailable", "critical", "stopped", "unknown") else "yellow"

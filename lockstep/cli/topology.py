@@ -1,0 +1,155 @@
+"""Owns `lockstep topology`: ask for topology operations, watch them, take them back.
+
+Invariant: a wait that ends early never says the operation failed; it prints the id and exits 5.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+
+from lockstep.cli import client, options, render
+from lockstep.cli.client import ClusterClient
+from lockstep.cli.status import progress_text, waiting_lines
+from lockstep.values.errors import OutcomeUnknown, PeerError
+
+#: How often a wait asks again; a person sees no delay, a node no load.
+POLL_S: Final = 0.2
+ENDED: Final = ("done", "failed", "cancelled")
+
+
+@click.group()
+def topology() -> None:
+    """Change who is in the cluster."""
+
+
+@topology.command()
+@click.argument("node", metavar="NODE")
+@options.dry_run
+@options.wait
+@options.wait_timeout
+@options.host
+@options.call_timeout
+@options.output
+def decommission(
+    node: str, dry_run: bool, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str
+) -> int:
+    """Move everything off NODE (id, host id or address), then let it leave."""
+    cluster = client.connect(host, call_timeout_s)
+    target = client.node_id(cluster.nodes().get("nodes", []), node)
+    answer = cluster.submit("decommission", target, dry_run=dry_run)
+    if dry_run:
+        _show(answer, output, "request-plan/1")
+        return 0
+    if not wait:
+        _show(answer, output, "request/1")
+        return 0
+    ended = follow(cluster, str(answer["id"]), timeout_s)
+    _show(ended, output, "request/1")
+    return _exit_code(ended)
+
+
+@topology.command()
+@click.argument("request_id", metavar="ID")
+@options.host
+@options.call_timeout
+@options.output
+def cancel(request_id: str, host: str, call_timeout_s: float, output: str) -> None:
+    """Take a request back while its reads have not moved yet."""
+    _show(client.connect(host, call_timeout_s).cancel(request_id), output, "request/1")
+
+
+@topology.command()
+@options.host
+@options.call_timeout
+@options.output
+def requests(host: str, call_timeout_s: float, output: str) -> None:
+    """List requests: queued, running, and those that ended lately."""
+    answer = client.connect(host, call_timeout_s).requests()
+    if output == "json":
+        render.json_out(answer, "requests/1")
+        return
+    rows = answer.get("requests", [])
+    if not rows:
+        click.echo("no requests")
+    columns = ("id", "kind", "node", "state", "stage")
+    table = [[*(row.get(name) for name in columns), progress_text(row.get("progress") or {})] for row in rows]
+    render.table([*columns, "progress"], table)
+
+
+@topology.command()
+@click.argument("request_id", metavar="[ID]", required=False)
+@options.wait_timeout
+@options.host
+@options.call_timeout
+@options.output
+def watch(request_id: str | None, timeout_s: float, host: str, call_timeout_s: float, output: str) -> int:
+    """Follow one request, or every running one, until it has ended."""
+    cluster = client.connect(host, call_timeout_s)
+    if request_id is not None:
+        wanted = [request_id]
+    else:
+        running = [r for r in cluster.requests().get("requests", []) if r.get("state") not in ENDED]
+        wanted = [str(r["id"]) for r in running]
+        if not wanted:
+            click.echo("nothing is running", err=True)
+    worst = 0
+    for one in wanted:
+        ended = follow(cluster, one, timeout_s)
+        _show(ended, output, "request/1")
+        worst = max(worst, _exit_code(ended))
+    return worst
+
+
+def follow(
+    cluster: ClusterClient, request_id: str, timeout_s: float, poll_s: float = POLL_S
+) -> dict[str, Any]:
+    """The request once it has ended; every change on the way is told on stderr.
+
+    Raises OutcomeUnknown when it still runs after `timeout_s`. A node that does not answer is asked again:
+    the operation itself does not depend on it.
+    """
+    deadline = time.monotonic() + timeout_s
+    told = ""
+    while True:
+        try:
+            request = cluster.request(request_id)
+            line = _progress_line(request)
+        except PeerError as error:
+            request, line = {}, f"no answer: {error.message}"
+        if request.get("state") in ENDED:
+            return request
+        if line != told:
+            click.echo(line, err=True)
+            told = line
+        if time.monotonic() >= deadline:
+            raise OutcomeUnknown(
+                f"request {request_id} still runs after {timeout_s:g} s",
+                hint=f"lockstep topology watch {request_id}",
+            )
+        time.sleep(poll_s)
+
+
+def _progress_line(request: Mapping[str, Any]) -> str:
+    parts = [f"request {request.get('id')}: {request.get('kind')} node {request.get('node')}"]
+    parts.append(str(request.get("stage") or request.get("state")))
+    progress = progress_text(request.get("progress") or {})
+    if progress:
+        parts.append(progress)
+    # Ages are left out, so that a line is printed when something changes and not each time it is asked.
+    parts.extend(line.rpartition(" (")[0] or line for line in waiting_lines(request))
+    return ", ".join(parts)
+
+
+def _show(answer: Mapping[str, Any], output: str, schema: str) -> None:
+    if output == "json":
+        render.json_out(answer, schema)
+    else:
+        render.document(answer)
+
+
+def _exit_code(request: Mapping[str, Any]) -> int:
+    return 0 if request.get("state") == "done" else 1

@@ -1,0 +1,315 @@
+"""Commands against a node with canned answers: what they ask, print, and exit with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lockstep.cli import render, topology
+from lockstep.cli.main import root
+from tests.cli.fake_admin import FakeAdmin, node, status
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(root, list(arguments))
+
+
+def ask(answers: dict[str, Any], *arguments: str) -> tuple[Result, FakeAdmin]:
+    with FakeAdmin(answers) as fake:
+        return run(*arguments, "--host", fake.host), fake
+
+
+OPERATION = {
+    "id": "17",
+    "kind": "decommission",
+    "node": 3,
+    "stage": "write-both",
+    "stage_epoch": 41,
+    "waiting": [{"node": 2, "reason": "has not applied epoch 41", "since_s": 4.06}],
+    "progress": {"bytes": 1_500_000, "fragments": 3412},
+}
+
+
+def test_status_shows_verdict_then_nodes_then_operations_with_reasons() -> None:
+    nodes = [node(1), node(2, epoch=40), node(3, alive=False, voter=False, state="leaving")]
+    answer = status(nodes=nodes, operations=[OPERATION], verdict="degraded: node 3 is down")
+    result, _ = ask({"GET /v1/status": answer}, "status")
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        "degraded: node 3 is down",
+        "cluster tour, 2 of 3 nodes alive, epoch 42 hash 9f3c1a2b4d5e, "
+        "metadata leader: node 2, asked: 127.0.0.1",
+        "",
+        "node  address    dc   rack   alive  state    tokens  owns   epoch    metadata",
+        "   1  127.0.0.1  dc1  rack1  up     normal       16  33.3%  42       voter",
+        "   2  127.0.0.2  dc1  rack1  up     normal       16  33.3%  40 (-2)  leader",
+        "   3  127.0.0.3  dc1  rack1  down   leaving      16  33.3%  42",
+        "",
+        "operation 17: decommission node 3, stage write-both since epoch 41, "
+        "1.4 MiB streamed, 3,412 fragments",
+        "  waits for node 2: has not applied epoch 41 (4.1 s)",
+    ]
+
+
+def test_json_is_the_nodes_answer_with_its_schema_first() -> None:
+    result, _ = ask({"GET /v1/status": status()}, "status", "-o", "json")
+    assert json.loads(result.stdout) == status()
+    assert result.stdout.splitlines()[1] == '  "schema": "status/1",'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "request_line", "schema"),
+    [
+        (["ring"], "GET /v1/nodes", "nodes/1"),
+        (["ring", "shop"], "GET /v1/placements?keyspace=shop", "placements/1"),
+        (["describe", "shop"], "GET /v1/describe?keyspace=shop", "describe/1"),
+        (["describe", "shop.item"], "GET /v1/describe?keyspace=shop&table=item", "describe/1"),
+        (["metadata", "show"], "GET /v1/metadata", "metadata/1"),
+        (["metadata", "show", "--epoch", "7"], "GET /v1/metadata?epoch=7", "metadata/1"),
+        (["metadata", "diff", "3", "9"], "GET /v1/metadata/diff?from=3&to=9", "metadata-diff/1"),
+        (["cms", "describe"], "GET /v1/cms", "cms/1"),
+        (["topology", "requests"], "GET /v1/requests", "requests/1"),
+        (["topology", "cancel", "17"], "DELETE /v1/requests/17", "request/1"),
+    ],
+)
+def test_each_command_asks_for_its_path_and_prints_json_with_a_schema(
+    arguments: list[str], request_line: str, schema: str
+) -> None:
+    result, fake = ask({request_line: {"value": 1}}, *arguments, "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert fake.calls == [(request_line, None)]
+    assert json.loads(result.stdout) == {"schema": schema, "value": 1}
+    result, _ = ask({request_line: {"value": 1}}, *arguments)
+    assert result.exit_code == 0, result.output
+
+
+def test_ring_of_a_keyspace_lists_its_ranges_and_replicas() -> None:
+    ranges = [{"start": -10, "end": 0, "reads": [1, 2], "writes": [1, 2, 3]}]
+    answer = {"schema": "placements/1", "epoch": 42, "keyspace": "shop", "ranges": ranges}
+    result, _ = ask({"GET /v1/placements?keyspace=shop": answer}, "ring", "shop")
+    assert "keyspace shop, epoch 42, 1 ranges" in result.output
+    assert "-10" in result.output
+    assert "1 2 3" in result.output
+
+
+def test_describe_prints_statements_that_can_be_piped_on() -> None:
+    statements = [{"cql": "CREATE KEYSPACE a;"}, {"cql": "CREATE TABLE a.b (k int PRIMARY KEY);"}]
+    result, _ = ask({"GET /v1/describe?keyspace=a": {"statements": statements}}, "describe", "a")
+    assert result.output == "CREATE KEYSPACE a;\n\nCREATE TABLE a.b (k int PRIMARY KEY);\n"
+
+
+def test_diff_shows_before_and_after_of_each_path() -> None:
+    changes = [{"path": "nodes/3/state", "before": "normal", "after": "leaving"}, {"path": "x", "after": 1}]
+    result, _ = ask({"GET /v1/metadata/diff?from=1&to=2": {"changes": changes}}, "metadata", "diff", "1", "2")
+    assert result.output == "nodes/3/state\n  - normal\n  + leaving\nx\n  + 1\n"
+
+
+def test_node_info_joins_identity_and_progress() -> None:
+    result, _ = ask({"GET /v1/status": status()}, "node", "info", "-o", "json")
+    facts = json.loads(result.stdout)
+    assert (facts["schema"], facts["id"], facts["host_id"], facts["epoch"]) == ("node/1", 1, "h1", 42)
+    assert facts["rack"] == "rack1"
+
+
+def entries(first: int, last: int, branch: int = 10**9) -> list[dict[str, Any]]:
+    """A hash chain; from epoch `branch` on it is another one."""
+
+    def digest(epoch: int) -> str:
+        return f"{'b' if epoch >= branch else 'a'}{epoch:04d}"
+
+    return [
+        {"epoch": e, "kind": "k", "actor": "n1", "term": 1, "previous_hash": digest(e - 1), "hash": digest(e)}
+        for e in range(first, last + 1)
+    ]
+
+
+def test_cms_log_shows_the_newest_entries() -> None:
+    answers = {
+        "GET /v1/status": status(epoch=42),
+        "GET /v1/metadata/log?from=13&to=42": {"entries": entries(13, 42)},
+    }
+    result, _ = ask(answers, "cms", "log")
+    assert len(result.output.splitlines()) == 31
+    assert result.output.splitlines()[-1].startswith("   42  k")
+
+
+def test_a_long_log_is_fetched_in_parts() -> None:
+    answers = {
+        "GET /v1/metadata/log?from=1&to=256": {"entries": entries(1, 200)},
+        "GET /v1/metadata/log?from=201&to=300": {"entries": entries(201, 300)},
+    }
+    result, fake = ask(answers, "cms", "log", "--from", "1", "--to", "300", "-o", "json")
+    assert [e["epoch"] for e in json.loads(result.stdout)["entries"]] == list(range(1, 301))
+    assert len(fake.calls) == 2
+
+
+def verify(others: dict[str, Any], epoch: int = 5) -> tuple[Result, list[str]]:
+    """Run `metadata verify` on two nodes of which the second answers `others`."""
+    log = f"GET /v1/metadata/log?from=1&to={epoch}"
+    with FakeAdmin({}, "127.0.0.2") as second, FakeAdmin({}) as first:
+        nodes = [node(1, admin_port=first.port), node(2, admin_port=second.port)]
+        first.answers = {"GET /v1/status": status(), "GET /v1/nodes": {"nodes": nodes}}
+        first.answers["GET /v1/status"] = status(epoch=epoch)
+        first.answers[log] = {"entries": entries(1, epoch)}
+        second.answers = {log: others}
+        result = run("metadata", "verify", "--host", first.host, "-o", "json")
+    return result, [finding["result"] for finding in json.loads(result.stdout)["nodes"]]
+
+
+def test_verify_agrees_when_all_chains_are_one() -> None:
+    result, findings = verify({"entries": entries(1, 5)})
+    assert (result.exit_code, findings) == (0, ["agrees", "agrees"])
+
+
+def test_verify_finds_another_history_at_the_same_epoch() -> None:
+    result, findings = verify({"entries": entries(1, 5, branch=4)})
+    assert (result.exit_code, findings) == (1, ["agrees", "differs"])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        entries(1, 2) + entries(4, 5),
+        entries(1, 3) + entries(4, 5, branch=3),
+    ],
+)
+def test_verify_finds_a_gap_and_a_broken_chain(broken: list[dict[str, Any]]) -> None:
+    result, findings = verify({"entries": broken})
+    assert (result.exit_code, findings) == (1, ["agrees", "differs"])
+
+
+def test_verify_is_partly_done_when_a_node_cannot_be_asked() -> None:
+    result, findings = verify((503, {"code": "PEER_UNREACHABLE", "message": "gone"}))  # type: ignore[arg-type]
+    assert (result.exit_code, findings) == (6, ["agrees", "unreachable"])
+
+
+NODES = {"nodes": [node(1), node(2), node(3)]}
+
+
+@pytest.mark.parametrize("name", ["3", "127.0.0.3", "00000000-0000-0000-0000-000000000003"])
+def test_decommission_finds_its_node_by_any_name_and_waits_for_the_end(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topology.time, "sleep", lambda seconds: None)
+    running = {"id": "17", "kind": "decommission", "node": 3, "state": "running"}
+    answers = {
+        "GET /v1/nodes": NODES,
+        "POST /v1/requests": {"id": "17", "state": "queued"},
+        "GET /v1/requests/17": [
+            {**running, "state": "queued"},
+            running | OPERATION,
+            running | {"state": "done"},
+        ],
+    }
+    result, fake = ask(answers, "topology", "decommission", name)
+    assert result.exit_code == 0, result.output
+    assert ("POST /v1/requests", {"kind": "decommission", "node": 3, "dry_run": False}) in fake.calls
+    assert "waits for node 2: has not applied epoch 41" in result.stderr
+    assert "state  done" in result.stdout
+
+
+def test_a_dry_run_changes_nothing_and_prints_the_plan() -> None:
+    plan = {
+        "schema": "request-plan/1",
+        "steps": [{"step": "write-both", "moves": 10}],
+        "reversible_until": "x",
+    }
+    result, fake = ask(
+        {"GET /v1/nodes": NODES, "POST /v1/requests": plan}, "topology", "decommission", "2", "--dry-run"
+    )
+    assert fake.calls[-1][1] == {"kind": "decommission", "node": 2, "dry_run": True}
+    assert "write-both" in result.output
+
+
+def test_no_wait_returns_at_once_with_the_id() -> None:
+    answers = {"GET /v1/nodes": NODES, "POST /v1/requests": {"id": "17", "state": "queued"}}
+    result, fake = ask(answers, "topology", "decommission", "2", "--no-wait", "-o", "json")
+    assert json.loads(result.stdout) == {"schema": "request/1", "id": "17", "state": "queued"}
+    assert len(fake.calls) == 2
+
+
+def test_a_wait_that_ends_early_prints_the_id_and_exits_5() -> None:
+    answers = {
+        "GET /v1/nodes": NODES,
+        "POST /v1/requests": {"id": "17"},
+        "GET /v1/requests/17": {"id": "17", "state": "running"},
+    }
+    result, _ = ask(answers, "topology", "decommission", "2", "--timeout", "0")
+    assert result.exit_code == 5
+    assert "error[OUTCOME_UNKNOWN]: request 17 still runs" in result.stderr
+    assert "hint: lockstep topology watch 17" in result.stderr
+
+
+def test_a_failed_request_fails_the_command() -> None:
+    answers = {"GET /v1/requests/9": {"id": "9", "state": "failed", "error": "node 2 died"}}
+    result, _ = ask(answers, "topology", "watch", "9")
+    assert result.exit_code == 1
+    assert "node 2 died" in result.stdout
+
+
+def test_watch_follows_what_runs() -> None:
+    done = {"id": "9", "state": "done"}
+    answers = {
+        "GET /v1/requests": {"requests": [{"id": "8", "state": "done"}, {"id": "9", "state": "running"}]},
+        "GET /v1/requests/9": done,
+    }
+    result, fake = ask(answers, "topology", "watch")
+    assert result.exit_code == 0
+    assert [call for call, _ in fake.calls] == ["GET /v1/requests", "GET /v1/requests/9"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "exit_code", "text"),
+    [
+        (
+            (409, {"code": "PRECONDITION", "message": "too few nodes"}),
+            3,
+            "error[PRECONDITION]: too few nodes",
+        ),
+        ((409, {"error": {"code": "REJECTED", "message": "locked"}}), 3, "error[REJECTED]: locked"),
+        ((504, {"code": "OUTCOME_UNKNOWN", "message": "?", "hint": "look"}), 5, "hint: look"),
+        ((503, {"message": "no leader"}), 4, "error[PEER_UNREACHABLE]: no leader"),
+        ((400, {"message": "bad", "facts": {"epoch": 4}}), 2, "  epoch: 4"),
+        ((500, {}), 1, "error[LOCKSTEP]: GET /v1/status"),
+        ((200, b"<html>"), 1, "did not answer with JSON"),
+        ((200, b"[]"), 1, "answered with list"),
+    ],
+)
+def test_what_a_node_reports_decides_text_and_exit_code(answer: Any, exit_code: int, text: str) -> None:
+    result, _ = ask({"GET /v1/status": answer}, "status")
+    assert result.exit_code == exit_code
+    assert text in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_closed_port_is_unreachable() -> None:
+    with FakeAdmin({}) as fake:
+        gone = fake.host
+    result = run("status", "--host", gone)
+    assert result.exit_code == 4
+    assert f"error[PEER_UNREACHABLE]: no node answers at {gone}" in result.stderr
+    assert "hint: " in result.stderr
+
+
+def test_the_host_comes_from_the_environment_when_not_given() -> None:
+    with FakeAdmin({"GET /v1/nodes": {"nodes": []}}) as fake:
+        assert run("ring", LOCKSTEP_HOST=fake.host).exit_code == 0
+        assert fake.calls == [("GET /v1/nodes", None)]
+
+
+def test_colour_and_boxes_appear_only_on_a_terminal_that_wants_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(render, "on_terminal", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    render.table(["node", "state"], [["n1", "up"]])
+    boxed = capsys.readouterr().out
+    assert "n1" in boxed
+    assert "─" in boxed
+    assert "\x1b[3" not in boxed
+    assert render.styled("fine", "green") == "fine"
+    monkeypatch.delenv("NO_COLOR")
+    assert "\x1b[32m" in render.styled("fine", "green")
