@@ -14,7 +14,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
-from lockstep.topology.stages import Drain, Side, StageRow, Work, row_of, side_of
+from lockstep.topology.stages import Drain, Side, StageRow, Work, side_of, stage_row
 from lockstep.topology.streams import StreamTask
 from lockstep.values.ids import NodeId
 
@@ -62,7 +62,7 @@ def barrier_need(
     operation: Operation, cluster: ClusterMetadata, tasks: Sequence[StreamTask] = ()
 ) -> BarrierNeed:
     """What the barrier on the operation's present stage needs; `tasks` are the streams still to run."""
-    row = row_of(operation.kind, operation.stage)
+    row = stage_row(operation.kind, operation.stage)
     dc_of = cluster.directory.dc_by_id.__getitem__
     groups: dict[GroupNeed, None] = {}
     for transition in operation.transitions:
@@ -99,14 +99,13 @@ def _group_needs(transition: Transition, side: Side, row: StageRow, dc_of: DcOf)
 
 
 def evaluate(
-    need: BarrierNeed, acknowledged: Mapping[NodeId, int], drained: Mapping[NodeId, int] | None = None
+    need: BarrierNeed, acknowledged: Mapping[NodeId, int], drained: Mapping[NodeId, int]
 ) -> BarrierState:
     """Whether the barrier passes.
 
     `acknowledged` is the newest epoch each node is known to have durably applied, `drained` the newest
     epoch below which it has no request left; a node that is absent has seen nothing.
     """
-    finished = drained if drained is not None else {}
     found: dict[NodeId, Missing] = {}
 
     def miss(node: NodeId, seen: int, reason: str) -> None:
@@ -116,7 +115,7 @@ def evaluate(
         if acknowledged.get(node, 0) < need.epoch:
             miss(node, acknowledged.get(node, 0), "receives ranges")
     for node in need.must_drain:
-        if min(acknowledged.get(node, 0), finished.get(node, 0)) < need.epoch:
+        if min(acknowledged.get(node, 0), drained.get(node, 0)) < need.epoch:
             miss(node, acknowledged.get(node, 0), "gives data and still has older requests to finish")
     for group in need.groups:
         unseen = [node for node in group.members if acknowledged.get(node, 0) < need.epoch]

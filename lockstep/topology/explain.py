@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.topology.stages import TABLES, row_of
-from lockstep.topology.step import Propose, Reports, RunWork, Wait, decide
+from lockstep.topology.stages import TABLES, stage_row
+from lockstep.topology.step import Propose, Reports, RunWorkOrders, Wait, decide
 
 
 def explain(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> tuple[str, ...]:
@@ -25,15 +25,15 @@ def headline(operation: Operation) -> str:
 
 def can_cancel(operation: Operation) -> bool:
     """Whether a cancel entry would be accepted now."""
-    return row_of(operation.kind, operation.stage).on_failure is not None
+    return stage_row(operation.kind, operation.stage).on_failure is not None
 
 
 def _lines(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> tuple[str, ...]:
     decision = decide(operation, cluster, reports)
     if isinstance(decision, Wait):
-        return tuple(f"waiting for node {node}: {reason}" for node, reason in decision.reasons)
-    if isinstance(decision, RunWork):
+        return tuple(f"waiting for node {node}: {reason}" for node, reason in decision.blockers)
+    if isinstance(decision, RunWorkOrders):
         return tuple(f"next: {order.kind} on node {order.node}" for order in decision.orders)
     assert isinstance(decision, Propose), "a running operation is never idle"
-    target = row_of(operation.kind, operation.stage).next
+    target = stage_row(operation.kind, operation.stage).next
     return (f"next: {f'enter {target}' if target is not None else 'finish'}",)

@@ -15,7 +15,7 @@ from lockstep.metadata.operations import Operation, OperationKind, Stage, Transi
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import adjacent_safe, dc_factors, intersects, majority
 from lockstep.schema.model import Replication
-from lockstep.topology.stages import Side, row_of
+from lockstep.topology.stages import Side, stage_row
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -67,7 +67,7 @@ def _writer_problems(
         if group.reads != group.writes:
             yield f"{where}: readers {group.reads} and writers {group.writes} differ outside an operation"
         return
-    row = row_of(operation.kind, operation.stage)
+    row = stage_row(operation.kind, operation.stage)
     readers = transition.new if row.reads is Side.NEW else transition.old
     both = set(transition.old) | set(transition.new)
     writers = {Side.OLD: set(transition.old), Side.NEW: set(transition.new), Side.UNION: both}[row.writes]
@@ -78,7 +78,7 @@ def _writer_problems(
 def _eligible(directory: Directory, operation: Operation | None) -> dict[NodeId, str]:
     """Node -> data centre of those that can be readers at the operation's stage."""
     eligible = {node.id: node.dc for node in directory.nodes if node.owns_tokens}
-    if operation is not None and row_of(operation.kind, operation.stage).reads is Side.NEW:
+    if operation is not None and stage_row(operation.kind, operation.stage).reads is Side.NEW:
         if operation.kind is OperationKind.BOOTSTRAP:
             eligible[operation.node] = directory.by_id[operation.node].dc
         else:
@@ -159,7 +159,7 @@ def check_endings(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str,
             side, states = Side.OLD, (NodeState.NONE, NodeState.NORMAL)
         else:
             side, states = Side.NEW, (NodeState.NORMAL, NodeState.LEFT)
-        if row_of(operation.kind, operation.stage).next is not None:
+        if stage_row(operation.kind, operation.stage).next is not None:
             found.append(f"OP-1: {operation.title()} ended in stage {operation.stage}")
         if node.state not in states:
             found.append(f"OP-1: {operation.title()} left its node {node.state}")
@@ -218,9 +218,7 @@ def check_stale_coordinators(
                     for node in old.writes
                     if _willing(history[max(seen.get(node, oldest), oldest) - oldest], ring, range_, old)
                 ]
-                found.extend(
-                    _stale_problems(newest, stale.epoch, ring.replication, range_, old, new, willing)
-                )
+                found.extend(_stale_problems(newest, stale.epoch, ring, range_, old, new, willing))
     return tuple(found)
 
 

@@ -128,7 +128,7 @@ TABLES: Mapping[OperationKind, tuple[StageRow, ...]] = {
 }
 
 
-def row_of(kind: OperationKind, stage: Stage) -> StageRow:
+def stage_row(kind: OperationKind, stage: Stage) -> StageRow:
     """The row of a stage; KeyError when the kind has no such stage."""
     for row in TABLES[kind]:
         if row.stage is stage:

@@ -14,41 +14,42 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.metadata.registry import EntryKind
 from lockstep.schema.model import Replication
-from lockstep.topology.barriers import BarrierState, barrier_need, evaluate
-from lockstep.topology.stages import Work, row_of
+from lockstep.topology.barriers import BarrierState, Missing, barrier_need, evaluate
+from lockstep.topology.stages import Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
 
-class WorkState(enum.StrEnum):
+class WorkReport(enum.StrEnum):
+    """What a node says of its part of a stage's work; it says FAILED only when retries cannot help."""
+
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
 
 
-class WorkReport(msgspec.Struct, frozen=True, array_like=True):
-    """What a node says of its part of a stage's work. A node reports FAILED only when retries cannot help."""
-
-    state: WorkState
-    text: str = ""
+#: Names one node's part of one stage's work: operation, stage, node.
+WorkKey = tuple[int, Stage, NodeId]
 
 
 class Reports(msgspec.Struct, frozen=True):
     """What the coordinator knows beside the metadata; all of it can be asked for again.
 
-    acknowledged: newest epoch each node has durably applied. drained: newest epoch such that every
-    request the node accepted under an older one is finished. work: (operation id, stage) -> node ->
-    report. dead: nodes the failure detector convicts; they only change who streams.
+    acknowledged: newest epoch each node has durably applied. work: one report for each part, and in
+    texts what the node said. dead: nodes the failure detector convicts; they only change who streams.
+    drained: newest epoch such that every request the node accepted under an older one is finished;
+    None when each source drains by itself before it answers a stream request that carries the stage's
+    epoch.
     """
 
     acknowledged: Mapping[NodeId, int] = {}
-    drained: Mapping[NodeId, int] = {}
-    work: Mapping[tuple[int, Stage], Mapping[NodeId, WorkReport]] = {}
+    work: Mapping[WorkKey, WorkReport] = {}
     dead: tuple[NodeId, ...] = ()
+    drained: Mapping[NodeId, int] | None = None
+    texts: Mapping[WorkKey, str] = {}
 
 
 class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
@@ -67,72 +68,81 @@ class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """Submit this entry, with an id derived from the operation and stage so that retries are duplicates."""
+    """Submit this entry. A second copy of it is refused, because it names the stage it leaves."""
 
-    kind: int
-    body: AdvanceOperation | CancelOperation
+    transformation: AdvanceOperation | CancelOperation
     operation_id: int
 
 
-class RunWork(msgspec.Struct, frozen=True):
+class RunWorkOrders(msgspec.Struct, frozen=True):
+    """Have each node do its part; asking again while it runs, or after it is done, is harmless."""
+
     orders: tuple[WorkOrder, ...]
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Nothing to do until a report changes: (node, reason), the node 0 when nobody in particular."""
+    """Nothing to do until a report changes.
 
-    reasons: tuple[tuple[NodeId, str], ...]
+    blockers: (node, reason). epoch: ask the blockers whether they have applied it. operation_id: the
+    first operation that waits.
+    """
+
+    operation_id: int
+    epoch: int
+    blockers: tuple[tuple[NodeId, str], ...]
 
 
 class Idle(msgspec.Struct, frozen=True):
     """No operation is running."""
 
 
-Decision = Propose | RunWork | Wait | Idle
-
-_NO_REPORTS: Mapping[NodeId, WorkReport] = {}
+Decision = Propose | RunWorkOrders | Wait | Idle
 
 
 def step(cluster: ClusterMetadata, reports: Reports) -> Decision:
     """The next thing to do for any running operation: an entry before work, work before waiting."""
-    if not cluster.operations:
-        return Idle()
     orders: list[WorkOrder] = []
-    reasons: list[tuple[NodeId, str]] = []
+    waits: list[Wait] = []
     for operation in cluster.operations:
         decision = decide(operation, cluster, reports)
         if isinstance(decision, Propose):
             return decision
-        if isinstance(decision, RunWork):
+        if isinstance(decision, RunWorkOrders):
             orders.extend(decision.orders)
         elif isinstance(decision, Wait):
-            reasons.extend(decision.reasons)
-    return RunWork(tuple(orders)) if orders else Wait(tuple(reasons))
+            waits.append(decision)
+    if orders:
+        return RunWorkOrders(tuple(orders))
+    if not waits:
+        return Idle()
+    blockers = tuple(blocker for wait in waits for blocker in wait.blockers)
+    return Wait(waits[0].operation_id, max(wait.epoch for wait in waits), blockers)
 
 
 def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> Decision:
     """The next thing to do for one operation; never Idle."""
-    row = row_of(operation.kind, operation.stage)
-    reported = reports.work.get((operation.id, operation.stage), _NO_REPORTS)
+    row = stage_row(operation.kind, operation.stage)
     orders = work_orders(operation, cluster, reports.dead)
-    failed = [(o.node, reported[o.node].text) for o in orders if _is(reported, o.node, WorkState.FAILED)]
+    failed = [order for order in orders if _report(reports, order) is WorkReport.FAILED]
     if failed and row.on_failure is not None:
-        reason = "; ".join(f"{row.work} failed on node {node}: {text}" for node, text in failed)
-        return Propose(EntryKind.CANCEL_OPERATION, CancelOperation(operation.id, reason), operation.id)
-    open_orders = [order for order in orders if not _is(reported, order.node, WorkState.DONE)]
+        return Propose(CancelOperation(operation.id, _failure_text(reports, failed)), operation.id)
+    open_orders = [order for order in orders if _report(reports, order) is not WorkReport.DONE]
     state = barrier_state(operation, cluster, reports, open_orders)
     if not state.passed:
-        return Wait(tuple((m.node, _missing_text(m.seen, m.needed, m.reason)) for m in state.missing))
-    starting = [order for order in open_orders if order.node not in reported]
+        return _wait(operation, [(m.node, _missing_text(m)) for m in state.missing])
+    starting = [order for order in open_orders if _report(reports, order) is None]
     starved = [task for order in starting for task in order.tasks if not task.sources]
     if starved:
-        return Wait(tuple((t.target, _starved_text(t)) for t in starved))
+        return _wait(operation, [(task.target, _starved_text(task)) for task in starved])
     if starting:
-        return RunWork(tuple(starting))
+        return RunWorkOrders(tuple(starting))
     if open_orders:
-        return Wait(tuple((o.node, _running_text(o, reported[o.node].text)) for o in open_orders))
-    body = AdvanceOperation(operation.id, operation.stage)
-    return Propose(EntryKind.ADVANCE_OPERATION, body, operation.id)
+        return _wait(operation, [(order.node, _running_text(reports, order)) for order in open_orders])
+    return Propose(AdvanceOperation(operation.id, operation.stage), operation.id)
+
+
+def _wait(operation: Operation, blockers: list[tuple[NodeId, str]]) -> Wait:
+    return Wait(operation.id, operation.stage_epoch, tuple(blockers))
 
 
 def barrier_state(
@@ -140,14 +150,15 @@ def barrier_state(
 ) -> BarrierState:
     """The barrier of the present stage; only sources of streams still to run must be drained."""
     tasks = [task for order in open_orders for task in order.tasks]
-    return evaluate(barrier_need(operation, cluster, tasks), reports.acknowledged, reports.drained)
+    drained = reports.drained if reports.drained is not None else reports.acknowledged
+    return evaluate(barrier_need(operation, cluster, tasks), reports.acknowledged, drained)
 
 
 def work_orders(
     operation: Operation, cluster: ClusterMetadata, dead: Sequence[NodeId]
 ) -> tuple[WorkOrder, ...]:
     """The stage's work, one order for each pending node, ascending; empty when the stage has none."""
-    row = row_of(operation.kind, operation.stage)
+    row = stage_row(operation.kind, operation.stage)
     ranges: dict[NodeId, list[tuple[Replication, Range]]] = {}
     tasks: dict[NodeId, list[StreamTask]] = {}
     if row.work is Work.WIPE:
@@ -171,18 +182,29 @@ def work_orders(
     )
 
 
-def _is(reported: Mapping[NodeId, WorkReport], node: NodeId, state: WorkState) -> bool:
-    report = reported.get(node)
-    return report is not None and report.state is state
+def _key(order: WorkOrder) -> WorkKey:
+    return (order.operation_id, order.stage, order.node)
 
 
-def _missing_text(seen: int, needed: int, reason: str) -> str:
-    return f"last seen epoch {seen}, needs {needed} ({reason})"
+def _report(reports: Reports, order: WorkOrder) -> WorkReport | None:
+    return reports.work.get(_key(order))
+
+
+def _failure_text(reports: Reports, failed: Sequence[WorkOrder]) -> str:
+    parts = (
+        f"{o.kind} failed on node {o.node}: {reports.texts.get(_key(o), 'no reason given')}" for o in failed
+    )
+    return "; ".join(parts)
+
+
+def _missing_text(missing: Missing) -> str:
+    return f"last seen epoch {missing.seen}, needs {missing.needed} ({missing.reason})"
 
 
 def _starved_text(task: StreamTask) -> str:
     return f"too few live replicas of ({task.range.left}, {task.range.right}] to stream from"
 
 
-def _running_text(order: WorkOrder, text: str) -> str:
+def _running_text(reports: Reports, order: WorkOrder) -> str:
+    text = reports.texts.get(_key(order), "")
     return f"{order.kind} is running{f': {text}' if text else ''}"

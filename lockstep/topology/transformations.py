@@ -18,7 +18,7 @@ from lockstep.placement.deltas import GroupChange, cut, merged, with_groups
 from lockstep.placement.placements import Placements
 from lockstep.schema.model import Replication
 from lockstep.topology.planning import STATES, check_start, plan, refuse_unsafe_change
-from lockstep.topology.stages import TABLES, Work, group_at, row_of
+from lockstep.topology.stages import TABLES, Work, group_at, stage_row
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 
@@ -71,7 +71,7 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
         operation = _running(cluster, self.operation_id)
         if operation.stage is not self.stage:
             raise Rejected(f"{operation.title()} is in stage {operation.stage}, not {self.stage}")
-        row = row_of(operation.kind, operation.stage)
+        row = stage_row(operation.kind, operation.stage)
         if row.next is None:
             return _ended(cluster, operation, epoch)
         return _entered(cluster, operation, row.next, epoch)
@@ -85,7 +85,7 @@ class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         operation = _running(cluster, self.operation_id)
-        target = row_of(operation.kind, operation.stage).on_failure
+        target = stage_row(operation.kind, operation.stage).on_failure
         if target is None:
             what = (
                 "is already rolling back"
@@ -123,7 +123,7 @@ def _entered(cluster: ClusterMetadata, operation: Operation, stage: Stage, epoch
 
 def _stepped(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Placements:
     """Groups of the operation's ranges for its stage, each proved against the present group."""
-    row = row_of(operation.kind, operation.stage)
+    row = stage_row(operation.kind, operation.stage)
     dc_of = cluster.directory.dc_by_id.__getitem__
     changed = []
     for replication, transitions in by_replication(operation.transitions).items():
@@ -197,7 +197,7 @@ def _with_state(
 
 def _session_id(operation_id: int, kind: OperationKind, stage: Stage) -> str:
     """Deterministic, so that every node names the same session; empty when the stage has no work."""
-    return "" if row_of(kind, stage).work is Work.NONE else f"operation-{operation_id}-{stage}"
+    return "" if stage_row(kind, stage).work is Work.NONE else f"operation-{operation_id}-{stage}"
 
 
 def _with_session(sessions: Sequence[Session], operation: Operation) -> tuple[Session, ...]:
