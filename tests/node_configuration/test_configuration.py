@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -148,3 +149,15 @@ tables = st.dictionaries(keys, scalars, max_size=4)
 @given(st.dictionaries(keys, st.one_of(tables, st.lists(tables, min_size=1, max_size=3)), max_size=4))
 def test_emitted_toml_reads_back_equal(document: dict[str, toml_text.Table | list[toml_text.Table]]) -> None:
     assert tomllib.loads(toml_text.emit(document)) == document
+
+
+def test_the_reference_page_has_every_key_with_its_default() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
+    rows = [line.split("|")[1:3] for line in page.read_text().splitlines() if line.startswith("| `")]
+    documented = {key.strip(" `"): default.strip().strip("`") for key, default in rows}
+    sections = tomllib.loads(render(Configuration()))
+    actual = {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
+    assert list(documented) == list(actual)
+    for key, value in actual.items():
+        if not key.startswith("node."):
+            assert tomllib.loads(f"value = {documented[key]}")["value"] == value, key
