@@ -140,7 +140,12 @@ class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReadResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A replica's (or the merged) answer. `more` = the limit stopped it, so rows may follow."""
+    """A replica's (or the merged) answer. `more` = the limit stopped it, so rows may follow.
+
+    With `more`, `end` is how far it looked: everything up to there is in the answer, dead rows included,
+    and nothing after it. It can be behind the last row, and a limit on bytes can stop before any live row.
+    """
 
     partitions: tuple[Partition, ...]
     more: bool = False
+    end: Position | None = None

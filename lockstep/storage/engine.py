@@ -1,0 +1,175 @@
+"""The storage engine of one shard: applies mutations, answers reads, moves ranges.
+
+Invariants. A mutation is one atomic batch. Nothing is acknowledged (`synced`) and nothing is answered
+(`read`, `digest`, `fragments`) that a power loss could take back. Redelivery changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from lockstep.runtime.ports import Runtime
+from lockstep.storage import keys
+from lockstep.storage.fragments import fragments_of
+from lockstep.storage.group_commit import GroupCommit
+from lockstep.storage.merging import BackgroundMerge
+from lockstep.storage.reading import Reading, partitions_between
+from lockstep.storage.reconcile import is_empty
+from lockstep.storage.store import Family, Pair, Store, StoreSnapshot
+from lockstep.values import codec
+from lockstep.values.errors import StorageError
+from lockstep.values.rows import Mutation, ReadCommand, ReadResult
+from lockstep.values.tokens import Range
+
+DIGEST_BYTES = 16
+
+
+class FragmentStream:
+    """The fragments of a range at one instant, in key order. Close it: it pins old versions."""
+
+    def __init__(self, snapshot: StoreSnapshot, lower: bytes, upper: bytes) -> None:
+        self._snapshot = snapshot
+        self._pairs = snapshot.scan(lower, upper)
+
+    def __iter__(self) -> Iterator[Pair]:
+        return self._pairs
+
+    def close(self) -> None:
+        self._snapshot.close()
+
+
+class StorageEngine:
+    """Owns its store: nothing else writes data to it or syncs it. Errors: DiskRefused once the disk
+    failed, CorruptFile when content cannot be read back."""
+
+    def __init__(self, store: Store, runtime: Runtime, *, background_merge: bool = True) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._commit = GroupCommit(store, runtime)
+        self._merge = BackgroundMerge(store, runtime)
+        self._ask_merge = self._merge.ask if background_merge else None
+
+    def apply(self, mutation: Mutation) -> int:
+        """Write a mutation, visible at once; returns the sequence to await with `synced` before
+        acknowledging it. InvalidRequest when it is too large, Overloaded when too much is unsynced."""
+        self._commit.admit()
+        prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
+        sequence = self._store.write(fragments_of(mutation, prefix))
+        self._commit.wrote(prefix, sequence)
+        self._runtime.probes.reach("storage.batch.written")
+        return sequence
+
+    async def synced(self, sequence: int) -> None:
+        """Return when everything up to `sequence` is durable; many waiters share one sync."""
+        await self._commit.synced(sequence)
+
+    async def read(self, command: ReadCommand) -> ReadResult:
+        """Canonical partitions with tombstones and with all cells of each row; see `ReadCommand`.
+
+        A limit of 0 means none. `more` is set by `row_limit` and by the byte limit, not by
+        `partition_row_limit`: a partition with that many live rows covers only up to its last row.
+        """
+        sequence = self._sequence_behind(command)
+        snapshot = self._store.snapshot()
+        try:
+            reading = Reading(snapshot, command, self._ask_merge)
+            for _ in reading.steps():
+                await asyncio.sleep(0)
+        finally:
+            snapshot.close()
+        if sequence:
+            await self._commit.synced(sequence)
+        return reading.result()
+
+    def _sequence_behind(self, command: ReadCommand) -> int:
+        if command.key is not None:
+            prefix = keys.partition_prefix(command.table_id, command.right, command.key)
+            return self._commit.unsynced_partition(prefix)
+        tokens = Range(command.left, command.right)
+        return self._commit.unsynced_between(*keys.token_bounds(command.table_id, tokens))
+
+    async def digest(self, table_id: int, tokens: Range) -> bytes:
+        """16 bytes that are equal on replicas with equal content, however fragmented it is."""
+        lower, upper = keys.token_bounds(table_id, tokens)
+        sequence = self._commit.unsynced_between(lower, upper)
+        snapshot = self._store.snapshot()
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        try:
+            for partition in partitions_between(snapshot, lower, upper):
+                if partition is None:
+                    await asyncio.sleep(0)
+                elif not is_empty(partition):
+                    digest.update(codec.encode(partition))
+        finally:
+            snapshot.close()
+        await self._commit.synced(sequence)
+        return digest.digest()
+
+    async def fragments(self, table_id: int, tokens: Range, after_key: bytes = b"") -> FragmentStream:
+        """A snapshot of a range's fragments, durable, behind the store key `after_key`."""
+        lower, upper = keys.token_bounds(table_id, tokens)
+        sequence = self._commit.unsynced_between(lower, upper)
+        snapshot = self._store.snapshot()
+        try:
+            await self._commit.synced(sequence)
+        except BaseException:
+            snapshot.close()
+            raise
+        # The smallest bytes above a key are the key followed by a zero byte.
+        return FragmentStream(snapshot, max(lower, after_key + b"\x00") if after_key else lower, upper)
+
+    async def ingest(self, pairs: Iterable[Pair]) -> None:
+        """Add streamed fragments in key order; durable on return. Ingesting them again changes nothing."""
+        self._commit.admit()
+        found = list(pairs)
+        if not found:
+            return
+        prefixes = _prefixes(found)
+        sequence = self._store.ingest(found)
+        for prefix in prefixes:
+            self._commit.wrote(prefix, sequence)
+        self._runtime.probes.reach("storage.batch.written")
+        await self._commit.synced(sequence)
+
+    async def wipe(self, table_ids: Sequence[int], tokens: Range) -> None:
+        """Forget a range of tables, durably: for ranges this node does not own."""
+        await self._delete_ranges([keys.token_bounds(table_id, tokens) for table_id in table_ids])
+
+    async def truncate(self, table_id: int) -> None:
+        """Forget all content of a table, durably."""
+        await self._delete_ranges([keys.table_bounds(table_id)])
+
+    async def drop_table(self, table_id: int) -> None:
+        """As truncate; table ids are never given again."""
+        await self._delete_ranges([keys.table_bounds(table_id)])
+
+    async def _delete_ranges(self, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        self._commit.admit()
+        sequence = 0
+        for lower, upper in ranges:
+            sequence = self._store.write([("delete_range", lower, upper)])
+            self._commit.wrote_range(lower, upper, sequence)
+            self._runtime.probes.reach("storage.batch.written")
+        await self._commit.synced(sequence)
+
+    async def close(self) -> None:
+        """End background work, wait for a sync in flight, release the store."""
+        await self._merge.stop()
+        await self._commit.settle()
+        self._store.close()
+
+
+def _prefixes(pairs: Sequence[Pair]) -> list[bytes]:
+    """The partitions touched; StorageError when a key is not a fragment's."""
+    prefixes: list[bytes] = []
+    end = b""
+    for store_key, _ in pairs:
+        if store_key[:1] != Family.DATA.value:
+            raise StorageError(f"{store_key.hex()} is not the key of a fragment")
+        if store_key >= end:
+            prefix = keys.split_partition(store_key)[2]
+            prefixes.append(prefix)
+            end = keys.partition_end(prefix)
+    return prefixes

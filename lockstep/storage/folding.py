@@ -1,0 +1,144 @@
+"""Folding: one partition's fragments, in key order, into its canonical state.
+
+Invariant: a row is finished only when a fragment of another place follows or the input ends, so every
+fragment of it was seen; the partition's deletions come first in key order, so each finished row is final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lockstep.storage import keys
+from lockstep.storage.deletions import Shadow, normal_ranges, stronger
+from lockstep.storage.fragments import decode_header, decode_row
+from lockstep.storage.reconcile import merge_rows
+from lockstep.storage.store import Pair
+from lockstep.storage.visible import row_is_live
+from lockstep.values import limits
+from lockstep.values.rows import Deletion, Partition, RangeDeletion, Row
+
+#: Told the place (partition prefix, place) of which a read saw many fragments.
+AskMerge = Callable[[bytes, bytes], None]
+
+_KIND_HEADER = keys.KIND_HEADER[0]
+_KIND_STATIC = keys.KIND_STATIC[0]
+_WRITE_BYTES = keys.WRITE_BYTES
+
+
+class PartitionFold:
+    """Feed it header, static and row fragments, in this order, then finish.
+
+    `room` is the number of live rows after which it is full.
+    """
+
+    __slots__ = (
+        "_ask_merge",
+        "_deletion",
+        "_group",
+        "_now_s",
+        "_place",
+        "_ranges",
+        "_room",
+        "_rows",
+        "_shadow",
+        "bytes_read",
+        "end",
+        "key",
+        "last",
+        "live",
+        "prefix",
+        "static",
+        "token",
+        "with_static",
+    )
+
+    def __init__(
+        self,
+        token: int,
+        key: bytes,
+        prefix: bytes,
+        *,
+        with_static: bool,
+        now_s: int,
+        room: int,
+        ask_merge: AskMerge | None,
+    ) -> None:
+        self.token = token
+        self.key = key
+        self.prefix = prefix
+        self.end = keys.partition_end(prefix)
+        self.with_static = with_static
+        self.static: Row | None = None
+        self.live = 0
+        self.bytes_read = 0
+        #: Clustering of the last finished row, live or not.
+        self.last: bytes | None = None
+        self._now_s = now_s
+        self._room = room
+        self._ask_merge = ask_merge
+        self._place: bytes | None = None
+        self._group: list[Pair] = []
+        self._deletion: Deletion | None = None
+        self._ranges: tuple[RangeDeletion, ...] = ()
+        self._shadow: Shadow | None = None
+        self._rows: list[Row] = []
+
+    def add(self, pair: Pair) -> bool:
+        """False when taken; True when the fold was full before this fragment, which it did not take."""
+        place = pair[0][:-_WRITE_BYTES]
+        if place == self._place:
+            self._group.append(pair)
+            return False
+        if self._place is not None and self._finish_place():
+            return True
+        self._place = place
+        self._group = [pair]
+        return False
+
+    def finish(self) -> Partition:
+        """The state of everything taken; may be empty."""
+        if self._place is not None:
+            self._finish_place()
+        return Partition(self.token, self.key, self._deletion, self._ranges, self.static, tuple(self._rows))
+
+    def _finish_place(self) -> bool:
+        place, group = self._place, self._group
+        self._place = None
+        assert place is not None and group, "a place has fragments"
+        kind = place[len(self.prefix)]
+        if len(group) >= limits.ROW_FRAGMENTS_MERGE_AT and self._ask_merge is not None:
+            self._ask_merge(self.prefix, place)
+        for store_key, value in group:
+            self.bytes_read += len(store_key) + len(value)
+        if kind == _KIND_HEADER:
+            self._finish_header(group)
+            return False
+        if kind == _KIND_STATIC:
+            if self.with_static:
+                states = [decode_row(store_key, value, b"") for store_key, value in group]
+                self.static = merge_rows(states, self._deletion)
+            return False
+        return self._finish_row(group)
+
+    def _finish_header(self, group: list[Pair]) -> None:
+        deletion: Deletion | None = None
+        ranges: list[RangeDeletion] = []
+        for store_key, value in group:
+            part = decode_header(store_key, value)
+            deletion = stronger(deletion, part.deletion)
+            ranges.extend(part.range_deletions)
+        self._deletion = deletion
+        self._ranges = normal_ranges(ranges, deletion)
+        if self._ranges:
+            self._shadow = Shadow(deletion, self._ranges)
+
+    def _finish_row(self, group: list[Pair]) -> bool:
+        clustering = keys.clustering_of(group[0][0], self.prefix)
+        over = self._deletion if self._shadow is None else self._shadow.over(clustering)
+        row = merge_rows([decode_row(key, value, clustering) for key, value in group], over)
+        self.last = clustering
+        if row is not None:
+            self._rows.append(row)
+            if row_is_live(row, self._now_s):
+                self.live += 1
+        return self.live >= self._room or self.bytes_read >= limits.READ_RESULT_BYTES_MAX

@@ -1,0 +1,136 @@
+"""Group commit: one sync at a time, each covering everything written before it began.
+
+Invariants. `synced(n)` returns only after a sync that began after write n has finished. A partition is
+known as unsynced from its write until such a sync has finished, so a reader can wait for exactly what it
+saw. After one failed sync every later call fails: nothing more can be promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from lockstep.runtime.ports import Runtime
+from lockstep.storage.store import Store
+from lockstep.values import limits
+from lockstep.values.errors import DiskRefused, Overloaded, StorageError
+
+
+class _Unsynced:
+    """What was written between two starts of a sync, with the last sequence that touched it."""
+
+    __slots__ = ("partitions", "ranges")
+
+    def __init__(self) -> None:
+        self.partitions: dict[bytes, int] = {}
+        self.ranges: list[tuple[bytes, bytes, int]] = []
+
+    def of_partition(self, prefix: bytes) -> int:
+        found = self.partitions.get(prefix, 0)
+        for lower, upper, sequence in self.ranges:
+            if lower <= prefix < upper:
+                found = max(found, sequence)
+        return found
+
+    def between(self, lower: bytes, upper: bytes) -> int:
+        found = 0
+        for prefix, sequence in self.partitions.items():
+            if sequence > found and lower <= prefix < upper:
+                found = sequence
+        for start, end, sequence in self.ranges:
+            if start < upper and lower < end:
+                found = max(found, sequence)
+        return found
+
+
+class GroupCommit:
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._covered = 0
+        self._written = 0
+        #: Written since the last sync began, and while it runs, what it is about to cover.
+        self._open = _Unsynced()
+        self._closing = _Unsynced()
+        self._closing_covers = 0
+        self._waiting: list[asyncio.Future[None]] = []
+        self._joined: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._failure: str | None = None
+
+    def admit(self) -> None:
+        """Overloaded when too much waits for a sync; DiskRefused when syncing has failed."""
+        if self._failure is not None:
+            raise DiskRefused(self._failure)
+        if len(self._open.partitions) >= limits.UNSYNCED_PARTITIONS_MAX:
+            raise Overloaded("too many writes wait for the disk")
+
+    def wrote(self, prefix: bytes, sequence: int) -> None:
+        """A write touched the partition with this key prefix."""
+        self._open.partitions[prefix] = sequence
+        self._written = sequence
+
+    def wrote_range(self, lower: bytes, upper: bytes, sequence: int) -> None:
+        self._open.ranges.append((lower, upper, sequence))
+        self._written = sequence
+
+    def unsynced_partition(self, prefix: bytes) -> int:
+        """The sequence to wait for before an answer may speak of the partition; 0 for none."""
+        return self._open.of_partition(prefix) or self._closing.of_partition(prefix)
+
+    def unsynced_between(self, lower: bytes, upper: bytes) -> int:
+        return self._open.between(lower, upper) or self._closing.between(lower, upper)
+
+    async def synced(self, sequence: int) -> None:
+        """Wait until everything written up to `sequence` is durable. DiskRefused when it cannot be."""
+        if sequence <= self._covered:
+            return
+        if self._failure is not None:
+            raise DiskRefused(self._failure)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._task is None:
+            self._waiting.append(waiter)
+            self._task = self._runtime.tasks.spawn(self._run(), "storage.sync")
+        elif sequence <= self._closing_covers:
+            self._joined.append(waiter)
+        else:
+            self._waiting.append(waiter)
+        await waiter
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                await self._sync_once()
+        except StorageError as error:
+            self._failure = error.message
+            for waiter in self._taken():
+                waiter.set_exception(DiskRefused(error.message))
+        finally:
+            self._task = None
+            # Only a cancelled task still has waiters here; they cannot be told anything true.
+            for waiter in self._taken():
+                waiter.cancel()
+
+    async def _sync_once(self) -> None:
+        self._joined, self._waiting = self._waiting, []
+        self._closing, self._open = self._open, _Unsynced()
+        self._closing_covers = self._written
+        self._runtime.probes.reach("storage.sync.started")
+        covered = await self._store.sync()
+        self._runtime.probes.reach("storage.sync.finished")
+        assert covered >= self._closing_covers, "a sync covers what was written before it"
+        self._covered = covered
+        self._closing = _Unsynced()
+        joined, self._joined = self._joined, []
+        for waiter in joined:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _taken(self) -> list[asyncio.Future[None]]:
+        waiters = [waiter for waiter in self._joined + self._waiting if not waiter.done()]
+        self._joined, self._waiting = [], []
+        return waiters
+
+    async def settle(self) -> None:
+        """Wait for a sync that runs; used before the store is closed."""
+        if self._task is not None:
+            await asyncio.wait([self._task])

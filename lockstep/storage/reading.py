@@ -1,0 +1,223 @@
+"""Reading: one read command over one snapshot.
+
+Invariant: the answer holds every row, live or dead, from where the command starts up to `end`, as of the
+snapshot, with all cells of each row (see `visible` for why columns are not cut here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+
+from lockstep.storage import keys
+from lockstep.storage.folding import AskMerge, PartitionFold
+from lockstep.storage.reconcile import is_empty
+from lockstep.storage.store import StoreSnapshot
+from lockstep.storage.visible import counts_static, row_is_live
+from lockstep.values import limits
+from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Slice
+from lockstep.values.tokens import Range
+
+_UNLIMITED = 1 << 62
+_Bounds = tuple[bytes, bytes, bool]
+
+
+class Reading:
+    """Run `steps()` to its end (each item is an invitation to give the loop a turn), then take `result()`."""
+
+    def __init__(self, view: StoreSnapshot, command: ReadCommand, ask_merge: AskMerge | None) -> None:
+        self._view = view
+        self._command = command
+        self._ask_merge = ask_merge
+        self._row_limit = command.row_limit or _UNLIMITED
+        self._partition_limit = command.partition_row_limit or _UNLIMITED
+        self._slices = normal_slices(command.slices)
+        self._partitions: list[Partition] = []
+        self._live = 0
+        self._bytes = 0
+        self._end: Position | None = None
+
+    def result(self) -> ReadResult:
+        return ReadResult(tuple(self._partitions), self._end is not None, self._end)
+
+    def steps(self) -> Iterator[None]:
+        command = self._command
+        if command.key is not None:
+            return self._single(command.right, command.key)
+        lower, upper = keys.token_bounds(command.table_id, Range(command.left, command.right))
+        after = command.after
+        if after is not None:
+            prefix = keys.partition_prefix(command.table_id, after.token, after.key)
+            lower = max(lower, prefix if after.clustering is not None else keys.partition_end(prefix))
+        is_plain = self._slices == ALL_ROWS and not command.reverse and not command.partition_row_limit
+        if is_plain and (after is None or after.clustering is None):
+            return self._straight(lower, upper)
+        return self._partition_by_partition(lower, upper, then_straight=is_plain)
+
+    def _single(self, token: int, key: bytes) -> Iterator[None]:
+        after = self._command.after
+        if after is not None and after.clustering is None:
+            return
+        fold = self._fold(token, key, keys.partition_prefix(self._command.table_id, token, key))
+        stopped = yield from self._feed(fold)
+        self._close(fold, stopped=stopped, is_last=True)
+
+    def _partition_by_partition(self, lower: bytes, upper: bytes, *, then_straight: bool) -> Iterator[None]:
+        while True:
+            found = next(self._view.scan(lower, upper), None)
+            if found is None:
+                return
+            fold = self._fold(*keys.split_partition(found[0]))
+            stopped = yield from self._feed(fold)
+            self._close(fold, stopped=stopped, is_last=False)
+            if self._end is not None:
+                return
+            yield
+            lower = fold.end
+            if then_straight:
+                yield from self._straight(lower, upper)
+                return
+
+    def _straight(self, lower: bytes, upper: bytes) -> Iterator[None]:
+        """All rows of all partitions in key order need no seek between partitions."""
+        fold: PartitionFold | None = None
+        for seen, pair in enumerate(self._view.scan(lower, upper), start=1):
+            if fold is None or pair[0] >= fold.end:
+                if fold is not None:
+                    self._close(fold, stopped=False, is_last=False)
+                    if self._end is not None:
+                        return
+                fold = self._fold(*keys.split_partition(pair[0]))
+            if fold.add(pair):
+                self._close(fold, stopped=True, is_last=False)
+                return
+            if not seen % limits.FRAGMENTS_PER_TURN_MAX:
+                yield
+        if fold is not None:
+            self._close(fold, stopped=False, is_last=True)
+
+    def _fold(self, token: int, key: bytes, prefix: bytes) -> PartitionFold:
+        return PartitionFold(
+            token,
+            key,
+            prefix,
+            with_static=self._command.reads_static,
+            now_s=self._command.now_s,
+            room=min(self._row_limit - self._live, self._partition_limit),
+            ask_merge=self._ask_merge,
+        )
+
+    def _feed(self, fold: PartitionFold) -> Generator[None, None, bool]:
+        """Returns True when the fold was full before the partition's content ended."""
+        seen = 0
+        for lower, upper, reverse in self._pieces(fold):
+            for pair in self._view.scan(lower, upper, reverse):
+                if fold.add(pair):
+                    return True
+                seen += 1
+                if not seen % limits.FRAGMENTS_PER_TURN_MAX:
+                    yield
+        return False
+
+    def _pieces(self, fold: PartitionFold) -> list[_Bounds]:
+        """Store bounds to scan, in the order in which the fold wants their content."""
+        command, prefix = self._command, fold.prefix
+        slices = self._slices
+        after = command.after
+        if after is not None and after.clustering is not None and after.key == fold.key:
+            slices = slices_behind(slices, after.clustering, command.reverse)
+        if slices == ALL_ROWS and not command.reverse:
+            return [(prefix, fold.end, False)]
+        head_end = keys.KIND_ROW if command.reads_static else keys.KIND_STATIC
+        pieces: list[_Bounds] = [(prefix, prefix + head_end, False)]
+        for part in reversed(slices) if command.reverse else slices:
+            lower, upper = keys.slice_bounds(prefix, part)
+            pieces.append((lower, upper, command.reverse))
+        return pieces
+
+    def _close(self, fold: PartitionFold, *, stopped: bool, is_last: bool) -> None:
+        partition = self._within_slices(fold.finish())
+        if not is_empty(partition):
+            self._partitions.append(partition)
+        live = fold.live
+        static = partition.static
+        if not live and not stopped and static is not None and counts_static(self._command, fold.key):
+            live = 1 if row_is_live(static, self._command.now_s) else 0
+        self._live += live
+        self._bytes += fold.bytes_read
+        is_full = self._live >= self._row_limit or self._bytes >= limits.READ_RESULT_BYTES_MAX
+        if is_full and (stopped or not is_last):
+            self._end = Position(fold.token, fold.key, fold.last if stopped else None)
+
+    def _within_slices(self, partition: Partition) -> Partition:
+        """Without the range deletions that touch nothing the command asked for."""
+        if not partition.range_deletions or self._slices == ALL_ROWS:
+            return partition
+        kept = tuple(
+            r
+            for r in partition.range_deletions
+            if any((not r.end or s.start < r.end) and (not s.end or r.start < s.end) for s in self._slices)
+        )
+        return Partition(
+            partition.token, partition.key, partition.deletion, kept, partition.static, partition.rows
+        )
+
+
+def normal_slices(slices: Sequence[Slice]) -> tuple[Slice, ...]:
+    """Sorted, without overlap, nothing empty; deletes no row that any of the slices holds."""
+    if len(slices) == 1:
+        return tuple(slices)
+    joined: list[Slice] = []
+    for part in sorted(slices, key=lambda s: s.start):
+        if part.end and part.end <= part.start:
+            continue
+        last = joined[-1] if joined else None
+        if last is not None and (not last.end or part.start <= last.end):
+            end = b"" if not last.end or not part.end else max(last.end, part.end)
+            joined[-1] = Slice(last.start, end)
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
+def slices_behind(slices: Sequence[Slice], clustering: bytes, reverse: bool) -> tuple[Slice, ...]:
+    """What of normal slices comes after a row, in reading order."""
+    kept: list[Slice] = []
+    # The smallest bytes above c are c followed by a zero byte.
+    first = clustering + b"\x00"
+    for part in slices:
+        if reverse:
+            if part.start < clustering:
+                end = clustering if not part.end else min(part.end, clustering)
+                kept.append(Slice(part.start, end))
+        elif not part.end or first < part.end:
+            kept.append(Slice(max(part.start, first), part.end))
+    return tuple(kept)
+
+
+def partitions_between(view: StoreSnapshot, lower: bytes, upper: bytes) -> Iterator[Partition | None]:
+    """Every partition whole, in key order; None between them is an invitation to give the loop a turn."""
+    fold: PartitionFold | None = None
+    for seen, pair in enumerate(view.scan(lower, upper), start=1):
+        if fold is None or pair[0] >= fold.end:
+            if fold is not None:
+                yield fold.finish()
+            token, key, prefix = keys.split_partition(pair[0])
+            fold = WholeFold(token, key, prefix)
+        fold.add(pair)
+        if not seen % limits.FRAGMENTS_PER_TURN_MAX:
+            yield None
+    if fold is not None:
+        yield fold.finish()
+
+
+class WholeFold(PartitionFold):
+    """A fold that is never full."""
+
+    __slots__ = ()
+
+    def __init__(self, token: int, key: bytes, prefix: bytes) -> None:
+        super().__init__(token, key, prefix, with_static=True, now_s=0, room=_UNLIMITED, ask_merge=None)
+
+    def add(self, pair: tuple[bytes, bytes]) -> bool:
+        self.bytes_read = 0
+        return super().add(pair)
