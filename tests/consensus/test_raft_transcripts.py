@@ -1,0 +1,249 @@
+"""Runs the transcripts: text files of commands and the trace each must leave.
+
+A block is one command line, `----`, the expected trace, an empty line. LOCKSTEP_REWRITE_TRANSCRIPTS=1 writes
+what happened into the files instead of comparing; read the diff before committing it.
+
+    group COUNT [outsiders=N] [setting=value ...]   members 1..COUNT found it, N more join later
+    tick ID [TIMES] | campaign ID | propose ID WORD... | read ID CONTEXT | transfer ID TARGET
+    configure ID voters=1,2 [learners=3] | compact ID INDEX KEEP | unreachable ID PEER
+    persist ID      its oldest outstanding write becomes durable
+    deliver A>B     the oldest message from A to B arrives (drop A>B: is lost)
+    settle [ID...]  persist and deliver (among these members only) until nothing is left
+    restart ID      loses what was not durable
+    show            every member's state
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lockstep.consensus import events
+from lockstep.consensus.configuration import Configuration, decode_configuration
+from lockstep.consensus.effects import Ready, Stored
+from lockstep.consensus.messages import Entry, EntryKind, Message, Snapshot, decode_message, encode_message
+from lockstep.consensus.raft import Raft
+from lockstep.consensus.settings import RaftSettings
+
+from .raft_simulator import Disk, Write
+
+DIRECTORY = Path(__file__).parent / "transcripts"
+ENVELOPE = ("group", "sender", "receiver", "term")
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, Entry):
+        data = value.data.decode() if value.kind is EntryKind.NORMAL else value.kind.name.lower()
+        if value.kind is EntryKind.CONFIGURATION:
+            data = shown(decode_configuration(value.data))
+        return f"{value.index}/{value.term}:{data}"
+    if isinstance(value, Configuration):
+        parts = [f"{name}={shown(ids)}" for name, ids in msgspec.structs.asdict(value).items() if ids]
+        return "{" + " ".join(parts) + "}"
+    if isinstance(value, Snapshot):
+        return f"{value.index}/{value.term}{shown(value.configuration)}"
+    if isinstance(value, tuple):
+        return "(" + " ".join(shown(item) for item in value) + ")"
+    return str(value)
+
+
+def message_text(message: Message) -> str:
+    facts = msgspec.structs.asdict(message)
+    body = " ".join(f"{name}={shown(value)}" for name, value in facts.items() if name not in ENVELOPE)
+    kind = type(message).__name__
+    return f"{kind} {message.sender}>{message.receiver} term={message.term} {body}".rstrip()
+
+
+class Stage:
+    """The members, their disks and the messages on the way."""
+
+    def __init__(self) -> None:
+        self.rafts: dict[int, Raft] = {}
+        self.disks: dict[int, Disk] = {}
+        self.writes: dict[int, deque[Write]] = {}
+        self.network: list[Message] = []
+        self.settings = RaftSettings()
+        self.founders: tuple[int, ...] = ()
+        self.trace: list[str] = []
+
+    def run(self, command: str) -> str:
+        self.trace = []
+        name, *words = command.split()
+        getattr(self, f"do_{name}")(*words)
+        for raft in self.rafts.values():
+            raft.validate()
+        return "\n".join(self.trace) or "nothing"
+
+    def start(self, identity: int) -> None:
+        disk = self.disks[identity]
+        applied = disk.snapshot.index if disk.snapshot else 0
+        stored = Stored(disk.hard_state, disk.snapshot, tuple(disk.entries), applied)
+        voters = self.founders if identity in self.founders else ()
+        self.rafts[identity] = Raft(1, identity, voters, self.settings, lambda bound: 0, stored)
+        self.writes[identity] = deque()
+
+    def step(self, identity: int, event: events.Event) -> None:
+        ready = self.rafts[identity].step(event)
+        self.say(identity, ready)
+        self.network.extend(ready.messages)
+        if ready.persisted is not None or ready.messages_after_persist:
+            self.writes[identity].append(
+                Write(
+                    ready.hard_state,
+                    ready.snapshot,
+                    ready.entries,
+                    ready.persisted,
+                    ready.messages_after_persist,
+                )
+            )
+
+    def say(self, identity: int, ready: Ready) -> None:
+        lines: list[str] = []
+        if ready.soft_state:
+            soft = ready.soft_state
+            lines.append(f"is {soft.role.value} term={soft.term} leader={soft.leader}")
+        if ready.hard_state:
+            lines.append(f"persist term={ready.hard_state.term} vote={ready.hard_state.vote}")
+        if ready.snapshot:
+            lines.append(f"persist snapshot {shown(ready.snapshot)}")
+        if ready.entries:
+            lines.append(f"persist {shown(ready.entries)}")
+        lines.extend(f"send {message_text(message)}" for message in ready.messages)
+        lines.extend(f"then {message_text(message)}" for message in ready.messages_after_persist)
+        if ready.committed:
+            lines.append(f"apply {shown(ready.committed)}")
+        lines.extend(f"read {read.context} at {read.index}" for read in ready.read_states)
+        lines.extend(f"read {context} refused" for context in ready.reads_refused)
+        if ready.accepted:
+            lines.append(f"accepted {ready.accepted.first_index}..{ready.accepted.last_index}")
+        if ready.refused:
+            lines.append(f"refused {ready.refused.reason.value} leader={ready.refused.leader}")
+        self.trace.extend(f"{identity}: {line}" for line in lines)
+
+    # -- commands
+
+    def do_group(self, count: str, *options: str) -> None:
+        values = dict(option.split("=") for option in options)
+        outsiders = int(values.pop("outsiders", "0"))
+        self.settings = msgspec.convert(
+            {name: value == "on" if value in ("on", "off") else int(value) for name, value in values.items()},
+            RaftSettings,
+        )
+        self.founders = tuple(range(1, int(count) + 1))
+        for identity in range(1, int(count) + outsiders + 1):
+            self.disks[identity] = Disk()
+            self.start(identity)
+
+    def do_tick(self, identity: str, times: str = "1") -> None:
+        for _ in range(int(times)):
+            self.step(int(identity), events.Tick())
+
+    def do_campaign(self, identity: str) -> None:
+        self.step(int(identity), events.Campaign())
+
+    def do_propose(self, identity: str, *words: str) -> None:
+        self.step(int(identity), events.Propose(tuple(word.encode() for word in words)))
+
+    def do_read(self, identity: str, context: str) -> None:
+        self.step(int(identity), events.ReadIndex(int(context)))
+
+    def do_transfer(self, identity: str, target: str) -> None:
+        self.step(int(identity), events.TransferLeadership(int(target)))
+
+    def do_unreachable(self, identity: str, peer: str) -> None:
+        self.step(int(identity), events.Unreachable(int(peer)))
+
+    def do_compact(self, identity: str, index: str, keep: str) -> None:
+        self.step(int(identity), events.Compact(int(index), b"state", int(keep)))
+        raft, disk = self.rafts[int(identity)], self.disks[int(identity)]
+        disk.snapshot = raft.snapshot
+        disk.entries = [entry for entry in disk.entries if entry.index >= raft.first_index]
+
+    def do_configure(self, identity: str, *parts: str) -> None:
+        lists = {name: tuple(map(int, ids.split(","))) for name, ids in (part.split("=") for part in parts)}
+        self.step(int(identity), events.ProposeConfiguration(Configuration(**lists)))
+
+    def do_persist(self, identity: str) -> None:
+        write = self.writes[int(identity)].popleft()
+        self.disks[int(identity)].do(write)
+        self.network.extend(write.messages)
+        if write.persisted is not None:
+            self.step(int(identity), write.persisted)
+
+    def take(self, route: str) -> Message:
+        sender, receiver = map(int, route.split(">"))
+        found = next(m for m in self.network if (m.sender, m.receiver) == (sender, receiver))
+        self.network.remove(found)
+        return decode_message(encode_message(found))
+
+    def do_deliver(self, route: str) -> None:
+        message = self.take(route)
+        self.step(message.receiver, events.Received(message))
+
+    def do_drop(self, route: str) -> None:
+        self.trace.append(message_text(self.take(route)))
+
+    def do_settle(self, *among: str) -> None:
+        reachable = sorted(map(int, among)) or sorted(self.rafts)
+        for _ in range(10_000):
+            identity = next((i for i in reachable if self.writes[i]), None)
+            message = next(
+                (m for m in self.network if m.receiver in reachable and m.sender in reachable), None
+            )
+            if identity is not None:
+                self.do_persist(str(identity))
+            elif message is not None:
+                self.do_deliver(f"{message.sender}>{message.receiver}")
+            else:
+                self.network = []
+                return
+        raise AssertionError("the group does not come to rest")
+
+    def do_restart(self, identity: str) -> None:
+        self.start(int(identity))
+
+    def do_show(self) -> None:
+        for identity, raft in self.rafts.items():
+            status = raft.status()
+            members = "".join(
+                f" {peer}:{m.mode}@{m.match}/{m.next}" for peer, m in sorted(status.members.items())
+            )
+            self.trace.append(
+                f"{identity}: {status.role.value} term={status.term} leader={status.leader}"
+                f" log={status.first_index}..{status.last_index} durable={status.durable_index}"
+                f" commit={status.commit_index} {shown(status.configuration)}{members}"
+            )
+
+
+def blocks_of(text: str) -> list[tuple[list[str], str, str]]:
+    """(comment lines, command, expected trace) of each block."""
+    blocks = []
+    for part in text.strip().split("\n\n"):
+        lines = part.splitlines()
+        comments = [line for line in lines if line.startswith("#")]
+        rest = [line for line in lines if not line.startswith("#")]
+        command, expected = rest[0], rest[2:] if len(rest) > 1 else []
+        blocks.append((comments, command, "\n".join(expected)))
+    return blocks
+
+
+@pytest.mark.parametrize("path", sorted(DIRECTORY.glob("*.txt")), ids=lambda path: path.stem)
+def test_transcript_leaves_the_expected_trace(path: Path) -> None:
+    stage = Stage()
+    written = []
+    rewrites = os.environ.get("LOCKSTEP_REWRITE_TRANSCRIPTS") == "1"
+    for comments, command, expected in blocks_of(path.read_text()):
+        trace = stage.run(command)
+        assert rewrites or trace == expected, f"{path.name}: {command}"
+        written.append("\n".join([*comments, command, "----", trace]))
+    if rewrites:
+        path.write_text("\n\n".join(written) + "\n")
+
+
+def test_there_are_transcripts() -> None:
+    assert len(list(DIRECTORY.glob("*.txt"))) >= 8
