@@ -141,9 +141,8 @@ class LocalCluster:
         for node in stopped:
             _require_free_ports(content, node)
         for batch in [together, *([node] for node in joining)]:
-            log_sizes = {node.name: self._launch(node) for node in batch}
-            for node in batch:
-                self._wait_ready(content, node, log_sizes[node.name], timeout_s)
+            log_begins = {node.name: self._launch(node) for node in batch}
+            self._wait_ready(content, batch, log_begins, timeout_s)
         return [node.name for node in stopped]
 
     def add(self, *, dc: str = "dc1", rack: str = "rack1", timeout_s: float = START_TIMEOUT_S) -> LocalNode:
@@ -249,22 +248,33 @@ class LocalCluster:
         )
         return begin
 
-    def _wait_ready(self, content: ClusterFile, node: LocalNode, log_begin: int, timeout_s: float) -> None:
-        """Until the CQL port is open, which is the last thing a starting node does."""
-        ended = False
+    def _wait_ready(
+        self,
+        content: ClusterFile,
+        batch: Sequence[LocalNode],
+        log_begins: Mapping[str, int],
+        timeout_s: float,
+    ) -> None:
+        """Until every CQL port is open, which is the last thing a starting node does.
+
+        Ends at once when one process has ended: the others may be waiting for it.
+        """
+        waiting = list(batch)
+        ended: list[LocalNode] = []
 
         def settled() -> bool:
-            nonlocal ended
-            ended = self.state(node.name) is State.STOPPED
-            return ended or _accepts(node.address, content.cql_port)
+            ended[:] = [node for node in batch if self.state(node.name) is State.STOPPED]
+            waiting[:] = [node for node in waiting if not _accepts(node.address, content.cql_port)]
+            return bool(ended) or not waiting
 
-        done = processes.wait_until(settled, timeout_s)
-        log = self.paths.log(node.name)
-        if ended or self.state(node.name) is State.STOPPED:
-            raise _start_failure(node.name, log, log_begin)
-        if not done:
+        processes.wait_until(settled, timeout_s)
+        for node in ended:
+            raise _start_failure(node.name, self.paths.log(node.name), log_begins[node.name])
+        if waiting:
+            names = ", ".join(node.name for node in waiting)
             raise PeerTimeout(
-                f"{node.name} runs but does not serve after {timeout_s:g} s", hint=f"tail {log}"
+                f"{names} started but does not serve after {timeout_s:g} s",
+                hint=f"tail {self.paths.log(waiting[0].name)}",
             )
 
     def _signal(self, names: Sequence[str], number: signal.Signals) -> None:

@@ -1,6 +1,6 @@
 """A stand-in for a node process: opens the CQL and admin ports of its configuration and records calls.
 
-python stub_node.py [--refuse | --silent | --stubborn] --config FILE
+python stub_node.py [--serve | --refuse | --silent | --silent-but-n2-refuses | --stubborn] --config FILE
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 def main() -> None:
     mode = sys.argv[1]
     settings = tomllib.loads(Path(sys.argv[-1]).read_text())
-    if mode == "--refuse":
+    if mode == "--refuse" or (mode == "--silent-but-n2-refuses" and settings["node"]["name"] == "n2"):
         print("starting")
         print("error[HANDSHAKE_REFUSED]: the data directory belongs to cluster other")
         print("hint: choose another directory")
@@ -39,7 +39,7 @@ def main() -> None:
     with (data / "starts").open("a") as starts:
         starts.write("start\n")
     admin = http.server.ThreadingHTTPServer((address, settings["network"]["admin_port"]), Admin)
-    if mode != "--silent":
+    if not mode.startswith("--silent"):
         cql = socket.create_server((address, settings["network"]["cql_port"]))
         cql.listen(64)
     admin.serve_forever()

@@ -159,9 +159,16 @@ def test_a_node_that_crashes_shows_the_end_of_its_log(tmp_path: Path) -> None:
         assert "node.log" in str(vars(caught.value)["hint"])
 
 
+def test_one_node_that_ends_is_reported_while_the_others_still_wait_for_it(tmp_path: Path) -> None:
+    with make(tmp_path, nodes=3, mode="--silent-but-n2-refuses") as cluster:
+        with pytest.raises(HandshakeRefused, match="n2 did not start"):
+            cluster.start(timeout_s=30)
+        assert cluster.state("n1") is State.RUNNING
+
+
 def test_a_node_that_never_serves_times_out_and_keeps_running(tmp_path: Path) -> None:
     with make(tmp_path, nodes=1, mode="--silent") as cluster:
-        with pytest.raises(PeerTimeout, match="runs but does not serve"):
+        with pytest.raises(PeerTimeout, match="started but does not serve"):
             cluster.start(timeout_s=0.3)
         assert cluster.state("n1") is State.RUNNING
 
