@@ -1,0 +1,102 @@
+"""A history of metadata values made through the leader's tip, and checked by a second application."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lockstep.metadata.apply import apply_entry
+from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.digest import state_digest
+from lockstep.metadata.entries import LogEntry
+from lockstep.metadata.placing import placements_for, refuse_while_locked
+from lockstep.metadata.registry import Registry, Transformation
+from lockstep.metadata.tip import Appended, Refused, Tip
+from lockstep.metadata.transformations import KINDS, Founder, Initialize
+from lockstep.schema.model import Keyspace, Replication, Schema
+from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
+from lockstep.values import codec
+from lockstep.values.errors import Rejected
+
+
+class SetKeyspaces(msgspec.Struct, frozen=True, array_like=True):
+    """Replace the schema by keyspaces without tables: all that ownership depends on."""
+
+    keyspaces: tuple[tuple[str, Replication], ...]
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        keyspaces = tuple(Keyspace(name, replication) for name, replication in sorted(self.keyspaces))
+        replications = sorted({replication for _, replication in self.keyspaces})
+        placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
+        if placements is not cluster.placements:
+            refuse_while_locked(cluster.locks, "keyspaces cannot change their replication")
+        return msgspec.structs.replace(cluster, schema=Schema(keyspaces), placements=placements)
+
+
+def simple(factor: int) -> Replication:
+    return Replication("SimpleStrategy", (("", factor),))
+
+
+def network(**factors: int) -> Replication:
+    return Replication("NetworkTopologyStrategy", tuple(sorted(factors.items())))
+
+
+def registry() -> Registry:
+    return Registry(KINDS, TOPOLOGY_KINDS, {1000: SetKeyspaces})
+
+
+def founder(number: int, tokens: tuple[int, ...], dc: str = "dc1", rack: str = "r1") -> Founder:
+    return Founder(f"host-{number}", f"10.0.0.{number}", 7000, 9042, 7080, dc, rack, tokens, "1")
+
+
+class History:
+    """values[e] is the value of epoch e; every entry was judged by a tip and applied a second time."""
+
+    def __init__(self, kinds: Registry | None = None) -> None:
+        self.registry = kinds if kinds is not None else registry()
+        self.values = [empty_cluster()]
+        self.entries: list[LogEntry] = []
+        self.tip = Tip(self.now, self.registry)
+
+    @property
+    def now(self) -> ClusterMetadata:
+        return self.values[-1]
+
+    def submit(self, transformation: Transformation) -> ClusterMetadata:
+        """Append and apply; raises the refusal."""
+        kind, body = self.registry.encode(transformation)
+        entry_id = len(self.entries).to_bytes(16, "big")
+        judged = self.tip.judge(entry_id, kind, body, "test", 1_000 + len(self.entries), 1)
+        if isinstance(judged, Refused):
+            raise judged.rejection
+        assert isinstance(judged, Appended)
+        value = apply_entry(self.now, judged.entry, self.registry)
+        assert state_digest(value) == state_digest(self.tip.value)
+        self.entries.append(judged.entry)
+        self.values.append(value)
+        self.tip.applied_now(value)
+        return value
+
+    def tried(self, transformation: Transformation) -> Rejected | None:
+        try:
+            self.submit(transformation)
+        except Rejected as refusal:
+            return refusal
+        return None
+
+    def replayed(self) -> ClusterMetadata:
+        """The last value, from the stored bytes of the entries alone."""
+        decode = codec.decoder(LogEntry).decode
+        value = empty_cluster()
+        for entry in self.entries:
+            value = apply_entry(value, decode(codec.encode(entry)), self.registry)
+        return value
+
+
+def started(tokens: list[tuple[int, ...]], *keyspaces: tuple[str, Replication]) -> History:
+    """Founders in one data centre with these tokens, and the given keyspaces."""
+    history = History()
+    founders = tuple(founder(at + 1, owned) for at, owned in enumerate(tokens))
+    history.submit(Initialize("cluster-1", "test", founders))
+    if keyspaces:
+        history.submit(SetKeyspaces(keyspaces))
+    return history

@@ -1,0 +1,132 @@
+"""Counts per level, the closed formula against all choices, and which versions may coexist."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.placement.placements import ReplicaGroup
+from lockstep.placement.quorums import (
+    Requirement,
+    adjacent_safe,
+    intersects,
+    intersects_by_search,
+    required_reads,
+    required_writes,
+)
+from lockstep.schema.model import Replication
+from lockstep.values.ids import Consistency, NodeId
+
+RF3 = Replication("SimpleStrategy", (("", 3),))
+TWO_DCS = Replication("NetworkTopologyStrategy", (("dc1", 3), ("dc2", 2)))
+
+
+def one_dc(_node: NodeId) -> str:
+    return "dc1"
+
+
+def by_tens(node: NodeId) -> str:
+    return f"dc{node // 10}"
+
+
+def group(reads: list[int], writes: list[int]) -> ReplicaGroup:
+    return ReplicaGroup(tuple(map(NodeId, reads)), tuple(map(NodeId, writes)), 1)
+
+
+nodes = st.lists(st.integers(1, 7).map(NodeId), max_size=5)
+
+
+@settings(max_examples=300, deadline=None)
+@given(nodes, st.integers(0, 6), nodes, st.integers(0, 6))
+def test_the_formula_equals_trying_every_choice(
+    readers: list[NodeId], read_count: int, writers: list[NodeId], write_count: int
+) -> None:
+    assert intersects(readers, read_count, writers, write_count) == intersects_by_search(
+        readers, read_count, writers, write_count
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        (Consistency.ONE, [("", 1)]),
+        (Consistency.TWO, [("", 2)]),
+        (Consistency.THREE, [("", 3)]),
+        (Consistency.QUORUM, [("", 3)]),
+        (Consistency.SERIAL, [("", 3)]),
+        (Consistency.ALL, [("", 5)]),
+        (Consistency.LOCAL_ONE, [("dc1", 1)]),
+        (Consistency.LOCAL_QUORUM, [("dc1", 2)]),
+        (Consistency.LOCAL_SERIAL, [("dc1", 2)]),
+        (Consistency.EACH_QUORUM, [("dc1", 2), ("dc2", 2)]),
+    ],
+)
+def test_reads_need_the_level_of_the_factor(level: Consistency, expected: list[tuple[str, int]]) -> None:
+    assert required_reads(level, TWO_DCS, "dc1") == tuple(Requirement(*need) for need in expected)
+
+
+def test_a_write_also_needs_each_replica_that_reads_do_not_ask() -> None:
+    changing = group([10, 11, 12, 20, 21], [10, 11, 12, 20, 21, 13, 22])
+    counts = {
+        level: required_writes(level, TWO_DCS, "dc1", changing, by_tens)
+        for level in (Consistency.ONE, Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM)
+    }
+    assert counts[Consistency.ONE] == (Requirement("", 3),)
+    assert counts[Consistency.QUORUM] == (Requirement("", 5),)
+    assert counts[Consistency.LOCAL_QUORUM] == (Requirement("dc1", 3),)
+    assert counts[Consistency.EACH_QUORUM] == (Requirement("dc1", 3), Requirement("dc2", 3))
+
+
+#: A replaces nobody, then D replaces A: the four versions of one range at factor 3.
+VERSIONS = {
+    "split": group([1, 2, 3], [1, 2, 3]),
+    "write both": group([1, 2, 3], [1, 2, 3, 4]),
+    "read new": group([4, 2, 3], [4, 2, 3, 1]),
+    "new only": group([4, 2, 3], [4, 2, 3]),
+}
+
+
+def test_neighbouring_versions_are_safe_and_all_others_are_not() -> None:
+    names = list(VERSIONS)
+    unsafe = {
+        (a, b)
+        for a, b in itertools.combinations(names, 2)
+        if adjacent_safe(VERSIONS[a], VERSIONS[b], RF3, one_dc) is not None
+    }
+    assert unsafe == {("split", "read new"), ("split", "new only"), ("write both", "new only")}
+
+
+def test_a_counterexample_names_choices_that_really_miss_each_other() -> None:
+    found = adjacent_safe(VERSIONS["write both"], VERSIONS["new only"], RF3, one_dc)
+    assert found is not None
+    assert not set(found.readers) & set(found.writers)
+    assert found.levels.startswith("QUORUM")
+    assert "would miss" in found.text()
+
+
+def test_a_quorum_within_a_data_centre_is_proved_by_itself() -> None:
+    replication = Replication("NetworkTopologyStrategy", (("dc1", 3), ("dc2", 3)))
+    before = group([10, 11, 12, 20, 21, 22], [10, 11, 12, 20, 21, 22])
+    after = group([10, 13, 14, 20, 21, 22], [10, 13, 14, 20, 21, 22])
+    found = adjacent_safe(before, after, replication, by_tens)
+    assert found is not None
+    local = [node for node in (*found.readers, *found.writers) if found.dc in ("", by_tens(node))]
+    assert local
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.permutations(range(1, 7)), st.integers(1, 3), st.integers(0, 2))
+def test_write_both_stages_are_safe_for_any_number_of_replaced_replicas(
+    order: list[int], factor: int, replaced: int
+) -> None:
+    old = order[:factor]
+    gained = order[factor : factor + min(replaced, factor)]
+    new = gained + old[len(gained) :]
+    lost = [node for node in old if node not in new]
+    replication = Replication("SimpleStrategy", (("", factor),))
+    path = [group(old, old), group(old, old + gained), group(new, new + lost), group(new, new)]
+    for before, after in itertools.pairwise(path):
+        assert adjacent_safe(before, after, replication, one_dc) is None
