@@ -8,7 +8,7 @@ whose disk failed, stops serving and says why.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lockstep.consensus.messages import Entry
@@ -46,7 +46,7 @@ from lockstep.values.ids import mutation_id
 #: The Raft group of the metadata log.
 METADATA_GROUP = 1
 
-StoreOpener = Callable[[Runtime], Store]
+StoreOpener = Callable[[Runtime], Awaitable[Store]]
 
 
 class Node:
@@ -66,6 +66,7 @@ class Node:
         self.broken: asyncio.Future[LockstepError] | None = None
         self._open_store = open_store
         self._sequence = 0
+        self._engine_open = False
         self.registry = Registry(metadata_transformations.KINDS, topology_transformations.KINDS)
         self.identity = IdentityFile(runtime)
         self.state = MetadataState(runtime, self.registry, self._break)
@@ -92,7 +93,7 @@ class Node:
             self.submitter,
             own_id=lambda: self.node_id,
             is_leader=lambda: self.is_leader,
-            alive=lambda node: self.liveness.alive(node),
+            alive=self._alive,
             log=log,
         )
         self.internode.register(verbs.EPOCH_QUERY, EpochQuery, EpochReply, self._epoch_query)
@@ -143,6 +144,9 @@ class Node:
             transformation, self.configuration.timeouts.metadata_ms, entry_id=entry_id
         )
 
+    def _alive(self, node: int) -> bool:
+        return self.liveness.alive(node)
+
     # -- life --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -157,8 +161,9 @@ class Node:
     async def _start(self) -> None:
         identity = await self.identity.boot()
         self.state.load()
-        self.store = self._open_store(self.runtime)
+        self.store = await self._open_store(self.runtime)
         self.engine = StorageEngine(self.store, self.runtime)
+        self._engine_open = True
         self._build_request_path(identity.generation)
         await self.internode.start(*self.address)
         self.state.listen(self._applied)
@@ -259,8 +264,9 @@ class Node:
         self.ready = False
         await self.internode.stop()
         await self.runtime.tasks.cancel_all()
-        if hasattr(self, "store"):
-            self.store.close()
+        if self._engine_open:
+            self._engine_open = False
+            await self.engine.close()
 
     def _break(self, error: LockstepError) -> None:
         self.ready = False

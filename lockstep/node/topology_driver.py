@@ -21,7 +21,7 @@ from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
-from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, Wait, WorkOrder, WorkReport, step
+from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, Wait, WorkKey, WorkOrder, WorkReport, step
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 
@@ -67,7 +67,7 @@ class TopologyDriver:
         self._log = log
         self._wake = asyncio.Event()
         self._acknowledged: dict[NodeId, int] = {}
-        self._work: dict[tuple[int, Stage, NodeId], WorkReport] = {}
+        self._work: dict[WorkKey, WorkReport] = {}
         self._since: dict[tuple[int, int, str], int] = {}
         self.blocking: tuple[Blocking, ...] = ()
         self.progress: dict[int, WorkStatus] = {}

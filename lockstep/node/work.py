@@ -24,6 +24,7 @@ from lockstep.storage.engine import StorageEngine
 from lockstep.topology.stages import Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
 from lockstep.values.errors import LockstepError, SessionClosed
+from lockstep.values.tokens import Range
 
 #: How long one RUN_WORK request is held open before "running" is answered; bounds the coordinator's wait.
 WORK_POLL_MS = 1000
@@ -109,14 +110,12 @@ class WorkService:
     async def _wipe(self, operation: Operation) -> None:
         """Delete whatever is still stored for the ranges this node is about to gain."""
         own = self._own_id()
-        sequence = 0
-        for transition in operation.transitions:
-            if own in transition.new and own not in transition.old:
-                if not self._state.current.session_open(operation.session_id):
-                    raise SessionClosed(f"session {operation.session_id} was closed before the wipe")
-                tables = table_ids(self._state.current, transition.replication)
-                sequence = self._engine.wipe(tables, transition.range)
-        await self._engine.synced(sequence)
+        for replication, ranges in gained_ranges(operation, own):
+            for table in table_ids(self._state.current, replication):
+                for range_ in ranges:
+                    if not self._state.current.session_open(operation.session_id):
+                        raise SessionClosed(f"session {operation.session_id} was closed before the wipe")
+                    await self._engine.wipe((table,), range_)
 
     async def _stream(self, operation: Operation, progress: StreamProgress) -> None:
         cluster = self._state.current
@@ -150,6 +149,19 @@ class WorkService:
         for key in list(self._running):
             if key[2] not in open_sessions:
                 del self._running[key]
+
+
+def gained_ranges(operation: Operation, node: int) -> list[tuple[Replication, list[Range]]]:
+    """Per replication, the ranges the node gains, adjacent ones joined."""
+    found: dict[Replication, list[Range]] = {}
+    for transition in operation.transitions:
+        if node in transition.gained:
+            ranges = found.setdefault(transition.replication, [])
+            if ranges and ranges[-1].right == transition.range.left:
+                ranges[-1] = Range(ranges[-1].left, transition.range.right)
+            else:
+                ranges.append(transition.range)
+    return list(found.items())
 
 
 def table_ids(cluster: ClusterMetadata, replication: Replication) -> tuple[int, ...]:
