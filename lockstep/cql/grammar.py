@@ -128,7 +128,8 @@ properties: "WITH" property ("AND" property)*
     | "COMPACT" "STORAGE" -> compact_storage
 ?property_value: literal | collection | name -> property_word
 create_table: "CREATE" _table if_not_exists? table_name "(" definition ("," definition)* ")" properties?
-?definition: name type column_mark* -> column_definition | "PRIMARY" "KEY" "(" key_part ("," name)* ")" -> primary_key
+?definition: name type column_mark* -> column_definition
+    | "PRIMARY" "KEY" "(" key_part ("," name)* ")" -> primary_key
 column_mark: "STATIC" -> mark_static | "PRIMARY" "KEY" -> mark_primary
 key_part: name | "(" name ("," name)* ")"
 drop_table: "DROP" _table if_exists? table_name
@@ -163,10 +164,12 @@ _describe: "DESCRIBE" | "DESC"
 
 #: Words that cannot be names unless quoted.
 RESERVED = frozenset(
-    """add allow alter and apply asc authorize batch begin by columnfamily create delete desc describe drop
+    """
+    add allow alter and apply asc authorize batch begin by columnfamily create delete desc describe drop
     entries execute from full grant if in index infinity insert into is keyspace limit materialized modify
     nan norecursive not null of on or order primary rename replace revoke schema select set table to token
-    truncate unlogged update use using view where with""".split()
+    truncate unlogged update use using view where with
+    """.split()  # noqa: SIM905
 )
 
 

@@ -108,7 +108,5 @@ def place(text: str, position: int) -> str:
 def _bad_character(text: str, position: int) -> SyntaxError_:
     character = text[position]
     if character in "'\"" or text.startswith("$$", position):
-        return SyntaxError_(
-            f"{place(text, len(text))} mismatched character '<EOF>' expecting '{character}'"
-        )
+        return SyntaxError_(f"{place(text, len(text))} mismatched character '<EOF>' expecting '{character}'")
     return SyntaxError_(f"{place(text, position)} no viable alternative at character '{character}'")

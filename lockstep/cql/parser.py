@@ -80,7 +80,8 @@ def parse(text: str) -> Parsed:
     binds: list[str | None] = []
     tables = _tables()
     states_of, rules, literals = tables.states, tables.rules, tables.literals
-    states, values = [tables.start], []
+    states: list[int] = [tables.start]
+    values: list[Any] = []
     end = tables.end
     for number, token in enumerate(tokens):
         if len(states) > CQL_NESTING_MAX:
@@ -141,7 +142,9 @@ def _unexpected(
     where = place(text, token.start)
     if len(expected) == 1:
         wanted = _shown_terminal(expected[0])
-        return SyntaxError_(f"{where} mismatched input '{shown}' expecting {wanted}{_snippet(text, tokens, number)}")
+        return SyntaxError_(
+            f"{where} mismatched input '{shown}' expecting {wanted}{_snippet(text, tokens, number)}"
+        )
     return SyntaxError_(f"{where} no viable alternative at input '{shown}'{_snippet(text, tokens, number)}")
 
 

@@ -43,7 +43,6 @@ class KeyPart(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
-
 def _literal_text(value: Any, option: str) -> str:
     if isinstance(value, Literal) and value.kind != "null":
         return value.text
@@ -176,7 +175,8 @@ def _describe(what: str, *, full: bool = False) -> Handler:
 
 
 _DESCRIBE_KINDS = (
-    "cluster schema keyspaces tables types functions aggregates keyspace table any".split()
+    *("cluster", "schema", "keyspaces", "tables", "types"),
+    *("functions", "aggregates", "keyspace", "table", "any"),
 )
 HANDLERS: dict[str, Handler] = {
     "create_keyspace": _create_keyspace,

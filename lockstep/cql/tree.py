@@ -67,7 +67,16 @@ class Cast(Struct, frozen=True):
 
 
 Term = (
-    Literal | Bind | ListLiteral | SetLiteral | MapLiteral | TupleLiteral | ColumnName | Call | TypeHint | Cast
+    Literal
+    | Bind
+    | ListLiteral
+    | SetLiteral
+    | MapLiteral
+    | TupleLiteral
+    | ColumnName
+    | Call
+    | TypeHint
+    | Cast
 )
 
 

@@ -107,3 +107,8 @@ STREAM_TIMEOUT_MS: Final = 10_000
 STREAM_ATTEMPTS_MAX: Final = 10
 #: Longest time to live: 20 years, as in Cassandra, so that expiry times stay far from 32-bit limits of tools.
 TTL_S_MAX: Final = 20 * 365 * 24 * 3600
+#: Partitions of one IN query that are read at once: enough to hide round trips, few enough that a page
+#: that is full early has not read much in vain.
+PARTITION_READS_AT_ONCE_MAX: Final = 16
+#: Rows in one read repair write, so that it fits one storage batch.
+REPAIR_ROWS_MAX: Final = 500

@@ -1,0 +1,99 @@
+"""The native aggregates: count, min, max, sum, avg.
+
+Invariant: states are plain values folded row by row; nulls do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from lockstep.schema.types import CqlType, parse_type
+from lockstep.values.errors import InvalidRequest
+
+_NUMBERS = frozenset(
+    ("tinyint", "smallint", "int", "bigint", "counter", "varint", "float", "double", "decimal")
+)
+_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64, "counter": 64}
+NAMES = frozenset(("count", "min", "max", "sum", "avg"))
+
+
+class Aggregate(msgspec.Struct, frozen=True):
+    """`start` is the state before any row, `step(state, data)` folds one non-null value in."""
+
+    returns: CqlType
+    start: Any
+    step: Callable[[Any, bytes], Any]
+    finish: Callable[[Any], bytes | None]
+
+
+def aggregate(name: str, kind: CqlType | None) -> Aggregate:
+    """The aggregate of a name over values of `kind` (None: `count(*)`); InvalidRequest when it has none."""
+    if name == "count":
+        bigint = parse_type("bigint")
+        return Aggregate(bigint, 0, lambda state, data: state + 1, bigint.serialize)
+    assert kind is not None
+    if name in ("min", "max"):
+        return _extreme(kind, largest=name == "max")
+    if kind.name not in _NUMBERS:
+        raise InvalidRequest(
+            f"Invalid call to function {name}, none of its type signatures match (known type "
+            f"signatures: numeric types; given {kind.text})"
+        )
+    return _sum(kind) if name == "sum" else _average(kind)
+
+
+def _extreme(kind: CqlType, *, largest: bool) -> Aggregate:
+    sort_key = kind.sort_key
+
+    def step(state: bytes | None, data: bytes) -> bytes:
+        if state is None:
+            return data
+        return data if (sort_key(data) > sort_key(state)) is largest and data != state else state
+
+    return Aggregate(kind, None, step, lambda state: state)
+
+
+def _sum(kind: CqlType) -> Aggregate:
+    bits = _BITS.get(kind.name)
+
+    def step(state: Any, data: bytes) -> Any:
+        value = kind.deserialize(data)
+        if value is None:
+            return state
+        total = state + value
+        return _wrapped(total, bits) if bits is not None else total
+
+    return Aggregate(kind, _zero(kind), step, kind.serialize)
+
+
+def _average(kind: CqlType) -> Aggregate:
+    def step(state: tuple[Any, int], data: bytes) -> tuple[Any, int]:
+        value = kind.deserialize(data)
+        return state if value is None else (state[0] + value, state[1] + 1)
+
+    def finish(state: tuple[Any, int]) -> bytes:
+        total, count = state
+        if count == 0:
+            return kind.serialize(_zero(kind))
+        if isinstance(total, int):
+            # Whole numbers divide towards zero, as in the JVM.
+            quotient = abs(total) // count
+            return kind.serialize(-quotient if total < 0 else quotient)
+        return kind.serialize(total / count)
+
+    return Aggregate(kind, (_zero(kind), 0), step, finish)
+
+
+def _zero(kind: CqlType) -> Any:
+    if kind.name in ("float", "double"):
+        return 0.0
+    return Decimal(0) if kind.name == "decimal" else 0
+
+
+def _wrapped(number: int, bits: int) -> int:
+    half = 1 << (bits - 1)
+    return (number + half) % (1 << bits) - half

@@ -1,0 +1,48 @@
+"""What a plan may know of the moment it is made in.
+
+Invariant: the only source of time, ids and randomness in this room; the caller fills it once a request,
+so that a re-plan with the same Context gives the same mutation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+
+class Context(msgspec.Struct, frozen=True):
+    """`now_us`, `now_s`: this coordinator's wall time (a client's now_in_seconds replaces `now_s`).
+
+    `timestamp_us`: the client's timestamp, else `now_us`; USING TIMESTAMP overrides it.
+    `new_mutation_id`: the 14 bytes of the mutation planned. `uuid_source`: 16 random bytes a call.
+    """
+
+    now_us: int
+    now_s: int
+    timestamp_us: int
+    new_mutation_id: bytes
+    uuid_source: Callable[[], bytes]
+
+
+class ListIds:
+    """Ids of list elements in the order they are added: 16 bytes that sort by time, then by order.
+
+    Bytes: 2^63 plus (appended) or minus (prepended) the coordinator's microseconds, the mutation id's
+    node and low sequence, and a count within the request. The wall time is used, not the write
+    timestamp, so that an append goes behind elements that are there whatever timestamps clients choose.
+    """
+
+    __slots__ = ("_append", "_count", "_prepend", "_tail")
+
+    def __init__(self, context: Context) -> None:
+        half = 1 << 63
+        self._append = (half + context.now_us).to_bytes(8, "big")
+        self._prepend = (half - context.now_us).to_bytes(8, "big")
+        self._tail = context.new_mutation_id[:2] + context.new_mutation_id[-3:]
+        self._count = 0
+
+    def next(self, *, prepend: bool = False) -> bytes:
+        self._count += 1
+        front = self._prepend if prepend else self._append
+        return front + self._tail + self._count.to_bytes(3, "big")

@@ -1,0 +1,224 @@
+"""The native scalar functions: names, argument types, result, and what they do to serialised values.
+
+Invariant: a function is pure in its argument bytes and the Context; a null argument gives null.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+
+import msgspec
+
+from lockstep.cql.context import Context
+from lockstep.schema.types import NATIVE_NAMES, CqlType, parse_type
+from lockstep.values.errors import InvalidRequest
+
+Arguments = Sequence[bytes]
+Run = Callable[[Arguments, Context], bytes | None]
+
+#: 100 ns intervals from 1582-10-15, where version 1 uuids begin, to 1970-01-01.
+_UUID_EPOCH_TICKS = 0x01B21DD213814000
+_DAY_MS = 86_400_000
+#: Clock and node bytes of the smallest and largest timeuuid of an instant, compared as signed bytes.
+_LEAST_TAIL = bytes([0x80] * 8)
+_GREATEST_TAIL = bytes([0x7F] * 8)
+
+
+class Function(msgspec.Struct, frozen=True):
+    """One overload. `pure` means the Context is not used, so constant arguments give a constant."""
+
+    name: str
+    arguments: tuple[CqlType, ...]
+    returns: CqlType
+    run: Run
+    pure: bool = True
+
+
+def timeuuid(ticks: int, tail: bytes) -> bytes:
+    """A version 1 uuid of a time in 100 ns intervals from 1970 and 8 clock and node bytes."""
+    time = ticks + _UUID_EPOCH_TICKS
+    low, middle, high = time & 0xFFFFFFFF, (time >> 32) & 0xFFFF, (time >> 48) & 0x0FFF
+    return low.to_bytes(4, "big") + middle.to_bytes(2, "big") + (0x1000 | high).to_bytes(2, "big") + tail
+
+
+def timeuuid_ms(data: bytes) -> int:
+    """Milliseconds from 1970 of a version 1 uuid."""
+    low, middle = int.from_bytes(data[:4], "big"), int.from_bytes(data[4:6], "big")
+    high = int.from_bytes(data[6:8], "big") & 0x0FFF
+    return ((high << 48 | middle << 32 | low) - _UUID_EPOCH_TICKS) // 10_000
+
+
+def random_uuid(context: Context) -> bytes:
+    raw = context.uuid_source()
+    return raw[:6] + bytes((raw[6] & 0x0F | 0x40, raw[7], raw[8] & 0x3F | 0x80)) + raw[9:]
+
+
+def now_timeuuid(context: Context) -> bytes:
+    tail = context.uuid_source()[8:]
+    return timeuuid(context.now_us * 10, bytes((tail[0] & 0x3F | 0x80,)) + tail[1:])
+
+
+def _ms(kind: str) -> Callable[[bytes], int]:
+    """Bytes of a timeuuid, timestamp or date to milliseconds from 1970."""
+    if kind == "timeuuid":
+        return timeuuid_ms
+    if kind == "date":
+        return lambda data: (int.from_bytes(data, "big") - (1 << 31)) * _DAY_MS
+    return lambda data: int.from_bytes(data, "big", signed=True)
+
+
+def _long(number: int) -> bytes:
+    return number.to_bytes(8, "big", signed=True)
+
+
+def _date(ms: int) -> bytes:
+    return (ms // _DAY_MS + (1 << 31)).to_bytes(4, "big")
+
+
+def _edge(tail: bytes, *, last: bool) -> Run:
+    extra = 9_999 if last else 0
+
+    def run(arguments: Arguments, context: Context) -> bytes:
+        return timeuuid(int.from_bytes(arguments[0], "big", signed=True) * 10_000 + extra, tail)
+
+    return run
+
+
+def _through_ms(kind: str, finish: Callable[[int], bytes]) -> Run:
+    start = _ms(kind)
+    return lambda arguments, context: finish(start(arguments[0]))
+
+
+def _checked(kind: CqlType) -> Run:
+    def run(arguments: Arguments, context: Context) -> bytes:
+        try:
+            kind.validate(arguments[0])
+        except InvalidRequest:
+            raise InvalidRequest(
+                f"In call to function system.blob_as_{kind.name}, value 0x{arguments[0].hex()} "
+                f"is not a valid binary representation for type {kind.name}"
+            ) from None
+        return arguments[0]
+
+    return run
+
+
+def _same(arguments: Arguments, context: Context) -> bytes:
+    return arguments[0]
+
+
+def _clock_functions() -> list[Function]:
+    def made(names: Sequence[str], returns: str, run: Callable[[Context], bytes]) -> list[Function]:
+        kind = parse_type(returns)
+        return [
+            Function(name, (), kind, lambda arguments, context: run(context), pure=False) for name in names
+        ]
+
+    return [
+        *made(("now", "currenttimeuuid", "current_timeuuid"), "timeuuid", now_timeuuid),
+        *made(("uuid",), "uuid", random_uuid),
+        *made(("currenttimestamp", "current_timestamp"), "timestamp", lambda c: _long(c.now_us // 1000)),
+        *made(("currentdate", "current_date"), "date", lambda c: _date(c.now_us // 1000)),
+        *made(("currenttime", "current_time"), "time", lambda c: _long(c.now_us % (_DAY_MS * 1000) * 1000)),
+    ]
+
+
+def _time_functions() -> list[Function]:
+    found = []
+
+    def add(
+        names: Sequence[str], sources: Sequence[str], returns: str, finish: Callable[[int], bytes]
+    ) -> None:
+        for name in names:
+            for source in sources:
+                run = _through_ms(source, finish)
+                found.append(Function(name, (parse_type(source),), parse_type(returns), run))
+
+    add(("totimestamp", "to_timestamp"), ("timeuuid", "date"), "timestamp", _long)
+    add(("dateof",), ("timeuuid",), "timestamp", _long)
+    add(("todate", "to_date"), ("timeuuid", "timestamp"), "date", _date)
+    add(("unixtimestampof",), ("timeuuid",), "bigint", _long)
+    add(("tounixtimestamp", "to_unix_timestamp"), ("timeuuid", "timestamp", "date"), "bigint", _long)
+    timestamp, uuid = (parse_type("timestamp"),), parse_type("timeuuid")
+    for name in ("mintimeuuid", "min_timeuuid"):
+        found.append(Function(name, timestamp, uuid, _edge(_LEAST_TAIL, last=False)))
+    for name in ("maxtimeuuid", "max_timeuuid"):
+        found.append(Function(name, timestamp, uuid, _edge(_GREATEST_TAIL, last=True)))
+    return found
+
+
+def _blob_functions() -> list[Function]:
+    found = []
+    blob = parse_type("blob")
+    for name in NATIVE_NAMES:
+        if name in ("blob", "counter"):
+            continue
+        kind = parse_type(name)
+        for to_blob, from_blob in (
+            (f"{name}asblob", f"blobas{name}"),
+            (f"{name}_as_blob", f"blob_as_{name}"),
+        ):
+            found.append(Function(to_blob, (kind,), blob, _same))
+            found.append(Function(from_blob, (blob,), kind, _checked(kind)))
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _registry() -> dict[str, tuple[Function, ...]]:
+    by_name: dict[str, tuple[Function, ...]] = {}
+    for function in (*_clock_functions(), *_time_functions(), *_blob_functions()):
+        by_name[function.name] = (*by_name.get(function.name, ()), function)
+    return by_name
+
+
+def overloads(keyspace: str | None, name: str) -> tuple[Function, ...]:
+    """Every overload of a name; () when there is none. Native functions live in keyspace `system`."""
+    return _registry().get(name, ()) if keyspace in (None, "system") else ()
+
+
+_NUMBERS = frozenset(
+    ("tinyint", "smallint", "int", "bigint", "counter", "varint", "float", "double", "decimal")
+)
+_TIMES = frozenset(("timeuuid", "timestamp", "date"))
+
+
+def cast_function(source: CqlType, target: CqlType) -> Run:
+    """CAST between numbers, to text, and between points in time; InvalidRequest for other pairs."""
+    if source == target:
+        return _same
+    if source.name in _NUMBERS and target.name in _NUMBERS and target.name != "counter":
+        return _number_cast(source, target)
+    if target.name in ("text", "ascii") and not source.is_collection:
+        return lambda arguments, context: _plain_text(source, arguments[0]).encode()
+    if source.name in _TIMES and target.name in ("timestamp", "date"):
+        return _through_ms(source.name, _long if target.name == "timestamp" else _date)
+    raise InvalidRequest(f"{source.text} cannot be cast to {target.text}")
+
+
+def _plain_text(source: CqlType, data: bytes) -> str:
+    text = source.format(source.deserialize(data))
+    return text[1:-1].replace("''", "'") if text.startswith("'") else text
+
+
+def _number_cast(source: CqlType, target: CqlType) -> Run:
+    bits = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}.get(target.name)
+
+    def run(arguments: Arguments, context: Context) -> bytes | None:
+        value = source.deserialize(arguments[0])
+        if not isinstance(value, int | float | Decimal):
+            return None
+        if target.name in ("float", "double"):
+            return target.serialize(float(value))
+        if target.name == "decimal":
+            return target.serialize(Decimal(str(value)))
+        try:
+            whole = int(value)
+        except (ValueError, OverflowError):
+            whole = 0
+        if bits is not None:
+            whole = (whole + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+        return target.serialize(whole)
+
+    return run

@@ -1,0 +1,268 @@
+"""What one assignment or column deletion does to one row: cells and collection deletions.
+
+Invariant: operations only write; whatever would need the row's present state is refused when compiled.
+"""
+
+from __future__ import annotations
+
+from lockstep.cql import tree
+from lockstep.cql.catalog import TableShape
+from lockstep.cql.context import Context, ListIds
+from lockstep.cql.prepared import Scope
+from lockstep.cql.terms import TermPlan, Values, compile_term
+from lockstep.cql.wire.messages import UNSET
+from lockstep.schema.model import Column, ColumnKind
+from lockstep.schema.types import CollectionType, CqlType, parse_type
+from lockstep.values.errors import InvalidRequest
+from lockstep.values.rows import Cell, ColumnDeletion, Deletion
+
+
+class RowWriter:
+    """Gathers the cells of one row of one statement; a later write of the same cell replaces it."""
+
+    __slots__ = (
+        "cells",
+        "context",
+        "deletions",
+        "expires_at_s",
+        "list_ids",
+        "timestamp_us",
+        "ttl_s",
+        "values",
+    )
+
+    def __init__(
+        self, values: Values, context: Context, timestamp_us: int, ttl_s: int, list_ids: ListIds
+    ) -> None:
+        self.values = values
+        self.context = context
+        self.timestamp_us = timestamp_us
+        self.ttl_s = ttl_s
+        self.expires_at_s = context.now_s + ttl_s if ttl_s else 0
+        self.list_ids = list_ids
+        self.cells: dict[tuple[int, bytes], Cell] = {}
+        self.deletions: dict[int, ColumnDeletion] = {}
+
+    def put(self, column: int, value: bytes, path: bytes | None = None) -> None:
+        self.cells[column, path or b""] = Cell(
+            column, value, self.timestamp_us, self.ttl_s, self.expires_at_s, path
+        )
+
+    def erase(self, column: int, path: bytes | None = None) -> None:
+        self.cells[column, path or b""] = Cell(column, None, self.timestamp_us, 0, self.context.now_s, path)
+
+    def clear(self, column: int, timestamp_us: int) -> None:
+        """Delete a whole collection up to a timestamp."""
+        self.deletions[column] = ColumnDeletion(column, Deletion(timestamp_us, self.context.now_s))
+
+    def sorted_cells(self) -> tuple[Cell, ...]:
+        return tuple(self.cells[key] for key in sorted(self.cells))
+
+    def sorted_deletions(self) -> tuple[ColumnDeletion, ...]:
+        return tuple(self.deletions[column] for column in sorted(self.deletions))
+
+
+class Operation:
+    """One compiled assignment. `exclusive`: no other operation may touch the column."""
+
+    exclusive = True
+
+    def __init__(self, column: Column, kind: CqlType, term: TermPlan | None) -> None:
+        self.column = column
+        self.kind = kind
+        self.term = term
+
+    def write(self, row: RowWriter) -> None:
+        raise AssertionError("abstract")
+
+    def value(self, row: RowWriter) -> bytes | object | None:
+        assert self.term is not None
+        return self.term.get(row.values, row.context)
+
+    def parts(self, data: bytes) -> list[bytes]:
+        assert isinstance(self.kind, CollectionType)
+        return self.kind.split(data)
+
+
+class SetValue(Operation):
+    """A column that is one cell."""
+
+    def write(self, row: RowWriter) -> None:
+        value = self.value(row)
+        if isinstance(value, bytes):
+            row.put(self.column.id, value)
+        elif value is None:
+            row.erase(self.column.id)
+
+
+class AddElements(Operation):
+    """Cells of the given list, set or map; nothing for null."""
+
+    exclusive = False
+    prepend = False
+
+    def write(self, row: RowWriter) -> None:
+        value = self.value(row)
+        if isinstance(value, bytes):
+            self.add(row, value)
+
+    def add(self, row: RowWriter, data: bytes) -> None:
+        column, parts, name = self.column.id, self.parts(data), self.kind.name
+        if name == "list":
+            for part in parts:
+                row.put(column, part, row.list_ids.next(prepend=self.prepend))
+        elif name == "set":
+            for part in parts:
+                row.put(column, b"", part)
+        else:
+            for at in range(0, len(parts), 2):
+                row.put(column, parts[at + 1], parts[at])
+
+
+class PrependElements(AddElements):
+    prepend = True
+
+
+class SetCollection(AddElements):
+    """Replace a whole collection: delete what is older, then add."""
+
+    exclusive = True
+
+    def write(self, row: RowWriter) -> None:
+        value = self.value(row)
+        if value is UNSET:
+            return
+        row.clear(self.column.id, row.timestamp_us - 1)
+        if isinstance(value, bytes):
+            self.add(row, value)
+
+
+class RemoveElements(Operation):
+    """Tombstones for elements of a set or keys of a map; `kind` is a set type."""
+
+    exclusive = False
+
+    def write(self, row: RowWriter) -> None:
+        value = self.value(row)
+        if isinstance(value, bytes):
+            for part in self.parts(value):
+                row.erase(self.column.id, part)
+
+
+class SetElement(Operation):
+    """One map entry."""
+
+    exclusive = False
+
+    def __init__(self, column: Column, kind: CqlType, term: TermPlan | None, key: TermPlan) -> None:
+        super().__init__(column, kind, term)
+        self.key = key
+
+    def write(self, row: RowWriter) -> None:
+        path = self.key.get(row.values, row.context)
+        if not isinstance(path, bytes):
+            raise InvalidRequest("Invalid null map key" if path is None else "Invalid unset map key")
+        value = None if self.term is None else self.value(row)
+        if isinstance(value, bytes):
+            row.put(self.column.id, value, path)
+        elif value is None:
+            row.erase(self.column.id, path)
+
+
+class ClearColumn(Operation):
+    """DELETE of a column."""
+
+    def write(self, row: RowWriter) -> None:
+        if self.kind.is_multicell:
+            row.clear(self.column.id, row.timestamp_us)
+        else:
+            row.erase(self.column.id)
+
+
+def set_operation(column: Column, kind: CqlType, value: tree.Term, scope: Scope) -> Operation:
+    """`column = value`."""
+    if kind.name == "counter":
+        raise InvalidRequest(
+            f"Cannot set the value of counter column {column.name} "
+            "(counters can only be incremented/decremented, not set)"
+        )
+    term = compile_term(value, kind, column.name, scope)
+    return SetCollection(column, kind, term) if kind.is_multicell else SetValue(column, kind, term)
+
+
+def assignment_operation(shape: TableShape, assignment: tree.Assignment, scope: Scope) -> Operation:
+    """Compile one assignment of UPDATE; InvalidRequest when the column does not allow it."""
+    column = shape.column(assignment.name)
+    kind, name = shape.types[column.name], column.name
+    if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+        raise InvalidRequest(f"PRIMARY KEY part {name} found in SET part")
+    if assignment.operation == "set":
+        return set_operation(column, kind, assignment.value, scope)
+    if assignment.operation == "field":
+        raise InvalidRequest(f"Invalid operation ({name}.{assignment.field} = ...) for non-UDT column {name}")
+    if assignment.other is not None and assignment.other != name:
+        raise InvalidRequest("Only expressions of the form X = X +<value> are supported.")
+    if assignment.operation == "element":
+        return _element_assignment(column, kind, assignment, scope)
+    sign = "-" if assignment.operation == "remove" else "+"
+    if not kind.is_collection:
+        raise InvalidRequest(f"Invalid operation ({name} = {name} {sign} ...) for non counter column {name}")
+    if not kind.is_multicell:
+        raise InvalidRequest(
+            f"Invalid operation ({name} = {name} {sign} ...) for frozen collection column {name}"
+        )
+    if assignment.operation == "remove":
+        if kind.name == "list":
+            raise InvalidRequest(
+                f"Removing values from list {name} needs a read before the write, which is not supported"
+            )
+        removed = parse_type(f"set<{(kind.key if kind.name == 'map' else kind.element).text}>")
+        return RemoveElements(column, removed, compile_term(assignment.value, removed, name, scope))
+    term = compile_term(assignment.value, kind, name, scope)
+    if assignment.operation == "prepend":
+        if kind.name != "list":
+            raise InvalidRequest(f"Invalid operation ({name} = ... + {name}) for non list column {name}")
+        return PrependElements(column, kind, term)
+    return AddElements(column, kind, term)
+
+
+def _element_assignment(
+    column: Column, kind: CqlType, assignment: tree.Assignment, scope: Scope
+) -> Operation:
+    name = column.name
+    if not kind.is_collection:
+        raise InvalidRequest(f"Invalid operation ({name}[...] = ...) for non collection column {name}")
+    if not kind.is_multicell:
+        raise InvalidRequest(f"Invalid operation ({name}[...] = ...) for frozen collection column {name}")
+    if kind.name == "set":
+        raise InvalidRequest(f"Invalid operation ({name}[...] = ...) for set column {name}")
+    if kind.name == "list":
+        raise InvalidRequest(
+            f"Setting list {name} by index needs a read before the write, which is not supported"
+        )
+    assert assignment.element is not None
+    key = compile_term(assignment.element, kind.key, f"key({name})", scope)
+    return SetElement(column, kind, compile_term(assignment.value, kind.value, f"value({name})", scope), key)
+
+
+def deletion_operation(shape: TableShape, deletion: tree.ColumnDelete, scope: Scope) -> Operation:
+    """Compile one column of DELETE."""
+    column = shape.column(deletion.name)
+    kind, name = shape.types[column.name], column.name
+    if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+        raise InvalidRequest(f"Invalid identifier {name} for deletion (should not be a PRIMARY KEY part)")
+    if deletion.field is not None:
+        raise InvalidRequest(f"Invalid field deletion operation for non-UDT column {name}")
+    if deletion.element is None:
+        return ClearColumn(column, kind, None)
+    if not kind.is_collection:
+        raise InvalidRequest(f"Invalid deletion operation for non collection column {name}")
+    if not kind.is_multicell:
+        raise InvalidRequest(f"Invalid deletion operation for frozen collection column {name}")
+    if kind.name == "list":
+        raise InvalidRequest(
+            f"Deleting from list {name} by index needs a read before the write, which is not supported"
+        )
+    member = kind.key if kind.name == "map" else kind.element
+    receiver = f"key({name})" if kind.name == "map" else f"value({name})"
+    return SetElement(column, kind, None, compile_term(deletion.element, member, receiver, scope))

@@ -1,0 +1,51 @@
+"""Paging states: where a page ended and what limits are left, as bytes that any node understands.
+
+Invariant: `decode(encode(state)) == state`; bytes that no node made are refused.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+
+from lockstep.values import codec
+from lockstep.values.errors import ProtocolViolation
+from lockstep.values.rows import Position
+
+
+class PagePosition(msgspec.Struct, frozen=True, array_like=True):
+    """`remaining`: rows LIMIT still allows (-1: no limit). `partition_rows`: rows already given of the
+    position's partition, for PER PARTITION LIMIT.
+    """
+
+    table_id: int
+    position: Position
+    remaining: int
+    partition_rows: int
+
+
+_DECODER = codec.decoder(PagePosition)
+_CHECK_BYTES = 4
+
+
+def encode(state: PagePosition) -> bytes:
+    body = codec.encode(state)
+    return zlib.crc32(body).to_bytes(_CHECK_BYTES, "big") + body
+
+
+def decode(data: bytes, table_id: int) -> PagePosition:
+    """ProtocolViolation when `data` is no paging state of this table."""
+    body = data[_CHECK_BYTES:]
+    if zlib.crc32(body).to_bytes(_CHECK_BYTES, "big") == data[:_CHECK_BYTES]:
+        try:
+            state = _DECODER.decode(body)
+        except msgspec.MsgspecError:
+            raise _invalid() from None
+        if state.table_id == table_id:
+            return state
+    raise _invalid()
+
+
+def _invalid() -> ProtocolViolation:
+    return ProtocolViolation("Invalid value for the paging state")

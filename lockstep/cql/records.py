@@ -1,0 +1,101 @@
+"""Partitions as read to records: keys decoded, static columns joined, collections assembled.
+
+Invariant: a record has one entry a slot of the selection; a column without a live cell is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lockstep.cql.select import SelectPrepared
+from lockstep.cql.selection import Record
+from lockstep.schema.clustering import decode
+from lockstep.schema.model import ColumnKind
+from lockstep.schema.types import CollectionType, CqlType
+from lockstep.values.rows import Cell, Partition, Row
+
+
+class RecordReader:
+    """Tables of one SELECT that say which cell goes to which slot."""
+
+    def __init__(self, select: SelectPrepared) -> None:
+        selection, shape = select.selection, select.shape
+        self._shape = shape
+        self._width = len(selection.columns) + len(selection.cell_columns)
+        self._key_slots: list[tuple[int, int]] = []
+        self._clustering_slots: list[tuple[int, int]] = []
+        self._value_slots: dict[int, int] = {}
+        self._collections: dict[int, CqlType] = {}
+        for slot, column in enumerate(selection.columns):
+            if column.kind is ColumnKind.PARTITION_KEY:
+                self._key_slots.append((slot, column.position))
+            elif column.kind is ColumnKind.CLUSTERING:
+                self._clustering_slots.append((slot, column.position))
+            else:
+                self._value_slots[column.id] = slot
+                if shape.types[column.name].is_multicell:
+                    self._collections[slot] = shape.types[column.name]
+        # Outputs count cell slots from the end of the record.
+        self._cell_slots = {
+            column: self._width - 1 - index for index, column in enumerate(selection.cell_columns)
+        }
+
+    def records(
+        self, partition: Partition, key_parts: Sequence[bytes], static_row_counts: bool
+    ) -> Iterator[tuple[bytes | None, Record]]:
+        """(clustering, record) of each row; clustering None for a partition with static content only."""
+        base: Record = [None] * self._width
+        for slot, position in self._key_slots:
+            base[slot] = key_parts[position]
+        static = partition.static
+        if static is not None:
+            self._fill(base, static)
+        if not partition.rows:
+            if static is not None and static_row_counts and any(c.value is not None for c in static.cells):
+                yield None, base
+            return
+        types, descending = self._shape.clustering_types, self._shape.descending
+        for row in partition.rows:
+            record = base.copy()
+            if self._clustering_slots:
+                values = decode(types, descending, row.clustering)
+                for slot, position in self._clustering_slots:
+                    record[slot] = values[position]
+            self._fill(record, row)
+            yield row.clustering, record
+
+    def _fill(self, record: Record, row: Row) -> None:
+        slots, cell_slots = self._value_slots, self._cell_slots
+        gathered: dict[int, list[Cell]] = {}
+        for cell in row.cells:
+            if cell.value is None:
+                continue
+            slot = slots.get(cell.column)
+            if slot is not None:
+                if cell.path is None:
+                    record[slot] = cell.value
+                else:
+                    gathered.setdefault(slot, []).append(cell)
+            if cell_slots and cell.column in cell_slots:
+                record[cell_slots[cell.column]] = cell
+        for slot, cells in gathered.items():
+            record[slot] = _assembled(self._collections[slot], cells)
+
+
+def _assembled(kind: CqlType, cells: Sequence[Cell]) -> bytes:
+    """Serialised collection of its cells; `join` brings sets and maps into their order."""
+    assert isinstance(kind, CollectionType)
+    if kind.name == "list":
+        return kind.join([cell.value or b"" for cell in sorted(cells, key=_path)])
+    if kind.name == "set":
+        return kind.join([_path(cell) for cell in cells])
+    parts: list[Any] = []
+    for cell in cells:
+        parts += (cell.path, cell.value)
+    return kind.join(parts)
+
+
+def _path(cell: Cell) -> bytes:
+    assert cell.path is not None
+    return cell.path

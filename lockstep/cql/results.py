@@ -1,0 +1,269 @@
+"""Read results to result rows: which reads come next, and what the client receives.
+
+Invariant: rows are consumed strictly in answer order, and `cursor` always names the last one consumed, so
+a page can stop behind any row. Read results hold live data only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lockstep.cql import paging
+from lockstep.cql.keys import split_key
+from lockstep.cql.records import RecordReader
+from lockstep.cql.select import POINT, SelectPlan
+from lockstep.cql.selection import Record
+from lockstep.values.errors import ServerFault
+from lockstep.values.limits import PAGE_ROWS_DEFAULT, PARTITION_READS_AT_ONCE_MAX
+from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult
+from lockstep.values.tokens import token_of
+
+ResultRow = tuple[bytes | None, ...]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """`paging_state` is None when there is nothing more."""
+
+    rows: list[ResultRow]
+    paging_state: bytes | None = None
+
+
+class PageBuilder:
+    """Drives one execution of a SELECT: ask `commands()`, read them, `add` the results, repeat until
+    there are none, then take `page()`.
+    """
+
+    def __init__(self, plan: SelectPlan) -> None:
+        self._plan = plan
+        self._reader = RecordReader(plan.select)
+        self._rows: list[ResultRow] = []
+        self._sortable: list[tuple[bytes, ResultRow]] = []
+        self._states = [o.aggregate.start if o.aggregate else None for o in plan.select.selection.outputs]
+        self._folded = False
+        start = plan.start
+        self._cursor: Position | None = start.position if start is not None else None
+        self._partition_rows = start.partition_rows if start is not None else 0
+        self._remaining = plan.limit
+        self._asked: tuple[ReadCommand, ...] = ()
+        self._finished = plan.is_empty or plan.limit == 0
+        self._page_full = False
+
+    # Commands
+
+    def commands(self) -> tuple[ReadCommand, ...]:
+        """The next reads, to be done in any order or at once; () when the page is complete."""
+        if self._finished or self._page_full or self._room() == 0:
+            return ()
+        plan = self._plan
+        self._asked = self._point_commands() if plan.kind == POINT else self._range_commands()
+        if not self._asked:
+            self._finished = True
+        return self._asked
+
+    def _row_limit(self) -> int:
+        plan = self._plan
+        bounds = [bound for bound in (self._room(), self._remaining) if bound >= 0]
+        if plan.checks or plan.select.selection.has_aggregates or not bounds:
+            return max(plan.page_size, PAGE_ROWS_DEFAULT)
+        return min(bounds)
+
+    def _room(self) -> int:
+        return self._plan.page_size - len(self._rows) if self._plan.page_size > 0 else -1
+
+    def _partition_limit(self, used: int) -> int:
+        plan = self._plan
+        if plan.select.distinct:
+            return 1
+        if plan.per_partition_limit < 0 or plan.checks:
+            return self._row_limit()
+        return plan.per_partition_limit - used
+
+    def _command(
+        self, left: int, right: int, key: bytes | None, after: Position | None, used: int
+    ) -> ReadCommand:
+        select = self._plan.select
+        return ReadCommand(
+            select.shape.table.id,
+            left,
+            right,
+            key,
+            self._plan.slices,
+            (),
+            select.reads_static,
+            select.reverse,
+            self._row_limit(),
+            self._partition_limit(used),
+            self._plan.moment.context.now_s,
+            after,
+        )
+
+    def _point(self, key: bytes, after: Position | None, used: int) -> ReadCommand:
+        token = token_of(key)
+        return self._command(token - 1, token, key, after, used)
+
+    def _point_commands(self) -> tuple[ReadCommand, ...]:
+        keys, cursor = self._plan.keys, self._cursor
+        commands: list[ReadCommand] = []
+        if cursor is not None:
+            at = keys.index(cursor.key) if cursor.key in keys else len(keys)
+            if cursor.clustering is not None and self._may_continue():
+                commands.append(self._point(cursor.key, cursor, self._partition_rows))
+            keys = keys[at + 1 :]
+        keys = keys[: PARTITION_READS_AT_ONCE_MAX - len(commands)]
+        return (*commands, *(self._point(key, None, 0) for key in keys))
+
+    def _range_commands(self) -> tuple[ReadCommand, ...]:
+        plan, cursor = self._plan, self._cursor
+        if cursor is None:
+            return (self._command(plan.left, plan.right, None, None, 0),)
+        left = max(plan.left, cursor.token - 1)
+        if left >= plan.right:
+            return ()
+        if cursor.clustering is None or plan.per_partition_limit < 0 or plan.checks:
+            return (self._command(left, plan.right, None, cursor, 0),)
+        rest = self._command(left, plan.right, None, Position(cursor.token, cursor.key), 0)
+        if not self._may_continue():
+            return (rest,)
+        return (self._point(cursor.key, cursor, self._partition_rows), rest)
+
+    def _may_continue(self) -> bool:
+        plan = self._plan
+        limit = plan.limit if plan.select.sorts and plan.per_partition_limit < 0 else plan.per_partition_limit
+        return not plan.select.distinct and (limit < 0 or self._partition_rows < limit)
+
+    # Results
+
+    def add(self, results: Sequence[ReadResult]) -> None:
+        """Take the results of the last commands, in the order of the commands."""
+        assert len(results) == len(self._asked), "one result for each command"
+        for command, result in zip(self._asked, results, strict=True):
+            for partition in result.partitions:
+                if not self._add_partition(partition):
+                    return
+            if result.more:
+                if not result.partitions:
+                    raise ServerFault("a read stopped at its limit without a row")
+                # Behind the last consumed row there is more of this command: ask it again from there.
+                return
+            if command.key is not None:
+                self._close_partition(command.key, command.right)
+        if self._plan.kind != POINT:
+            self._finished = True
+
+    def _close_partition(self, key: bytes, token: int) -> None:
+        self._cursor = Position(token, key)
+        self._partition_rows = 0
+
+    def _add_partition(self, partition: Partition) -> bool:
+        """Consume one partition; False when the page or the limit is reached."""
+        cursor = self._cursor
+        if cursor is None or cursor.key != partition.key:
+            self._partition_rows = 0
+            resumed = False
+        else:
+            resumed = cursor.clustering is not None
+        select = self._plan.select
+        static_row_counts = not resumed and not select.restrictions.has_clustering
+        parts = split_key(partition.key, len(select.shape.partition_types))
+        for clustering, record in self._reader.records(partition, parts, static_row_counts):
+            if self._is_stopped():
+                self._page_full = not self._finished
+                return False
+            # A row without clustering is all its partition has.
+            place = None if select.distinct else clustering or None
+            self._cursor = Position(partition.token, partition.key, place)
+            self._consume(clustering or b"", record)
+        if self._remaining == 0:
+            self._finished = True
+        return not self._finished
+
+    def _is_stopped(self) -> bool:
+        if self._remaining == 0:
+            self._finished = True
+            return True
+        return self._room() == 0
+
+    def _consume(self, clustering: bytes, record: Record) -> None:
+        plan = self._plan
+        for check in plan.checks:
+            if not check(record):
+                return
+        if 0 <= plan.per_partition_limit <= self._partition_rows:
+            return
+        self._partition_rows += 1
+        selection = plan.select.selection
+        if selection.has_aggregates:
+            self._fold(record)
+            return
+        if selection.plain is not None:
+            row: ResultRow = tuple([record[slot] for slot in selection.plain])
+        else:
+            row = tuple([output.evaluate(record, plan.moment) for output in selection.outputs])
+        if plan.select.sorts:
+            self._sortable.append((clustering, row))
+            return
+        self._rows.append(row)
+        if self._remaining > 0:
+            self._remaining -= 1
+
+    def _fold(self, record: Record) -> None:
+        moment = self._plan.moment
+        for index, output in enumerate(self._plan.select.selection.outputs):
+            if output.aggregate is None:
+                if not self._folded:
+                    self._states[index] = output.evaluate(record, moment)
+                continue
+            data = output.evaluate(record, moment)
+            if data is not None:
+                self._states[index] = output.aggregate.step(self._states[index], data)
+        self._folded = True
+
+    # The page
+
+    def page(self) -> Page:
+        """The rows so far, and the paging state when more may follow."""
+        plan = self._plan
+        if plan.select.selection.has_aggregates:
+            return Page([self._aggregated()])
+        if plan.select.sorts:
+            self._sortable.sort(key=lambda entry: entry[0], reverse=plan.select.reverse)
+            rows = [row for _, row in self._sortable]
+            return Page(rows if plan.limit < 0 else rows[: plan.limit])
+        return Page(self._rows, self._paging_state())
+
+    def _paging_state(self) -> bytes | None:
+        if self._finished or self._plan.page_size <= 0 or self._cursor is None:
+            return None
+        if not self._page_full and self._room() != 0:
+            return None
+        if self._remaining == 0 or not self._rest_exists():
+            return None
+        state = paging.PagePosition(
+            self._plan.select.shape.table.id, self._cursor, self._remaining, self._partition_rows
+        )
+        return paging.encode(state)
+
+    def _rest_exists(self) -> bool:
+        """False when the cursor is provably at the end: the last key's last possible row."""
+        plan, cursor = self._plan, self._cursor
+        assert cursor is not None
+        if plan.kind != POINT or cursor.key != plan.keys[-1]:
+            return True
+        return cursor.clustering is not None and self._may_continue()
+
+    def _aggregated(self) -> ResultRow:
+        found: list[Any] = []
+        for state, output in zip(self._states, self._plan.select.selection.outputs, strict=True):
+            found.append(output.aggregate.finish(state) if output.aggregate is not None else state)
+        return tuple(found)
+
+
+def build_rows(plan: SelectPlan, results: Sequence[ReadResult]) -> Page:
+    """The page that one round of reads gives (the results of `PageBuilder(plan).commands()`)."""
+    builder = PageBuilder(plan)
+    if builder.commands():
+        builder.add(results)
+    return builder.page()

@@ -1,0 +1,308 @@
+"""The SELECT list compiled: which columns a row must offer and how each output comes from them.
+
+Invariant: a record is a list with one slot a needed column (serialised value or None), then one slot a
+column whose timestamp or ttl is asked (its Cell or None); outputs read records and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from lockstep.cql import aggregates, tree
+from lockstep.cql.catalog import TableShape, cql_name
+from lockstep.cql.context import Context
+from lockstep.cql.functions import cast_function
+from lockstep.cql.keys import routing_key
+from lockstep.cql.prepared import ColumnSpec, Scope
+from lockstep.cql.terms import Values, assignable_type, choose_overload, compile_term, fits
+from lockstep.cql.wire.messages import UNSET
+from lockstep.schema.model import Column, ColumnKind
+from lockstep.schema.types import CqlType, parse_type
+from lockstep.values.errors import InvalidRequest
+from lockstep.values.rows import Cell
+from lockstep.values.tokens import token_of
+
+Record = list[Any]
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """What outputs may use beside the record."""
+
+    values: Values
+    context: Context
+
+
+Evaluate = Callable[[Record, Moment], bytes | None]
+
+
+class Output(msgspec.Struct, frozen=True):
+    """One result column. `slot` >= 0: simply that slot. `aggregate`: folds `evaluate` over the rows."""
+
+    name: str
+    type: CqlType
+    evaluate: Evaluate
+    slot: int = -1
+    aggregate: aggregates.Aggregate | None = None
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """`columns`: needed columns by slot; `cell_columns`: column ids of the slots behind them."""
+
+    outputs: tuple[Output, ...]
+    columns: tuple[Column, ...]
+    cell_columns: tuple[int, ...]
+    is_wildcard: bool
+    has_aggregates: bool
+    plain: tuple[int, ...] | None
+
+    def specs(self, keyspace: str, table: str) -> tuple[ColumnSpec, ...]:
+        return tuple(ColumnSpec(keyspace, table, output.name, output.type) for output in self.outputs)
+
+
+class _Compiler:
+    """Compiles the outputs of one SELECT and hands out slots."""
+
+    def __init__(self, shape: TableShape, scope: Scope) -> None:
+        self.shape = shape
+        self.scope = scope
+        self.slots: dict[str, int] = {}
+        self.cell_columns: dict[int, int] = {}
+
+    def slot(self, name: str) -> int:
+        self.shape.column(name)
+        return self.slots.setdefault(name, len(self.slots))
+
+    def output(self, selector: tree.Selector) -> Output:
+        expression = selector.expression
+        name = selector.alias if selector.alias is not None else shown(expression)
+        if isinstance(expression, tree.Call) and expression.name in aggregates.NAMES:
+            return self._aggregate(name, expression)
+        if isinstance(expression, tree.ColumnName):
+            slot = self.slot(expression.name)
+            return Output(name, self.shape.types[expression.name], _take(slot), slot)
+        evaluate, kind = self.expression(expression)
+        return Output(name, kind, evaluate)
+
+    def _aggregate(self, name: str, call: tree.Call) -> Output:
+        if call.counts_rows or (call.name == "count" and isinstance(_only(call), tree.Literal)):
+            found = aggregates.aggregate("count", None)
+            return Output(name, found.returns, _always, aggregate=found)
+        argument = _only(call)
+        if argument is None:
+            raise InvalidRequest(
+                f"Invalid number of arguments in call to function {call.name}: 1 required but "
+                f"{len(call.arguments)} provided"
+            )
+        evaluate, kind = self.expression(argument)
+        found = aggregates.aggregate(call.name, kind)
+        return Output(name, found.returns, evaluate, aggregate=found)
+
+    def expression(self, term: tree.Term) -> tuple[Evaluate, CqlType]:
+        """How to work a nested expression out, and its type."""
+        if isinstance(term, tree.ColumnName):
+            return _take(self.slot(term.name)), self.shape.types[term.name]
+        if isinstance(term, tree.Cast):
+            evaluate, source = self.expression(term.term)
+            target = parse_type(term.type)
+            return _applied(cast_function(source, target), [evaluate]), target
+        if isinstance(term, tree.TypeHint):
+            return self._hinted(term)
+        if isinstance(term, tree.Call):
+            return self._call(term)
+        if isinstance(term, tree.Literal):
+            natural = {"string": "text", "integer": "int", "float": "double", "hex": "blob"}
+            if term.kind == "null":
+                raise InvalidRequest("Cannot infer type for term null in selection clause (try using a cast)")
+            kind = parse_type(natural.get(term.kind, term.kind))
+            if term.kind == "integer" and not -(1 << 31) <= int(term.text[:40]) < 1 << 31:
+                kind = parse_type("bigint" if -(1 << 63) <= int(term.text[:40]) < 1 << 63 else "varint")
+            return self._term(term, kind)
+        raise InvalidRequest(
+            "Cannot infer type for a term in selection clause (try using a cast to force a type)"
+        )
+
+    def _term(self, term: tree.Term, kind: CqlType) -> tuple[Evaluate, CqlType]:
+        plan = compile_term(term, kind, "[selection]", self.scope)
+
+        def evaluate(record: Record, moment: Moment) -> bytes | None:
+            value = plan.get(moment.values, moment.context)
+            if value is UNSET:
+                raise InvalidRequest("Invalid unset value in selection clause")
+            return value
+
+        return evaluate, kind
+
+    def _hinted(self, term: tree.TypeHint) -> tuple[Evaluate, CqlType]:
+        kind = parse_type(term.type)
+        if isinstance(term.term, tree.Literal | tree.Bind):
+            return self._term(term.term, kind)
+        evaluate, found = self.expression(term.term)
+        if not assignable_type(found, kind):
+            raise InvalidRequest(f"Cannot assign value of type {found.text} to type {kind.text}")
+        return evaluate, kind
+
+    def _call(self, call: tree.Call) -> tuple[Evaluate, CqlType]:
+        if call.name in aggregates.NAMES:
+            raise InvalidRequest("aggregate functions cannot be used as arguments of other functions")
+        if call.name in ("ttl", "writetime") and call.keyspace is None:
+            return self._cell_fact(call)
+        if call.name == "token":
+            return self._token(call)
+        function = choose_overload(call, None, self._fit)
+        evaluates = []
+        for argument, kind in zip(call.arguments, function.arguments, strict=True):
+            evaluate, _ = self._argument(argument, kind)
+            evaluates.append(evaluate)
+        return _applied(function.run, evaluates), function.returns
+
+    def _argument(self, term: tree.Term, kind: CqlType) -> tuple[Evaluate, CqlType]:
+        return self._term(term, kind) if isinstance(term, tree.Literal | tree.Bind) else self.expression(term)
+
+    def _fit(self, term: tree.Term, kind: CqlType) -> int:
+        if isinstance(term, tree.Literal | tree.Bind):
+            return fits(term, kind)
+        _, found = self.expression(term)
+        return (
+            2
+            if found == kind
+            else int(found.name != "blob" and assignable_type(found, kind) and kind.name != "blob")
+        )
+
+    def _cell_fact(self, call: tree.Call) -> tuple[Evaluate, CqlType]:
+        argument = _only(call)
+        if not isinstance(argument, tree.ColumnName):
+            raise InvalidRequest(f"{call.name} expects one column name")
+        column = self.shape.column(argument.name)
+        if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+            raise InvalidRequest(
+                f"Cannot use selection function {call.name} on PRIMARY KEY part {column.name}"
+            )
+        if self.shape.types[column.name].is_multicell:
+            raise InvalidRequest(
+                f"Cannot use selection function {call.name} on non-frozen collection {column.name}"
+            )
+        index = self.cell_columns.setdefault(column.id, len(self.cell_columns))
+        if call.name == "writetime":
+            return _write_time(index), parse_type("bigint")
+        return _time_to_live(index), parse_type("int")
+
+    def _token(self, call: tree.Call) -> tuple[Evaluate, CqlType]:
+        keys = self.shape.table.partition_key
+        names = [argument.name for argument in call.arguments if isinstance(argument, tree.ColumnName)]
+        if names != [column.name for column in keys] or len(names) != len(call.arguments):
+            raise InvalidRequest(
+                "Invalid call to function token: its arguments are the partition key columns "
+                + ", ".join(column.name for column in keys)
+            )
+        slots = [self.slot(name) for name in names]
+
+        def evaluate(record: Record, moment: Moment) -> bytes | None:
+            return token_of(routing_key([record[slot] for slot in slots])).to_bytes(8, "big", signed=True)
+
+        return evaluate, parse_type("bigint")
+
+
+def compile_selection(
+    shape: TableShape, selectors: Sequence[tree.Selector], also: Sequence[str], scope: Scope
+) -> Selection:
+    """Compile a SELECT list (() is `*`); `also` names columns that filters need beside it."""
+    compiler = _Compiler(shape, scope)
+    wildcard = not selectors
+    if wildcard:
+        selectors = [tree.Selector(tree.ColumnName(name), None) for name in wildcard_names(shape)]
+    outputs = tuple(compiler.output(selector) for selector in selectors)
+    for name in also:
+        compiler.slot(name)
+    has_aggregates = any(output.aggregate is not None for output in outputs)
+    plain = None
+    if not has_aggregates and all(output.slot >= 0 for output in outputs):
+        plain = tuple(output.slot for output in outputs)
+    columns = tuple(shape.column(name) for name in compiler.slots)
+    return Selection(outputs, columns, tuple(compiler.cell_columns), wildcard, has_aggregates, plain)
+
+
+def wildcard_names(shape: TableShape) -> list[str]:
+    """Columns of `*`: the primary key in order, then static and regular ones each by name."""
+    table = shape.table
+    return [
+        column.name
+        for group in (
+            table.partition_key,
+            table.clustering,
+            tuple(sorted(table.static, key=lambda column: column.name)),
+            tuple(sorted(table.regular, key=lambda column: column.name)),
+        )
+        for column in group
+    ]
+
+
+def shown(term: tree.Term) -> str:
+    """The name of a result column without an alias."""
+    if isinstance(term, tree.ColumnName):
+        return term.name
+    if isinstance(term, tree.Literal):
+        return f"'{term.text}'" if term.kind == "string" else term.text
+    if isinstance(term, tree.Cast):
+        return f"cast({shown(term.term)} as {term.type})"
+    if isinstance(term, tree.TypeHint):
+        return f"({term.type}){shown(term.term)}"
+    if isinstance(term, tree.Bind):
+        return "?"
+    assert isinstance(term, tree.Call)
+    if term.counts_rows:
+        return "count"
+    arguments = ", ".join(
+        cql_name(argument.name) if isinstance(argument, tree.ColumnName) else shown(argument)
+        for argument in term.arguments
+    )
+    if term.name in ("ttl", "writetime") and term.keyspace is None:
+        return f"{term.name}({arguments})"
+    return f"{term.keyspace or 'system'}.{term.name}({arguments})"
+
+
+def _only(call: tree.Call) -> tree.Term | None:
+    return call.arguments[0] if len(call.arguments) == 1 else None
+
+
+def _take(slot: int) -> Evaluate:
+    return lambda record, moment: record[slot]
+
+
+def _always(record: Record, moment: Moment) -> bytes:
+    return b""
+
+
+def _applied(run: Callable[[Sequence[bytes], Context], bytes | None], parts: Sequence[Evaluate]) -> Evaluate:
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        arguments = []
+        for part in parts:
+            argument = part(record, moment)
+            if argument is None:
+                return None
+            arguments.append(argument)
+        return run(arguments, moment.context)
+
+    return evaluate
+
+
+def _write_time(index: int) -> Evaluate:
+    """Cell slots are counted from the end of the record."""
+
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        cell: Cell | None = record[-1 - index]
+        return None if cell is None else cell.timestamp_us.to_bytes(8, "big", signed=True)
+
+    return evaluate
+
+
+def _time_to_live(index: int) -> Evaluate:
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        cell: Cell | None = record[-1 - index]
+        if cell is None or not cell.ttl_s:
+            return None
+        return max(cell.expires_at_s - moment.context.now_s, 0).to_bytes(4, "big", signed=True)
+
+    return evaluate

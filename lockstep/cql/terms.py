@@ -1,0 +1,390 @@
+"""Terms with their types: what a literal, a bind variable or a call gives, as serialised bytes.
+
+Owns: the rules which literal fits which type. Invariant: a compiled term yields bytes that are valid and
+canonical for the type it was compiled for, None for null, or UNSET for an unset bind variable.
+"""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable, Sequence
+
+from lockstep.cql import tree
+from lockstep.cql.context import Context
+from lockstep.cql.functions import Function, overloads
+from lockstep.cql.keys import routing_key
+from lockstep.cql.prepared import Scope
+from lockstep.cql.wire.messages import UNSET, Value
+from lockstep.schema.types import (
+    CollectionType,
+    CqlType,
+    TupleType,
+    VectorType,
+    parse_date,
+    parse_duration,
+    parse_inet,
+    parse_time,
+    parse_timestamp,
+    parse_type,
+    parse_uuid,
+)
+from lockstep.values.errors import InvalidRequest
+from lockstep.values.tokens import token_of
+
+Values = Sequence[Value]
+
+_INTEGERS = frozenset(("tinyint", "smallint", "int", "bigint", "counter", "varint"))
+_FLOATS = frozenset(("float", "double"))
+_FITTING: dict[str, frozenset[str]] = {
+    "string": frozenset(("ascii", "text", "inet", "timestamp", "date", "time")),
+    "integer": _INTEGERS | _FLOATS | {"decimal", "date", "time", "timestamp"},
+    "float": _FLOATS | {"decimal"},
+    "boolean": frozenset(("boolean",)),
+    "hex": frozenset(("blob",)),
+    "uuid": frozenset(("uuid", "timeuuid")),
+    "duration": frozenset(("duration",)),
+}
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "ascii": str,
+    "text": str,
+    "inet": parse_inet,
+    "timestamp": parse_timestamp,
+    "date": parse_date,
+    "time": parse_time,
+    "uuid": parse_uuid,
+    "timeuuid": parse_uuid,
+    "duration": parse_duration,
+    "float": float,
+    "double": float,
+    "decimal": decimal.Decimal,
+    "boolean": lambda text: text == "true",
+    **dict.fromkeys(_INTEGERS, int),
+}
+#: Python refuses to convert longer texts to int by default, and no CQL number needs them.
+_NUMBER_CHARACTERS_MAX = 4000
+
+
+class TermPlan:
+    """A compiled term. `constant` says that `get` ignores its arguments."""
+
+    constant = False
+
+    def get(self, values: Values, context: Context) -> Value:
+        raise AssertionError("abstract")
+
+
+class Constant(TermPlan):
+    constant = True
+
+    def __init__(self, data: bytes | None) -> None:
+        self.data = data
+
+    def get(self, values: Values, context: Context) -> Value:
+        return self.data
+
+
+class Marker(TermPlan):
+    """A bind variable; validates what the client sent."""
+
+    def __init__(self, index: int, kind: CqlType) -> None:
+        self.index = index
+        self.kind = kind
+        self.validate = kind.validate
+        self.canonical = kind.canonical if needs_canonical(kind) else None
+
+    def get(self, values: Values, context: Context) -> Value:
+        value = values[self.index]
+        if isinstance(value, bytes):
+            self.validate(value)
+            if self.canonical is not None:
+                return self.canonical(value)
+        return value
+
+
+class Computed(TermPlan):
+    """A term that has to be worked out for every execution."""
+
+    def __init__(self, compute: Callable[[Values, Context], Value]) -> None:
+        self.get = compute  # type: ignore[assignment,method-assign]
+
+
+def needs_canonical(kind: CqlType) -> bool:
+    return kind.is_collection or isinstance(kind, TupleType | VectorType)
+
+
+def compile_term(term: tree.Term, kind: CqlType, receiver: str, scope: Scope) -> TermPlan:
+    """Compile `term` for a place of type `kind`; `receiver` names the place in errors and bind specs.
+
+    InvalidRequest when the term cannot be of that type.
+    """
+    if isinstance(term, tree.Literal):
+        return Constant(literal_bytes(term, kind, receiver))
+    if isinstance(term, tree.Bind):
+        scope.bind(term.index, receiver, kind)
+        return Marker(term.index, kind)
+    if isinstance(term, tree.Call):
+        plan, returned = compile_call(term, scope, kind)
+        if not assignable_type(returned, kind):
+            raise InvalidRequest(
+                f"Type error: cannot assign result of function {term.name} (type {returned.text}) "
+                f"to {receiver} (type {kind.text})"
+            )
+        return plan
+    if isinstance(term, tree.TypeHint):
+        hinted = parse_type(term.type)
+        if not assignable_type(hinted, kind):
+            raise InvalidRequest(f"Cannot assign value {term.type} to {receiver} of type {kind.text}")
+        return compile_term(term.term, hinted, receiver, scope)
+    if isinstance(term, tree.ListLiteral):
+        return _list_literal(term, kind, receiver, scope)
+    if isinstance(term, tree.SetLiteral):
+        return _set_literal(term, kind, receiver, scope)
+    if isinstance(term, tree.MapLiteral):
+        return _map_literal(term, kind, receiver, scope)
+    if isinstance(term, tree.TupleLiteral):
+        return _tuple_literal(term, kind, receiver, scope)
+    raise InvalidRequest(f"Invalid term for {receiver} of type {kind.text}")
+
+
+def compile_call(term: tree.Call, scope: Scope, wanted: CqlType | None) -> tuple[TermPlan, CqlType]:
+    """A function call and the type it returns; `wanted` chooses between overloads that both fit."""
+    if term.name == "token" and term.keyspace in (None, "system"):
+        return _token_call(term, scope), parse_type("bigint")
+    function = choose_overload(term, wanted, fits)
+    plans = [
+        compile_term(argument, kind, f"arg{index}({function.name})", scope)
+        for index, (argument, kind) in enumerate(zip(term.arguments, function.arguments, strict=True))
+    ]
+    return _applied(function, plans), function.returns
+
+
+def choose_overload(
+    term: tree.Call, wanted: CqlType | None, fit: Callable[[tree.Term, CqlType], int]
+) -> Function:
+    """The overload whose argument types fit best; InvalidRequest when none does."""
+    known = overloads(term.keyspace, term.name)
+    if not known:
+        raise InvalidRequest(f"Unknown function '{term.name}'")
+    best, best_score = None, -1
+    for function in known:
+        if len(function.arguments) != len(term.arguments):
+            continue
+        scores = [
+            fit(argument, kind) for argument, kind in zip(term.arguments, function.arguments, strict=True)
+        ]
+        if all(scores):
+            score = 2 * sum(scores) + (wanted is not None and function.returns == wanted)
+            if score > best_score:
+                best, best_score = function, score
+    if best is None:
+        wrong = len(known[0].arguments) != len(term.arguments)
+        if wrong and len(known) == 1:
+            raise InvalidRequest(
+                f"Invalid number of arguments in call to function {term.name}: "
+                f"{len(known[0].arguments)} required but {len(term.arguments)} provided"
+            )
+        raise InvalidRequest(f"Invalid call to function {term.name}, none of its type signatures match")
+    return best
+
+
+def _applied(function: Function, plans: Sequence[TermPlan]) -> TermPlan:
+    def compute(values: Values, context: Context) -> bytes | None:
+        arguments = []
+        for plan in plans:
+            argument = plan.get(values, context)
+            if argument is UNSET:
+                raise InvalidRequest(f"Invalid unset value for argument of function {function.name}")
+            if argument is None:
+                return None
+            arguments.append(argument)
+        return function.run(arguments, context)
+
+    return Computed(compute)
+
+
+def _token_call(term: tree.Call, scope: Scope) -> TermPlan:
+    kinds = scope.partition_types
+    if len(term.arguments) != len(kinds):
+        raise InvalidRequest(
+            f"Invalid number of arguments in call to function token: "
+            f"{len(kinds)} required but {len(term.arguments)} provided"
+        )
+    plans = [
+        compile_term(argument, kind, f"arg{index}(token)", scope)
+        for index, (argument, kind) in enumerate(zip(term.arguments, kinds, strict=True))
+    ]
+
+    def compute(values: Values, context: Context) -> bytes:
+        parts = []
+        for plan in plans:
+            part = plan.get(values, context)
+            if not isinstance(part, bytes):
+                raise InvalidRequest("Invalid null or unset value in call to function token")
+            parts.append(part)
+        return token_of(routing_key(parts)).to_bytes(8, "big", signed=True)
+
+    return Computed(compute)
+
+
+def literal_bytes(term: tree.Literal, kind: CqlType, receiver: str) -> bytes | None:
+    """Serialised bytes of a scalar literal as `kind`."""
+    if term.kind == "null":
+        return None
+    if kind.name not in _FITTING[term.kind]:
+        raise InvalidRequest(
+            f'Invalid {term.kind.upper()} constant ({term.text}) for "{receiver}" of type {kind.text}'
+        )
+    if kind.name == "blob":
+        digits = term.text[2:]
+        if len(digits) % 2:
+            raise InvalidRequest(f"Unable to make blob from '{term.text}': an odd number of digits")
+        return bytes.fromhex(digits)
+    if term.kind in ("integer", "float") and len(term.text) > _NUMBER_CHARACTERS_MAX:
+        raise InvalidRequest(f"Unable to make {kind.text} from a number of {len(term.text)} characters")
+    try:
+        value = _PARSERS[kind.name](term.text)
+        data = kind.serialize(value)
+    except (ValueError, OverflowError, decimal.InvalidOperation):
+        raise InvalidRequest(f"Unable to make {kind.text} from '{term.text}'") from None
+    kind.validate(data)
+    return data
+
+
+def assignable_type(given: CqlType, wanted: CqlType) -> bool:
+    """Whether a value of type `given` may stand where `wanted` is expected."""
+    if given == wanted or wanted.name == "blob":
+        return True
+    if (given.name, wanted.name) in (("ascii", "text"), ("timeuuid", "uuid"), ("bigint", "timestamp")):
+        return True
+    return given.is_collection and wanted.is_collection and _bare(given.text) == _bare(wanted.text)
+
+
+def _bare(text: str) -> str:
+    return text[len("frozen<") : -1] if text.startswith("frozen<") else text
+
+
+def fits(term: tree.Term, kind: CqlType) -> int:
+    """2 when the term is exactly of the type, 1 when it can be, 0 when not (binds can be anything)."""
+    if isinstance(term, tree.Literal):
+        if term.kind == "null":
+            return 1
+        natural = {"string": "text", "hex": "blob", "float": "double"}.get(term.kind, term.kind)
+        if natural == "integer":
+            natural = "int"
+        return 2 if natural == kind.name else int(kind.name in _FITTING[term.kind])
+    if isinstance(term, tree.Bind):
+        return 1
+    if isinstance(term, tree.TypeHint):
+        hinted = parse_type(term.type)
+        return 2 if hinted == kind else int(assignable_type(hinted, kind))
+    if isinstance(term, tree.ListLiteral):
+        return int(kind.name in ("list", "vector"))
+    if isinstance(term, tree.SetLiteral):
+        return int(kind.name == "set" or (kind.name == "map" and not term.items))
+    if isinstance(term, tree.MapLiteral):
+        return int(kind.name == "map")
+    return 1
+
+
+def _assemble(
+    plans: Sequence[TermPlan], join: Callable[[list[bytes]], bytes], what: str = "collections"
+) -> TermPlan:
+    """A collection of compiled parts: constant when all parts are."""
+
+    def compute(values: Values, context: Context) -> bytes:
+        parts = []
+        for plan in plans:
+            part = plan.get(values, context)
+            if part is None:
+                raise InvalidRequest(f"null is not supported inside {what}")
+            if part is UNSET:
+                raise InvalidRequest(f"unset value is not supported inside {what}")
+            parts.append(part)
+        return join(parts)
+
+    if all(isinstance(plan, Constant) for plan in plans):
+        parts = [plan.data for plan in plans if isinstance(plan, Constant) and plan.data is not None]
+        if len(parts) != len(plans):
+            raise InvalidRequest(f"null is not supported inside {what}")
+        return Constant(join(parts))
+    return Computed(compute)
+
+
+def _list_literal(term: tree.ListLiteral, kind: CqlType, receiver: str, scope: Scope) -> TermPlan:
+    if isinstance(kind, VectorType):
+        if len(term.items) != kind.dimensions:
+            raise InvalidRequest(
+                f"Invalid vector literal for {receiver} of type {kind.text}; "
+                f"expected {kind.dimensions} elements, but given {len(term.items)}"
+            )
+    elif kind.name != "list":
+        raise InvalidRequest(f"Invalid list literal for {receiver} of type {kind.text}")
+    assert isinstance(kind, VectorType | CollectionType)
+    inner = f"value({receiver})"
+    plans = [_element(item, kind.element, inner, scope, "list", receiver) for item in term.items]
+    return _assemble(plans, kind.join, "vectors" if isinstance(kind, VectorType) else "collections")
+
+
+def _set_literal(term: tree.SetLiteral, kind: CqlType, receiver: str, scope: Scope) -> TermPlan:
+    if kind.name == "map" and not term.items:
+        assert isinstance(kind, CollectionType)
+        return Constant(kind.join([]))
+    if kind.name != "set":
+        raise InvalidRequest(f"Invalid set literal for {receiver} of type {kind.text}")
+    assert isinstance(kind, CollectionType)
+    inner = f"value({receiver})"
+    plans = [_element(item, kind.element, inner, scope, "set", receiver) for item in term.items]
+    return _assemble(plans, kind.join)
+
+
+def _map_literal(term: tree.MapLiteral, kind: CqlType, receiver: str, scope: Scope) -> TermPlan:
+    if kind.name != "map":
+        raise InvalidRequest(f"Invalid map literal for {receiver} of type {kind.text}")
+    assert isinstance(kind, CollectionType)
+    plans = []
+    for key, value in term.entries:
+        plans.append(_element(key, kind.key, f"key({receiver})", scope, "map", receiver))
+        plans.append(_element(value, kind.value, f"value({receiver})", scope, "map", receiver))
+    return _assemble(plans, kind.join)
+
+
+def _element(
+    term: tree.Term, kind: CqlType, inner: str, scope: Scope, literal: str, receiver: str
+) -> TermPlan:
+    if not fits(term, kind):
+        shown = term.text if isinstance(term, tree.Literal) else "the given term"
+        part = "key" if inner.startswith("key(") else "value"
+        raise InvalidRequest(
+            f"Invalid {literal} literal for {receiver}: {part} {shown} is not of type {kind.text}"
+        )
+    return compile_term(term, kind, inner, scope)
+
+
+def _tuple_literal(term: tree.TupleLiteral, kind: CqlType, receiver: str, scope: Scope) -> TermPlan:
+    if not isinstance(kind, TupleType):
+        if len(term.items) == 1:
+            return compile_term(term.items[0], kind, receiver, scope)
+        raise InvalidRequest(f"Invalid tuple type literal for {receiver} of type {kind.text}")
+    if len(term.items) > len(kind.elements):
+        raise InvalidRequest(
+            f"Invalid tuple literal for {receiver}: too many elements. "
+            f"Type {kind.text} expects {len(kind.elements)} but got {len(term.items)}"
+        )
+    plans = [
+        compile_term(item, element, f"{receiver}[{index}]", scope)
+        for index, (item, element) in enumerate(zip(term.items, kind.elements, strict=False))
+    ]
+    missing: list[bytes | None] = [None] * (len(kind.elements) - len(plans))
+
+    def compute(values: Values, context: Context) -> bytes:
+        parts: list[bytes | None] = []
+        for plan in plans:
+            part = plan.get(values, context)
+            if part is UNSET:
+                raise InvalidRequest(f"Invalid unset value for tuple field number {len(parts)}")
+            parts.append(part)
+        return kind.join(parts + missing)
+
+    if all(isinstance(plan, Constant) for plan in plans):
+        return Constant(kind.join([plan.data for plan in plans if isinstance(plan, Constant)] + missing))
+    return Computed(compute)
