@@ -17,7 +17,7 @@ from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.merging import BackgroundMerge
 from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.reconcile import is_empty
-from lockstep.storage.store import Family, Pair, Store, StoreSnapshot
+from lockstep.storage.store import Batch, Family, Pair, Store, StoreSnapshot
 from lockstep.values import codec
 from lockstep.values.errors import StorageError
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
@@ -51,12 +51,16 @@ class StorageEngine:
         self._merge = BackgroundMerge(store, runtime)
         self._ask_merge = self._merge.ask if background_merge else None
 
-    def apply(self, mutation: Mutation) -> int:
+    def apply(self, mutation: Mutation, also: Batch = ()) -> int:
         """Write a mutation, visible at once; returns the sequence to await with `synced` before
-        acknowledging it. InvalidRequest when it is too large, Overloaded when too much is unsynced."""
+        acknowledging it. InvalidRequest when it is too large, Overloaded when too much is unsynced.
+
+        `also` are operations of other families (a journal entry) that join the same atomic batch.
+        """
         self._commit.admit()
         prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
-        sequence = self._store.write(fragments_of(mutation, prefix))
+        batch = fragments_of(mutation, prefix)
+        sequence = self._store.write([*batch, *also] if also else batch)
         self._commit.wrote(prefix, sequence)
         self._runtime.probes.reach("storage.batch.written")
         return sequence

@@ -23,7 +23,8 @@ class RocksSettings(msgspec.Struct, frozen=True):
     """Sized for several nodes on one laptop: an idle node holds well below 80 MB resident."""
 
     block_cache_bytes: int = 8 * 1024 * 1024
-    #: Two of them may exist at once: one filling, one being flushed.
+    #: Three of them may exist at once: one filling and two being flushed, so that a slow flush does not
+    #: stall a write, which would hold the interpreter.
     write_buffer_bytes: int = 8 * 1024 * 1024
     log_bytes_max: int = 64 * 1024 * 1024
     background_jobs: int = 2
@@ -69,7 +70,7 @@ def _options(rocksdict: Any, settings: RocksSettings) -> Any:
     options.set_block_based_table_factory(table)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_write_buffer_size(settings.write_buffer_bytes)
-    options.set_max_write_buffer_number(2)
+    options.set_max_write_buffer_number(3)
     options.set_max_total_wal_size(settings.log_bytes_max)
     options.set_max_background_jobs(settings.background_jobs)
     options.set_max_open_files(settings.open_files_max)
