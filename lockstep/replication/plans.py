@@ -14,7 +14,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import Requirement, required_reads, required_writes
 from lockstep.replication.handshake import Address
-from lockstep.schema.model import Replication, Table
+from lockstep.schema.model import Replication
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import PLANS_CACHED_MAX
@@ -33,14 +33,28 @@ class Target:
 
 
 class Plan:
-    """`targets` in the group's order; `needs` must all be met; `required` is what errors report."""
+    """`targets` in the group's order; `needs` must all be met; `required` is what errors report.
 
-    __slots__ = ("consistency", "epoch", "group", "needs", "needs_epoch", "range", "required", "targets")
+    `needs_epoch` is the newest change that matters to the plan: of its group, table or keyspace (whose
+    replication may have been altered to one whose ring is older).
+    """
+
+    __slots__ = (
+        "attainable",
+        "consistency",
+        "epoch",
+        "group",
+        "needs",
+        "needs_epoch",
+        "range",
+        "required",
+        "targets",
+    )
 
     def __init__(
         self,
         epoch: int,
-        table: Table,
+        needs_epoch: int,
         range_: Range,
         group: ReplicaGroup,
         targets: tuple[Target, ...],
@@ -48,13 +62,15 @@ class Plan:
         consistency: Consistency,
     ) -> None:
         self.epoch = epoch
-        self.needs_epoch = max(group.epoch, table.epoch)
+        self.needs_epoch = needs_epoch
         self.range = range_
         self.group = group
         self.targets = targets
         self.needs = needs
         self.required = sum(need.count for need in needs)
         self.consistency = consistency
+        #: Whether all targets together would do.
+        self.attainable = self.satisfied_by(target.node for target in targets)
 
     def satisfied_by(self, nodes: Iterable[NodeId]) -> bool:
         """Whether answers of these nodes (others are ignored) meet every need."""
@@ -69,19 +85,15 @@ class Plan:
     def _count(self, dc: str, held: frozenset[NodeId]) -> int:
         return sum(1 for t in self.targets if t.node in held and (not dc or t.dc == dc))
 
-    @property
-    def simple(self) -> bool:
-        """One count over all targets: the hot path compares numbers only."""
-        return len(self.needs) == 1 and not self.needs[0].dc
-
 
 class TablePlacement:
     """Where one table's tokens live in one metadata value, with the plans made so far."""
 
-    __slots__ = ("plans", "replication", "rights", "ring", "table")
+    __slots__ = ("changed_epoch", "plans", "replication", "rights", "ring")
 
-    def __init__(self, table: Table, replication: Replication, ring: RingPlacement) -> None:
-        self.table = table
+    def __init__(self, changed_epoch: int, replication: Replication, ring: RingPlacement) -> None:
+        #: When the table or its keyspace last changed.
+        self.changed_epoch = changed_epoch
         self.replication = replication
         self.ring = ring
         self.rights = ring.rights
@@ -122,8 +134,9 @@ class PlanBook:
         table = cluster.table(table_id)
         if table is None:
             return None
-        replication = cluster.schema.by_name[table.keyspace].replication
-        found = TablePlacement(table, replication, cluster.placements.ring(replication))
+        keyspace = cluster.schema.by_name[table.keyspace]
+        ring = cluster.placements.ring(keyspace.replication)
+        found = TablePlacement(max(table.epoch, keyspace.epoch), keyspace.replication, ring)
         self._tables[table_id] = found
         return found
 
@@ -134,6 +147,13 @@ class PlanBook:
     def read_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
         """InvalidRequest when the table is gone."""
         return self._plan(table_id, token, consistency, False)
+
+    def changed_since(self, table_id: int, tokens: Range, epoch: int) -> bool:
+        """Whether anything that matters to a request for these tokens changed after `epoch`."""
+        placement = self.placement(table_id)
+        if placement is None or placement.changed_epoch > epoch:
+            return True
+        return any(placed.group.epoch > epoch for placed in placement.ring.overlapping(tokens))
 
     def _plan(self, table_id: int, token: int, consistency: Consistency, writing: bool) -> Plan:
         placement = self.placement(table_id)
@@ -165,7 +185,8 @@ class PlanBook:
         targets = tuple(
             Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc) for node in nodes
         )
-        return Plan(cluster.epoch, placement.table, placed.range, group, targets, needs, consistency)
+        needs_epoch = max(group.epoch, placement.changed_epoch)
+        return Plan(cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency)
 
     def _local_dc(self, cluster: ClusterMetadata) -> str:
         own = cluster.node(NodeId(self._own_id()))

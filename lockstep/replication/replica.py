@@ -176,7 +176,7 @@ class ReplicaService:
     def _check_plan(
         self, cluster: ClusterMetadata, placement: TablePlacement, group: ReplicaGroup, epoch: int
     ) -> None:
-        if group.epoch > epoch or placement.table.epoch > epoch:
+        if group.epoch > epoch or placement.changed_epoch > epoch:
             raise StaleEpoch(cluster.epoch)
 
     # -- drain ------------------------------------------------------------------------------------

@@ -95,8 +95,6 @@ REPLICA_RETRY_MS: Final = 50
 READ_EXTRA_AFTER_MS: Final = 200
 #: Rounds of one read that answers with hidden rows may cause; the asked rows double in each.
 SHORT_READ_ROUNDS_MAX: Final = 64
-#: How long a replica waits for metadata it needs before it refuses; fits twice into a client's timeout.
-REPLICA_CATCH_UP_MS: Final = 2000
 #: Range streams one node serves at once; each pins a store snapshot.
 STREAMS_OPEN_MAX: Final = 64
 #: A stream nobody asks for this long is closed: its snapshot keeps old files on disk.

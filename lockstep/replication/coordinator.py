@@ -1,0 +1,76 @@
+"""The request coordinator of one node: reads and writes of clients, kept right while ownership moves.
+
+Invariant: raises RequestError subclasses only; a change of topology is never one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.replication.handshake import Address
+from lockstep.replication.internode import Internode
+from lockstep.replication.plans import PlanBook
+from lockstep.replication.reads import Reads
+from lockstep.replication.replica import ReplicaService
+from lockstep.replication.writes import Writes
+from lockstep.runtime.ports import Runtime
+from lockstep.values.ids import Consistency
+from lockstep.values.rows import Mutation, ReadCommand, ReadResult
+
+
+class Coordinator:
+    """`catch_up(epoch, source)` returns when the epoch is applied here; `alive` is an opinion that orders
+    replicas and refuses hopeless requests; `new_mutation_id` names read repairs."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        replica: ReplicaService,
+        metadata: Callable[[], ClusterMetadata],
+        catch_up: Callable[[int, Address], Awaitable[None]],
+        alive: Callable[[int], bool],
+        own_id: Callable[[], int],
+        new_mutation_id: Callable[[], bytes],
+    ) -> None:
+        plans = PlanBook(metadata, own_id)
+        self._writes = Writes(runtime, internode, plans, replica, catch_up, alive, own_id)
+        self._reads = Reads(
+            runtime,
+            internode,
+            plans,
+            replica,
+            catch_up,
+            alive,
+            own_id,
+            self._writes,
+            new_mutation_id,
+        )
+
+    async def write(
+        self,
+        mutation: Mutation,
+        consistency: Consistency,
+        timeout_ms: float,
+        write_type: str = "SIMPLE",
+    ) -> None:
+        """Return when enough replicas hold the mutation durably.
+
+        Unavailable, Overloaded, InvalidRequest: not applied. WriteTimeout, WriteFailure: unknown; the
+        identical mutation may be sent again.
+        """
+        await self._writes.begin(mutation, consistency, timeout_ms, write_type)
+
+    async def read(self, command: ReadCommand, consistency: Consistency, timeout_ms: float) -> ReadResult:
+        """Live content only, merged and repaired; see `Reads.read`."""
+        return await self._reads.read(command, consistency, timeout_ms)
+
+    def in_flight(self) -> tuple[int, int]:
+        """(writes, read questions) that have not ended."""
+        return len(self._writes.in_flight), len(self._reads.in_flight)
+
+    def stop(self) -> None:
+        """End everything in flight as timed out."""
+        self._reads.stop()
+        self._writes.stop()

@@ -1,0 +1,168 @@
+"""One question to enough replicas: ask, count answers, ask another when one fails or is slow.
+
+Invariant: the future ends once, with answers that satisfy the plan, or with StaleEpoch from the first
+replica that knows a change that matters, or with ReadTimeout or ReadFailure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from lockstep.replication import verbs
+from lockstep.replication.handshake import Address
+from lockstep.replication.messages import ReadReply, ReadRequest
+from lockstep.replication.plans import Plan, Target, first_choice
+from lockstep.replication.writes import TRANSIENT
+from lockstep.values.codec import encode
+from lockstep.values.errors import LockstepError, ReadFailure, ReadTimeout, StaleEpoch
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import READ_EXTRA_AFTER_MS, REPLICA_RETRY_MS
+
+if TYPE_CHECKING:
+    from lockstep.replication.reads import Reads
+
+Answer = tuple[Target, ReadReply]
+
+
+class ReadRound:
+    """Hears its replicas as an internode Waiter, with the target as context."""
+
+    __slots__ = (
+        "_answers",
+        "_asked",
+        "_body",
+        "_extra",
+        "_failures",
+        "_number",
+        "_ordered",
+        "_owner",
+        "_plan",
+        "_request",
+        "_retry",
+        "deadline_s",
+        "future",
+        "stale_source",
+    )
+
+    def __init__(
+        self, owner: Reads, plan: Plan, ordered: list[Target], request: ReadRequest, deadline_s: float
+    ) -> None:
+        self._owner = owner
+        self._plan = plan
+        self._ordered = ordered
+        self._request = request
+        self._body = encode(request)
+        self.deadline_s = deadline_s
+        self.future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        #: Who raised StaleEpoch, to catch up from.
+        self.stale_source: Address | None = None
+        self._answers: dict[NodeId, Answer] = {}
+        #: Nodes being asked or done; a failed one may be asked again after a pause.
+        self._asked: dict[NodeId, None] = {}
+        self._failures: dict[NodeId, LockstepError] = {}
+        self._extra: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._number = owner.in_flight.add(self)
+
+    def start(self) -> None:
+        chosen = first_choice(self._plan, self._ordered)
+        for target in chosen:
+            self._ask(target)
+        if len(chosen) < len(self._ordered):
+            loop = asyncio.get_running_loop()
+            left_ms = (self.deadline_s - self._owner.runtime.clock.monotonic_s()) * 1000
+            wait_ms = min(READ_EXTRA_AFTER_MS, max(left_ms, 0) / 4)
+            self._extra = loop.call_later(wait_ms / 1000, self._ask_another)
+
+    def _ask(self, target: Target) -> None:
+        self._asked[target.node] = None
+        owner = self._owner
+        if target.node == owner.own_id():
+            owner.runtime.tasks.spawn(self._read_here(target), "read-here")
+        else:
+            owner.internode.submit(target.address, verbs.READ, self._body, self.deadline_s, self, target)
+
+    async def _read_here(self, target: Target) -> None:
+        try:
+            reply = await self._owner.replica.read(self._request)
+        except LockstepError as error:
+            self.failed(target, error)
+        else:
+            self.replied(target, reply, reply.accepted_epoch)
+
+    def _ask_another(self) -> None:
+        """One more replica, the best one not asked yet that a need still misses."""
+        if self.future.done():
+            return
+        held = [target for target, _ in self._answers.values()]
+        for target in self._ordered:
+            if target.node in self._asked:
+                continue
+            if any(self._helps(need.dc, need.count, target, held) for need in self._plan.needs):
+                self._ask(target)
+                return
+
+    @staticmethod
+    def _helps(dc: str, count: int, target: Target, held: list[Target]) -> bool:
+        if dc and target.dc != dc:
+            return False
+        return sum(1 for one in held if not dc or one.dc == dc) < count
+
+    def replied(self, context: Target, reply: ReadReply, sender_epoch: int) -> None:
+        if self.future.done():
+            return
+        self._answers[context.node] = (context, reply)
+        if len(self._answers) >= self._plan.required and self._plan.satisfied_by(self._answers):
+            self._end(None)
+
+    def failed(self, context: Target, error: LockstepError) -> None:
+        if self.future.done():
+            return
+        if isinstance(error, StaleEpoch):
+            self.stale_source = context.address
+            self._end(error)
+            return
+        self._failures[context.node] = error
+        self._ask_another()
+        if isinstance(error, TRANSIENT):
+            if self._retry is None:
+                loop = asyncio.get_running_loop()
+                self._retry = loop.call_later(REPLICA_RETRY_MS / 1000, self._ask_failed_again)
+            return
+        hopeless = [n for n, e in self._failures.items() if not isinstance(e, TRANSIENT)]
+        possible = [t.node for t in self._plan.targets if t.node not in hopeless]
+        if not self._plan.satisfied_by(possible):
+            plan = self._plan
+            received = plan.counted(self._answers)
+            self._end(ReadFailure(plan.consistency, received, plan.required, len(hopeless), self._has_data()))
+
+    def _ask_failed_again(self) -> None:
+        self._retry = None
+        if self.future.done():
+            return
+        for target in self._ordered:
+            error = self._failures.get(target.node)
+            if isinstance(error, TRANSIENT):
+                del self._failures[target.node]
+                self._ask(target)
+
+    def _has_data(self) -> bool:
+        return any(reply.result.partitions for _, reply in self._answers.values())
+
+    def expired(self) -> None:
+        plan = self._plan
+        received = plan.counted(self._answers)
+        self._end(ReadTimeout(plan.consistency, received, plan.required, self._has_data()))
+
+    def _end(self, error: LockstepError | None) -> None:
+        for timer in (self._extra, self._retry):
+            if timer is not None:
+                timer.cancel()
+        self._owner.in_flight.remove(self._number)
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(list(self._answers.values()))
+        else:
+            self.future.set_exception(error)

@@ -1,0 +1,208 @@
+"""The coordinator of reads: ask enough replicas, merge, repair, go on where answers fell short.
+
+Invariants. Every answer used was given under a plan that still held, at the replica and here, when all
+answers were in. What is returned at a level above ONE is held by enough replicas for the next read of the
+level. Rows that one replica's limit hid are asked for, never skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from lockstep.replication.deadlines import Deadlines
+from lockstep.replication.handshake import Address
+from lockstep.replication.internode import Internode
+from lockstep.replication.merging import merge_answers
+from lockstep.replication.messages import ReadRequest
+from lockstep.replication.page import Page
+from lockstep.replication.plans import Plan, PlanBook, Target
+from lockstep.replication.read_round import Answer, ReadRound
+from lockstep.replication.repair import repair
+from lockstep.replication.replica import ReplicaService
+from lockstep.replication.writes import Writes, require_alive
+from lockstep.runtime.ports import Runtime
+from lockstep.values.errors import (
+    LockstepError,
+    NotReplica,
+    Overloaded,
+    ReadFailure,
+    ReadTimeout,
+    RequestError,
+    StaleEpoch,
+)
+from lockstep.values.ids import Consistency
+from lockstep.values.limits import (
+    PAGE_ROWS_MAX,
+    READS_IN_FLIGHT_MAX,
+    REPLICA_RETRY_MS,
+    REQUEST_PLANS_MAX,
+    SHORT_READ_ROUNDS_MAX,
+)
+from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult
+from lockstep.values.tokens import Range
+
+
+class Reads:
+    """What all reads of one node share."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        plans: PlanBook,
+        replica: ReplicaService,
+        catch_up: Callable[[int, Address], Awaitable[None]],
+        alive: Callable[[int], bool],
+        own_id: Callable[[], int],
+        writes: Writes,
+        new_mutation_id: Callable[[], bytes],
+    ) -> None:
+        self.runtime = runtime
+        self.internode = internode
+        self.plans = plans
+        self.replica = replica
+        self.own_id = own_id
+        self._catch_up = catch_up
+        self._alive = alive
+        self._writes = writes
+        self._new_mutation_id = new_mutation_id
+        self.in_flight = Deadlines(runtime.clock)
+
+    def stop(self) -> None:
+        self.in_flight.stop()
+
+    async def read(self, command: ReadCommand, consistency: Consistency, timeout_ms: float) -> ReadResult:
+        """Live content only, at most `row_limit` rows; `end` is where to go on when there is `more`.
+
+        Unavailable, ReadTimeout, ReadFailure, Overloaded or InvalidRequest.
+        """
+        if len(self.in_flight) >= READS_IN_FLIGHT_MAX:
+            raise Overloaded("too many reads in flight on this node")
+        deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
+        page = Page(command)
+        left, after, short = command.left, command.after, 0
+        while True:
+            if after is not None and command.key is None:
+                left = max(left, after.token - 1)
+            piece = _piece(command, left, after, page.room() << short)
+            answers, asked, plan = await self._ask(piece, consistency, deadline_s)
+            partitions, end = await self._reconcile(asked, plan, answers, deadline_s)
+            page.add(partitions)
+            if end is None:
+                after, short = None, 0
+                if asked.right >= command.right:
+                    return page.result(None)
+                left = asked.right
+                resume = None
+            else:
+                resume = after = page.skip_full(end)
+                short += 1
+            if page.full():
+                return page.result(resume or page.behind_last())
+            if short > SHORT_READ_ROUNDS_MAX:
+                raise ReadFailure(consistency, len(answers), plan.required, 0, True)
+
+    async def _reconcile(
+        self, command: ReadCommand, plan: Plan, answers: list[Answer], deadline_s: float
+    ) -> tuple[tuple[Partition, ...], Position | None]:
+        results = [reply.result for _, reply in answers]
+        first = results[0]
+        if all(result == first for result in results[1:]):
+            return first.partitions, first.end if first.more else None
+        partitions, end = merge_answers(results, command.reverse)
+        await repair(
+            self._writes,
+            self._new_mutation_id,
+            command.table_id,
+            partitions,
+            answers,
+            plan.consistency,
+            deadline_s,
+        )
+        return partitions, end
+
+    # -- one piece --------------------------------------------------------------------------------
+
+    async def _ask(
+        self, piece: ReadCommand, consistency: Consistency, deadline_s: float
+    ) -> tuple[list[Answer], ReadCommand, Plan]:
+        """(answers that satisfy the newest plan, the command they answer, that plan).
+
+        The command is `piece` cut at the end of the data range in which it begins.
+        """
+        changes = 0
+        while changes < REQUEST_PLANS_MAX:
+            plan = self.plans.read_plan(piece.table_id, piece.left + 1, consistency)
+            require_alive(plan, self._alive)
+            command = piece
+            if plan.range.right < piece.right or (plan.required > 1 and piece.partition_row_limit):
+                right = min(piece.right, plan.range.right)
+                limit = piece.partition_row_limit if plan.required == 1 else 0
+                command = msgspec.structs.replace(piece, right=right, partition_row_limit=limit)
+            request = ReadRequest(plan.epoch, plan.needs_epoch, command)
+            answers = await self._answers(plan, request, deadline_s)
+            tokens = Range(command.left, command.right)
+            if answers is not None and not self.plans.changed_since(piece.table_id, tokens, plan.epoch):
+                return answers, command, plan
+            changes += 1
+        raise ReadTimeout(consistency, 0, plan.required, False)
+
+    async def _answers(self, plan: Plan, request: ReadRequest, deadline_s: float) -> list[Answer] | None:
+        """Enough answers, or None when the plan turned out stale and this node has caught up."""
+        ordered = self.plans.read_order(plan, self._alive)
+        if plan.required == 1 and ordered[0].node == self.own_id():
+            answer = await self._answer_here(plan, ordered[0], request, deadline_s)
+            if answer is not None:
+                return [answer]
+        round_ = ReadRound(self, plan, ordered, request, deadline_s)
+        round_.start()
+        try:
+            return await round_.future
+        except StaleEpoch as stale:
+            assert round_.stale_source is not None, "a stale answer has a source"
+            await self._learn(stale.epoch, round_.stale_source, plan, deadline_s)
+            return None
+
+    async def _answer_here(
+        self, plan: Plan, own: Target, request: ReadRequest, deadline_s: float
+    ) -> Answer | None:
+        """This node's answer where one suffices; None when it cannot, so that others are asked."""
+        left_s = deadline_s - self.runtime.clock.monotonic_s()
+        try:
+            async with asyncio.timeout(max(left_s, 0.0)):
+                return own, await self.replica.read(request)
+        except TimeoutError:
+            raise ReadTimeout(plan.consistency, 0, plan.required, False) from None
+        except (StaleEpoch, NotReplica):
+            return None
+        except RequestError:
+            raise
+        except LockstepError as error:
+            self.runtime.probes.observe("read.local_failure", code=error.code)
+            return None
+
+    async def _learn(self, epoch: int, source: Address, plan: Plan, deadline_s: float) -> None:
+        """Catch up with a replica that is ahead; a source that does not deliver costs a pause."""
+        left_s = deadline_s - self.runtime.clock.monotonic_s()
+        if left_s <= 0:
+            raise ReadTimeout(plan.consistency, 0, plan.required, False)
+        try:
+            async with asyncio.timeout(left_s):
+                await self._catch_up(epoch, source)
+        except TimeoutError:
+            raise ReadTimeout(plan.consistency, 0, plan.required, False) from None
+        except RequestError:
+            raise
+        except LockstepError:
+            # Nothing was learned: the next attempt asks again, perhaps another replica.
+            await asyncio.sleep(REPLICA_RETRY_MS / 1000)
+
+
+def _piece(command: ReadCommand, left: int, after: Position | None, row_limit: int) -> ReadCommand:
+    limit = min(row_limit, max(PAGE_ROWS_MAX, command.row_limit))
+    if left == command.left and after is command.after and limit == command.row_limit:
+        return command
+    return msgspec.structs.replace(command, left=left, after=after, row_limit=limit)

@@ -1,0 +1,117 @@
+"""Blocking read repair: what a read returns is held by enough replicas before it is returned.
+
+Invariant: a repair is planned when it is sent, carries that epoch and is judged by replicas like any
+write; it succeeds when the replicas that held everything already, together with those that acknowledged,
+satisfy a write of the read's level under the newest plan. So a later read of the level sees it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from lockstep.replication import verbs
+from lockstep.replication.merging import lacking
+from lockstep.replication.messages import ReadReply, WriteRequest
+from lockstep.replication.plans import Plan, Target
+from lockstep.replication.writes import Write, Writes
+from lockstep.storage.difference import repair_mutation
+from lockstep.values.codec import encode
+from lockstep.values.errors import ReadFailure, ReadTimeout, WriteFailure, WriteTimeout
+from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.limits import READ_EXTRA_AFTER_MS
+from lockstep.values.rows import Mutation, Partition
+
+
+class RepairWrite(Write):
+    """Sends each replica that answered what it lacks, and others the whole when those do not suffice."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(
+        self,
+        owner: Writes,
+        plan: Plan,
+        whole: Mutation,
+        parts: dict[NodeId, Mutation],
+        holders: dict[NodeId, int],
+        deadline_s: float,
+    ) -> None:
+        super().__init__(owner, plan, whole, deadline_s, "SIMPLE")
+        self._verb = verbs.READ_REPAIR
+        self._parts = parts
+        self._accepted.update(holders)
+
+    def start(self) -> None:
+        """Ask the replicas seen to lack something; all others only when those cannot suffice, or later."""
+        reachable = {*self._counting(), *self._parts}
+        if not self._plan.satisfied_by(sorted(reachable)):
+            self._send_missing()
+            return
+        for target in self._plan.targets:
+            if target.node in self._parts:
+                self._outstanding[target.node] = 1
+                if target.node == self._owner.own_id():
+                    self._apply_here(target)
+                else:
+                    self._send(target)
+        if self._retry is None and not self.future.done():
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(READ_EXTRA_AFTER_MS / 1000, self._try_again)
+        self._judge()
+
+    def _request_for(self, target: Target) -> WriteRequest:
+        part = self._parts.get(target.node)
+        if part is None:
+            return self._request
+        return WriteRequest(self._plan.epoch, self._plan.needs_epoch, part)
+
+    def _body_for(self, target: Target) -> bytes:
+        return encode(self._request_for(target)) if target.node in self._parts else self._body
+
+    def _prepare(self) -> None:
+        # Under a newer plan a replica may have been emptied since it answered: it gets the whole.
+        self._parts = {}
+        super()._prepare()
+
+
+async def repair(
+    writes: Writes,
+    new_mutation_id: Callable[[], bytes],
+    table_id: int,
+    merged: Sequence[Partition],
+    answers: Sequence[tuple[Target, ReadReply]],
+    consistency: Consistency,
+    deadline_s: float,
+) -> None:
+    """Bring what `merged` says to enough replicas. ReadTimeout or ReadFailure when that fails."""
+    results = [reply.result for _, reply in answers]
+    waiting: list[asyncio.Future[None]] = []
+    for part, missing in lacking(merged, results):
+        plan = writes.plans.write_plan(table_id, part.token, consistency)
+        whole = repair_mutation(table_id, part, new_mutation_id())
+        parts: dict[NodeId, Mutation] = {}
+        holders: dict[NodeId, int] = {}
+        for (target, reply), one in zip(answers, missing, strict=True):
+            if one is None:
+                holders[target.node] = reply.accepted_epoch
+            else:
+                parts[target.node] = repair_mutation(table_id, one, new_mutation_id())
+        write = RepairWrite(writes, plan, whole, parts, holders, deadline_s)
+        write.start()
+        waiting.append(write.future)
+    if waiting:
+        await _all_done(waiting, consistency)
+
+
+async def _all_done(waiting: list[asyncio.Future[None]], consistency: Consistency) -> None:
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, WriteTimeout):
+            raise ReadTimeout(consistency, outcome.received, outcome.required, True) from outcome
+        if isinstance(outcome, WriteFailure):
+            raise ReadFailure(
+                consistency, outcome.received, outcome.required, outcome.failures, True
+            ) from outcome
+        if isinstance(outcome, BaseException):
+            raise outcome

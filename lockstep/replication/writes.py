@@ -1,0 +1,313 @@
+"""The coordinator of writes: send to all replicas, count acknowledgements, plan again when ownership moved.
+
+Invariants. A write succeeds only when the replicas that acknowledged satisfy the newest plan this node
+knows, and an acknowledgement counts for a plan only when the replica accepted at or after the last change
+that matters to the plan. A replica that accepts at an epoch above ours vouches that our group held until
+then, so an acknowledgement never calls for a catch-up; a refusal does. Every attempt sends the identical
+mutation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from lockstep.replication import verbs
+from lockstep.replication.deadlines import Deadlines
+from lockstep.replication.handshake import Address
+from lockstep.replication.internode import Internode
+from lockstep.replication.messages import WriteReply, WriteRequest
+from lockstep.replication.plans import Plan, PlanBook, Target
+from lockstep.replication.replica import ReplicaService
+from lockstep.runtime.ports import Runtime
+from lockstep.values.codec import encode
+from lockstep.values.errors import (
+    LockstepError,
+    NotReplica,
+    Overloaded,
+    PeerError,
+    RequestError,
+    StaleEpoch,
+    Unavailable,
+    WriteFailure,
+    WriteTimeout,
+)
+from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.limits import REPLICA_RETRY_MS, REQUEST_PLANS_MAX, WRITES_IN_FLIGHT_MAX
+from lockstep.values.rows import Mutation
+
+#: A replica that answered with one of these may do better in a moment.
+TRANSIENT = (PeerError, NotReplica, Overloaded)
+
+
+class Writes:
+    """What all writes of one node share."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        plans: PlanBook,
+        replica: ReplicaService,
+        catch_up: Callable[[int, Address], Awaitable[None]],
+        alive: Callable[[int], bool],
+        own_id: Callable[[], int],
+    ) -> None:
+        self.runtime = runtime
+        self.internode = internode
+        self.plans = plans
+        self.replica = replica
+        self.catch_up = catch_up
+        self.alive = alive
+        self.own_id = own_id
+        self.in_flight = Deadlines(runtime.clock)
+
+    def begin(
+        self, mutation: Mutation, consistency: Consistency, timeout_ms: float, write_type: str = "SIMPLE"
+    ) -> asyncio.Future[None]:
+        """Start a write; the future ends with None, WriteTimeout or WriteFailure.
+
+        Raises Unavailable, Overloaded or InvalidRequest when nothing was sent.
+        """
+        if len(self.in_flight) >= WRITES_IN_FLIGHT_MAX:
+            raise Overloaded("too many writes in flight on this node")
+        plan = self.plans.write_plan(mutation.table_id, mutation.token, consistency)
+        require_alive(plan, self.alive)
+        deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
+        write = Write(self, plan, mutation, deadline_s, write_type)
+        write.start()
+        return write.future
+
+    def stop(self) -> None:
+        self.in_flight.stop()
+
+
+def require_alive(plan: Plan, alive: Callable[[int], bool]) -> None:
+    """Unavailable when the replicas that seem alive could not satisfy the plan."""
+    seeming = [target.node for target in plan.targets if alive(target.node)]
+    if plan.attainable and (len(seeming) == len(plan.targets) or plan.satisfied_by(seeming)):
+        return
+    raise Unavailable(plan.consistency, plan.required, plan.counted(seeming))
+
+
+class Write:
+    """One write in flight; hears its replicas as an internode Waiter, with the target as context."""
+
+    __slots__ = (
+        "_accepted",
+        "_body",
+        "_failures",
+        "_moving",
+        "_mutation",
+        "_number",
+        "_outstanding",
+        "_owner",
+        "_plan",
+        "_plans_made",
+        "_request",
+        "_retry",
+        "_verb",
+        "_write_type",
+        "deadline_s",
+        "future",
+    )
+
+    def __init__(
+        self, owner: Writes, plan: Plan, mutation: Mutation, deadline_s: float, write_type: str
+    ) -> None:
+        self._owner = owner
+        self._plan = plan
+        self._mutation = mutation
+        self._write_type = write_type
+        self._verb = verbs.WRITE
+        self.deadline_s = deadline_s
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: Node -> epoch at which it accepted.
+        self._accepted: dict[NodeId, int] = {}
+        #: Node -> requests to it that have not ended.
+        self._outstanding: dict[NodeId, int] = {}
+        self._failures: dict[NodeId, LockstepError] = {}
+        self._plans_made = 1
+        self._retry: asyncio.TimerHandle | None = None
+        self._moving = False
+        self._prepare()
+        self._number = owner.in_flight.add(self)
+
+    def start(self) -> None:
+        self._send_missing()
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Build the request once for all replicas of the present plan."""
+        self._request = WriteRequest(self._plan.epoch, self._plan.needs_epoch, self._mutation)
+        self._body = encode(self._request)
+
+    def _send_missing(self) -> None:
+        """Ask every replica of the plan whose acceptance does not count and that is not being asked."""
+        since = self._plan.needs_epoch
+        own = self._owner.own_id()
+        local: Target | None = None
+        for target in self._plan.targets:
+            if self._accepted.get(target.node, -1) >= since or self._outstanding.get(target.node):
+                continue
+            self._outstanding[target.node] = 1
+            self._failures.pop(target.node, None)
+            if target.node == own:
+                local = target
+            else:
+                self._send(target)
+        if local is not None:
+            self._apply_here(local)
+
+    def _request_for(self, target: Target) -> WriteRequest:
+        return self._request
+
+    def _body_for(self, target: Target) -> bytes:
+        return self._body
+
+    def _send(self, target: Target) -> None:
+        body = self._body_for(target)
+        self._owner.internode.submit(target.address, self._verb, body, self.deadline_s, self, target)
+
+    def _apply_here(self, target: Target) -> None:
+        try:
+            self._owner.replica.write(self._request_for(target), self._answered_here)
+        except LockstepError as error:
+            self.failed(target, error)
+
+    def _answered_here(self, answer: WriteReply | LockstepError) -> None:
+        own = self._owner.own_id()
+        target = next((t for t in self._plan.targets if t.node == own), None)
+        if target is None:
+            return  # a newer plan does without this node
+        if isinstance(answer, LockstepError):
+            self.failed(target, answer)
+        else:
+            self.replied(target, answer, answer.accepted_epoch)
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def replied(self, context: Target, reply: WriteReply, sender_epoch: int) -> None:
+        if self.future.done():
+            return
+        node = context.node
+        self._outstanding.pop(node, None)
+        if reply.accepted_epoch > self._accepted.get(node, -1):
+            self._accepted[node] = reply.accepted_epoch
+        self._judge()
+
+    def _counting(self) -> list[NodeId]:
+        """Nodes whose acceptance counts for the present plan."""
+        since = self._plan.needs_epoch
+        return [node for node, epoch in self._accepted.items() if epoch >= since]
+
+    def _judge(self) -> None:
+        plan = self._plan
+        if len(self._accepted) < plan.required or self._moving:
+            return
+        if not plan.satisfied_by(self._counting()):
+            return
+        try:
+            newest = self._newest()
+        except RequestError as error:
+            self._end(error)
+            return
+        if newest is plan or newest.needs_epoch <= plan.epoch:
+            self._end(None)
+        else:
+            self._follow(newest)
+
+    def _newest(self) -> Plan:
+        mutation = self._mutation
+        return self._owner.plans.write_plan(mutation.table_id, mutation.token, self._plan.consistency)
+
+    def _follow(self, newest: Plan) -> None:
+        """Go on under a newer plan: what counts for it stays, the rest is sent again."""
+        self._plans_made += 1
+        if self._plans_made > REQUEST_PLANS_MAX:
+            self.expired()
+            return
+        self._plan = newest
+        self._prepare()
+        if newest.satisfied_by(self._counting()):
+            self._end(None)
+        else:
+            self._send_missing()
+
+    def failed(self, context: Target, error: LockstepError) -> None:
+        if self.future.done():
+            return
+        self._outstanding.pop(context.node, None)
+        if isinstance(error, StaleEpoch):
+            if not self._moving:
+                self._moving = True
+                self._owner.runtime.tasks.spawn(self._move(error.epoch, context.address), "write-replan")
+        elif isinstance(error, TRANSIENT):
+            self._retry_later()
+        else:
+            self._failures[context.node] = error
+            self._give_up_if_hopeless()
+
+    async def _move(self, epoch: int, source: Address) -> None:
+        """A replica knows a change that matters: learn it, then plan again."""
+        try:
+            await self._owner.catch_up(epoch, source)
+            self._moving = False
+            if not self.future.done():
+                self._follow(self._newest())
+        except RequestError as error:
+            self._moving = False
+            self._end(error)
+        except LockstepError:
+            # The source did not deliver: ask the replicas again shortly, another may tell more.
+            self._moving = False
+            if not self.future.done():
+                self._retry_later()
+
+    def _retry_later(self) -> None:
+        if self._retry is None:
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(REPLICA_RETRY_MS / 1000, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        if self.future.done() or self._moving:
+            return
+        try:
+            newest = self._newest()
+        except RequestError as error:
+            self._end(error)
+            return
+        if newest is not self._plan:
+            self._plan = newest
+            self._prepare()
+        self._send_missing()
+
+    def _give_up_if_hopeless(self) -> None:
+        plan = self._plan
+        possible = [target.node for target in plan.targets if target.node not in self._failures]
+        if not plan.satisfied_by(possible):
+            received = plan.counted(self._counting())
+            self._end(
+                WriteFailure(plan.consistency, received, plan.required, len(self._failures), self._write_type)
+            )
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def expired(self) -> None:
+        plan = self._plan
+        received = plan.counted(self._counting())
+        self._end(WriteTimeout(plan.consistency, received, plan.required, self._write_type))
+
+    def _end(self, error: LockstepError | None) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        self._owner.in_flight.remove(self._number)
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
