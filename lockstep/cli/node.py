@@ -29,7 +29,7 @@ def run(file: Path) -> None:
     """Run a node in the foreground until it is interrupted."""
     # The node takes this process over, so signals and exit codes are its own.
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "lockstep.node.main", "--config", str(file)])
+    os.execv(sys.executable, [sys.executable, "-m", "lockstep.server.main", "--config", str(file)])
 
 
 @node.command()
