@@ -245,12 +245,12 @@ class SimLoop(asyncio.BaseEventLoop):
         self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
         """For asyncio's own streams, in tests; nodes use the Network port."""
-        return self.world.network.listen(self, str(host), int(port), protocol_factory)
+        return self.world.network.dialing.listen(self, str(host), int(port), protocol_factory)
 
     async def create_connection(
         self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
-        return await self.world.network.connect(self, str(host), int(port), protocol_factory)
+        return await self.world.network.dialing.connect(self, str(host), int(port), protocol_factory)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self.dead:

@@ -1,150 +1,26 @@
-"""The network between simulated hosts: directed links, connections, listening ports, and their faults.
+"""The network between simulated hosts: connections, what happens to their bytes, and faults.
 
 Invariant: a connection is a TCP connection. Lost packets come late, never out of order; a blocked or
-dead path is silent; only a kernel that is there and reachable answers with a reset. All draws about a
-link come from that link's own stream.
+dead path is silent; only a kernel that is there and reachable answers with a reset.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lockstep.sim.clock import NS
+from lockstep.sim.dialing import Dialing, Factory, SimServer
+from lockstep.sim.links import Link, LinkSettings
 from lockstep.sim.loop import SimLoop
 from lockstep.sim.transport import Segment, SimTransport
-from lockstep.values.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lockstep.sim.process import Process
     from lockstep.sim.world import World
-
-Factory = Callable[[], asyncio.Protocol]
-
-#: A kernel sends a first packet this often before connect fails; the waits double from one second.
-_SYN_TRIES_MAX = 7
-_SYN_RETRY_S = 1.0
-_EPHEMERAL_PORT_FIRST = 40_000
-
-
-class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction between two hosts. Times in milliseconds, the rest probabilities."""
-
-    #: `uniform` in [low, high]; `exponential` and `heavy` have a tail beyond high.
-    shape: Literal["uniform", "exponential", "heavy"] = "uniform"
-    low_ms: float = 0.2
-    high_ms: float = 2.0
-    #: A segment is lost and comes a retransmission later.
-    loss: float = 0.0
-    retransmit_ms: float = 200.0
-    #: A write arrives in two pieces.
-    fragment: float = 0.05
-    #: A write joins one of the same instant, as a kernel's buffer does.
-    coalesce: float = 0.8
-    #: One bit of a segment flips, unnoticed by TCP.
-    corrupt: float = 0.0
-    #: The first packet of a connection is lost.
-    syn_loss: float = 0.0
-    #: The connection is established and then silent for ever.
-    dead_on_accept: float = 0.0
-
-
-class Link:
-    """Bytes from one host to another: their delays and what blocks them."""
-
-    def __init__(self, world: World, source: str, target: str, settings: LinkSettings) -> None:
-        self.source = source
-        self.target = target
-        self.name = f"{source}>{target}"
-        self.draw = world.stream(f"link/{self.name}")
-        self.chance = self.draw.random
-        self.blocked = False
-        self.clogged_until_ns = 0
-        self._world = world
-        self.configure(settings)
-
-    def configure(self, settings: LinkSettings) -> None:
-        self.settings = settings
-        self._low_ns = int(settings.low_ms * 1e6)
-        self._span_ns = int((settings.high_ms - settings.low_ms) * 1e6)
-
-    def arrival_ns(self, sent_ns: int) -> int:
-        """When a packet sent then arrives, as if it were alone."""
-        settings = self.settings
-        share = self.chance()
-        if settings.shape == "exponential":
-            share = -math.log1p(-share)
-        elif settings.shape == "heavy":
-            share = min((1.0 - share) ** -0.7 - 1.0, 200.0)
-        arrival = sent_ns + self._low_ns + int(self._span_ns * share)
-        if settings.loss and self.chance() < settings.loss:
-            self._world.count("net.retransmitted")
-            arrival += self.retransmit_ns()
-        if self.clogged_until_ns > arrival:
-            self._world.count("net.clogged")
-            arrival = self.clogged_until_ns + int(self.chance() * 10_000_000)
-        return arrival
-
-    def retransmit_ns(self) -> int:
-        return int(self.settings.retransmit_ms * 1e6 * (1.0 + self.chance()))
-
-
-class SimServer(asyncio.AbstractServer):
-    """A listening port."""
-
-    def __init__(self, fabric: Fabric, loop: SimLoop, host: str, port: int, factory: Factory) -> None:
-        self._fabric = fabric
-        self.loop = loop
-        self.host = host
-        self.port = port
-        self.factory = factory
-        self.context = contextvars.copy_context()
-
-    def close(self) -> None:
-        self._fabric.stop_listening(self)
-
-    def is_serving(self) -> bool:
-        return self._fabric.listener(self.host, self.port) is self
-
-    def get_loop(self) -> SimLoop:
-        return self.loop
-
-    async def wait_closed(self) -> None:
-        return
-
-    async def start_serving(self) -> None:
-        return
-
-    async def serve_forever(self) -> None:
-        await self.loop.create_future()
-
-
-class _Attempt:
-    """A connect that is under way."""
-
-    __slots__ = ("context", "factory", "future", "host", "loop", "port", "tries")
-
-    def __init__(self, loop: SimLoop, host: str, port: int, factory: Factory) -> None:
-        self.loop = loop
-        self.host = host
-        self.port = port
-        self.factory = factory
-        self.future: asyncio.Future[tuple[SimTransport, asyncio.Protocol]] = loop.create_future()
-        self.context = contextvars.copy_context()
-        self.tries = 0
-
-    @property
-    def over(self) -> bool:
-        return self.loop.dead or self.future.done()
-
-    def fail(self, error: OSError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
 
 
 class Fabric:
@@ -154,10 +30,9 @@ class Fabric:
         self._world = world
         self._settings = settings
         self._links: dict[tuple[str, str], Link] = {}
-        self._listeners: dict[tuple[str, int], SimServer] = {}
+        self.dialing = Dialing(world, self)
         #: Open connections by number: client's end, server's end.
         self.connections: dict[int, tuple[SimTransport, SimTransport]] = {}
-        self._connection_count = 0
         self._faults = world.stream("fault/network")
         self.count = world.count
 
@@ -168,117 +43,9 @@ class Fabric:
             link = self._links[key] = Link(self._world, source, target, self._settings)
         return link
 
-    # ---- connecting
-
-    def listen(self, loop: SimLoop, host: str, port: int, factory: Factory) -> SimServer:
-        if host not in (loop.host, "0.0.0.0"):
-            raise ConfigurationError(
-                f"cannot listen on {host}:{port}: not an address of this host",
-                hint=f"use {loop.host} or 0.0.0.0",
-            )
-        key = (loop.host, port)
-        if key in self._listeners:
-            raise ConfigurationError(
-                f"address {loop.host}:{port} is in use", hint="stop the other process or choose another port"
-            )
-        server = SimServer(self, loop, loop.host, port, factory)
-        if not loop.dead:
-            self._listeners[key] = server
-        return server
-
-    def listener(self, host: str, port: int) -> SimServer | None:
-        return self._listeners.get((host, port))
-
-    def stop_listening(self, server: SimServer) -> None:
-        if self.listener(server.host, server.port) is server:
-            del self._listeners[(server.host, server.port)]
-
-    async def connect(
-        self, loop: SimLoop, host: str, port: int, factory: Factory
-    ) -> tuple[SimTransport, asyncio.Protocol]:
-        attempt = _Attempt(loop, host, port, factory)
-        self._send_syn(attempt)
-        return await attempt.future
-
-    def _send_syn(self, attempt: _Attempt) -> None:
-        if attempt.over:
-            return
-        link = self.link(attempt.loop.host, attempt.host)
-        if link.blocked:
-            self._syn_lost(attempt, "net.syn_blocked")
-        elif link.settings.syn_loss and link.chance() < link.settings.syn_loss:
-            self._syn_lost(attempt, "net.syn_lost")
-        else:
-            self._world.at(link.arrival_ns(self._world.now_ns), self._syn_arrives, attempt, label="")
-
-    def _syn_lost(self, attempt: _Attempt, effect: str) -> None:
-        self.count(effect)
-        attempt.tries += 1
-        wait_s = _SYN_RETRY_S * 2 ** (attempt.tries - 1)
-        if attempt.tries >= _SYN_TRIES_MAX:
-            error = TimeoutError(110, "Connection timed out")
-            self._world.after(wait_s, self._answer, attempt, error, label="")
-        else:
-            self._world.after(wait_s, self._send_syn, attempt, label="")
-
-    def _answer(self, attempt: _Attempt, error: OSError) -> None:
-        if not attempt.loop.dead:
-            self._world.at(self._world.now_ns, attempt.fail, error, loop=attempt.loop, label="connect failed")
-
-    def _syn_arrives(self, attempt: _Attempt) -> None:
-        if attempt.over:
-            return
-        server = self._listeners.get((attempt.host, attempt.port))
-        back = self.link(attempt.host, attempt.loop.host)
-        if server is None and not self._kernel_is_up(attempt.host):
-            self._syn_lost(attempt, "net.syn_to_dead_host")
-        elif back.blocked:
-            self._syn_lost(attempt, "net.syn_blocked")
-        elif server is None:
-            self.count("net.refused")
-            error = ConnectionRefusedError(111, "Connection refused")
-            self._world.at(back.arrival_ns(self._world.now_ns), self._answer, attempt, error, label="")
-        else:
-            self._accept(attempt, server, back)
-
-    def _kernel_is_up(self, host: str) -> bool:
+    def kernel_is_up(self, host: str) -> bool:
         there = [process for process in self._world.processes.values() if process.host == host]
         return bool(there) and all(process.powered for process in there)
-
-    def _accept(self, attempt: _Attempt, server: SimServer, back: Link) -> None:
-        self._connection_count += 1
-        number = self._connection_count
-        local = (attempt.loop.host, _EPHEMERAL_PORT_FIRST + number % 25_000)
-        remote = (attempt.host, attempt.port)
-        client = SimTransport(self, attempt.loop, number, local, remote, attempt.context)
-        there = SimTransport(self, server.loop, number, remote, local, server.context.copy())
-        client.peer, there.peer = there, client
-        client.link, there.link = self.link(attempt.loop.host, attempt.host), back
-        self.connections[number] = (client, there)
-        if client.link.settings.dead_on_accept and back.chance() < client.link.settings.dead_on_accept:
-            client.black = there.black = True
-            self.count("net.dead_on_accept")
-        now_ns = self._world.now_ns
-        self._world.at(now_ns, self._accepted, there, server, loop=server.loop, label="accept")
-        there.last_arrival_ns = back.arrival_ns(now_ns)
-        self._world.at(
-            there.last_arrival_ns, self._established, client, attempt, loop=attempt.loop, label="connected"
-        )
-
-    def _accepted(self, end: SimTransport, server: SimServer) -> None:
-        if not end.closed:
-            end.context.run(lambda: end.made(server.factory()))
-
-    def _established(self, end: SimTransport, attempt: _Attempt) -> None:
-        if attempt.future.done():
-            end.abort()
-            return
-        if end.closed:
-            attempt.fail(ConnectionResetError(104, "Connection reset by peer"))
-            return
-        protocol = attempt.factory()
-        attempt.context.run(end.made, protocol)
-        attempt.future.set_result((end, protocol))
 
     # ---- bytes
 
@@ -339,7 +106,7 @@ class Fabric:
             self.count("net.bytes_lost", segment.size())
         if end.closed:
             return
-        if not self._kernel_is_up(end.peer.loop.host):
+        if not self.kernel_is_up(end.peer.loop.host):
             end.unanswered = True
         elif segment.chunks is not None:
             self.count("net.half_open_reset")
@@ -384,8 +151,7 @@ class Fabric:
 
     def process_ended(self, process: Process, loop: SimLoop, kind: str) -> None:
         """What the kernel does for a dead process: resets or ends after a kill, silence after a power cut."""
-        for key in [key for key, server in self._listeners.items() if server.loop is loop]:
-            del self._listeners[key]
+        self.dialing.forget(loop)
         for end in list(loop.ends):
             end.silence()
             if kind == "power":
@@ -412,7 +178,7 @@ class Fabric:
 
     def close(self) -> None:
         self.connections.clear()
-        self._listeners.clear()
+        self.dialing.close()
 
     # ---- faults
 
@@ -534,13 +300,13 @@ class NetworkPort:
     """Network port of one incarnation."""
 
     def __init__(self, fabric: Fabric, loop: SimLoop) -> None:
-        self._fabric = fabric
+        self._dialing = fabric.dialing
         self._loop = loop
 
     async def listen(self, host: str, port: int, protocol: Factory) -> SimServer:
-        return self._fabric.listen(self._loop, host, port, protocol)
+        return self._dialing.listen(self._loop, host, port, protocol)
 
     async def connect(
         self, host: str, port: int, protocol: Factory
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        return await self._fabric.connect(self._loop, host, port, protocol)
+        return await self._dialing.connect(self._loop, host, port, protocol)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from lockstep.sim.loop import Callback, SimLoop
 
 if TYPE_CHECKING:
-    from lockstep.sim.network import Fabric, Link
+    from lockstep.sim.links import Link
+    from lockstep.sim.network import Fabric
 
 #: Most bytes one data_received gets, as asyncio's loops read.
 READ_BYTES_MAX = 256 * 1024

@@ -19,8 +19,9 @@ import msgspec
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.clock import NS
 from lockstep.sim.guard import Guard
+from lockstep.sim.links import LinkSettings
 from lockstep.sim.loop import Callback, SimLoop
-from lockstep.sim.network import Fabric, LinkSettings
+from lockstep.sim.network import Fabric
 from lockstep.sim.probes import ProbeBoard
 from lockstep.sim.process import Process
 from lockstep.sim.streams import Stream, stream

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.network import LinkSettings
+from lockstep.sim.links import LinkSettings
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.world import World, WorldSettings
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.network import LinkSettings
+from lockstep.sim.links import LinkSettings
 from lockstep.sim.world import World, WorldSettings
 from lockstep.values.errors import ConfigurationError
 
