@@ -37,6 +37,8 @@ _set_running_loop = asyncio_events._set_running_loop
 #: finalisers then run at places that the seed alone decides.
 _HOUSEKEEPING_STEPS = 4096
 _COLLECT_ROUNDS = 16
+#: Kinds of facts that the trace keeps.
+_SCALARS = (bool, int, float, str, bytes)
 
 
 class WorldSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -351,5 +353,9 @@ class World:
 
 
 def _plain(facts: dict[str, Any]) -> str:
-    """Facts as stable text: only values whose repr does not show an address belong into an observation."""
-    return repr(facts)
+    """The scalar facts as stable text; values of other kinds are for the monitors alone."""
+    return " ".join(
+        f"{name}={fact.hex() if type(fact) is bytes else fact}"
+        for name, fact in facts.items()
+        if type(fact) in _SCALARS
+    )
