@@ -206,10 +206,10 @@ def check_stale_coordinators(
     newest, oldest = history[-1], history[0].epoch
     found: list[str] = []
     for ring in newest.placements.rings:
-        for stale in history[:-1]:
+        for stale in reversed(history[:-1]):
             former = stale.placements.by_replication.get(ring.replication)
             if former is None:
-                continue
+                break
             for range_, old, new in overlaid(former, ring):
                 if old.epoch == new.epoch:
                     continue

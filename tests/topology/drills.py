@@ -1,0 +1,151 @@
+"""Random histories of operations, and a coordinator's world in which nodes lag, work and die."""
+
+from __future__ import annotations
+
+import random
+
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.metadata.registry import Registry, Transformation
+from lockstep.metadata.transformations import Initialize, Register
+from lockstep.schema.model import Replication
+from lockstep.topology.stages import stage_row
+from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, WorkKey, WorkReport, step
+from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from tests.metadata.histories import History, SetKeyspaces, founder, network, simple
+
+NODES_MAX = 8
+
+
+def register(number: int, dc: str, rack: str) -> Register:
+    return Register(f"host-{number}", f"10.0.1.{number}", 7000, 9042, 7080, dc, rack, "1")
+
+
+def random_replication(rng: random.Random, dcs: int) -> Replication:
+    if rng.random() < 0.4:
+        return simple(rng.randint(1, 3))
+    return network(**{f"dc{dc}": rng.randint(1, 3) for dc in range(1, dcs + 1)})
+
+
+def random_start(seed: int, kinds: Registry | None = None) -> tuple[History, random.Random]:
+    """1 to 5 founders in 1 or 2 data centres (each has one), with two keyspaces."""
+    rng = random.Random(seed)
+    dcs = rng.randint(1, 2)
+    history = History(kinds)
+    founders = []
+    for number in range(1, rng.randint(dcs, 5) + 1):
+        dc = f"dc{(number - 1) % dcs + 1}"
+        founders.append(founder(number, fresh_tokens(history, rng, founders), dc, f"r{rng.randint(1, 3)}"))
+    history.submit(Initialize("c", "n", tuple(founders), voters=(NodeId(1),)))
+    history.submit(SetKeyspaces((("a", random_replication(rng, dcs)), ("b", random_replication(rng, dcs)))))
+    return history, rng
+
+
+def fresh_tokens(
+    history: History, rng: random.Random, founders: list[object] | None = None
+) -> tuple[int, ...]:
+    taken = set(history.now.directory.token_owners)
+    for other in founders or []:
+        taken.update(other.tokens)  # type: ignore[attr-defined]
+    free = [token for token in range(-120, 121) if token not in taken]
+    return tuple(sorted(rng.sample(free, rng.randint(1, 4))))
+
+
+def random_change(history: History, rng: random.Random) -> Transformation:
+    """Something a cluster may be asked to do now; it may well be refused."""
+    now = history.now
+    dcs = len(now.directory.data_centers)
+    newcomers = now.directory.in_state(NodeState.NONE)
+    normal = now.directory.in_state(NodeState.NORMAL)
+    draw = rng.random()
+    if draw < 0.12 and len(now.directory.nodes) < NODES_MAX:
+        return register(now.directory.next_node_id, f"dc{rng.randint(1, dcs)}", f"r{rng.randint(1, 3)}")
+    if draw < 0.3 and newcomers:
+        return PrepareOperation(OperationKind.BOOTSTRAP, rng.choice(newcomers).id, fresh_tokens(history, rng))
+    if draw < 0.4 and normal:
+        return PrepareOperation(OperationKind.DECOMMISSION, rng.choice(normal).id)
+    if draw < 0.46:
+        names = rng.sample(["a", "b", "c"], rng.randint(1, 3))
+        return SetKeyspaces(tuple((name, random_replication(rng, dcs)) for name in names))
+    if draw < 0.53 and now.operations:
+        return CancelOperation(rng.choice(now.operations).id, "drill")
+    if now.operations:
+        chosen = rng.choice(now.operations)
+        return AdvanceOperation(chosen.id, chosen.stage)
+    return PrepareOperation(OperationKind.DECOMMISSION, NodeId(rng.randint(1, NODES_MAX)))
+
+
+class Coordinator:
+    """Drives a history by `step`, with nodes that see epochs late and a barrier that may be ignored."""
+
+    def __init__(self, history: History, rng: random.Random, dead: tuple[NodeId, ...] = ()) -> None:
+        self.history = history
+        self.rng = rng
+        self.dead = dead
+        #: What each node has really applied, and what of it the coordinator knows.
+        self.seen: dict[NodeId, int] = {}
+        self.known: dict[NodeId, int] = {}
+        self.work: dict[WorkKey, WorkReport] = {}
+        self.log: list[str] = []
+
+    def reports(self) -> Reports:
+        return Reports(acknowledged=self.known, work=self.work, dead=self.dead)
+
+    def round(self) -> bool:
+        """One decision, or one node catching up a bit; False when idle."""
+        now = self.history.now
+        decision = step(now, self.reports())
+        if isinstance(decision, Idle):
+            return False
+        if isinstance(decision, Propose):
+            self.history.submit(decision.transformation)
+            self.log.append(f"{self.history.now.epoch}: {type(decision.transformation).__name__}")
+        elif isinstance(decision, RunWorkOrders):
+            order = self.rng.choice(decision.orders)
+            assert now.session_open(order.session_id)
+            self.work[(order.operation_id, order.stage, order.node)] = WorkReport.DONE
+            self.log.append(f"   {order.kind} on node {order.node}")
+        else:
+            blockers = [NodeId(node) for node, _ in decision.blockers if node not in self.dead]
+            if not blockers:
+                return False
+            self.catch_up(self.rng.choice(blockers), decision.epoch)
+        return True
+
+    def catch_up(self, node: NodeId, epoch: int) -> None:
+        seen = self.seen.get(node, 0)
+        self.seen[node] = self.rng.randint(seen, max(seen, epoch))
+        self.known[node] = self.seen[node]
+
+    def finish(self, rounds: int = 2000) -> None:
+        for _ in range(rounds):
+            if not self.round():
+                return
+        raise AssertionError("the operation does not end")
+
+
+def run_to(history: History, operation_id: int, stage: Stage) -> Operation:
+    """Advance one operation, ignoring barriers, until it is in `stage`."""
+    while history.now.operations_by_id[operation_id].stage is not stage:
+        operation = history.now.operations_by_id[operation_id]
+        history.submit(AdvanceOperation(operation_id, operation.stage))
+    return history.now.operations_by_id[operation_id]
+
+
+def run_out(history: History, operation_id: int) -> None:
+    """Advance one operation, ignoring barriers, to its end."""
+    while operation_id in history.now.operations_by_id:
+        operation = history.now.operations_by_id[operation_id]
+        history.submit(AdvanceOperation(operation_id, operation.stage))
+
+
+def may_cancel(operation: Operation) -> bool:
+    return stage_row(operation.kind, operation.stage).on_failure is not None
+
+
+def refused(history: History, body: Transformation) -> str:
+    refusal: Rejected | None = history.tried(body)
+    assert refusal is not None, f"{body} was accepted"
+    return refusal.message

@@ -1,0 +1,260 @@
+"""One bootstrap and one decommission, line by line, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.schema.model import Replication
+from lockstep.topology.invariants import check_restored
+from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+from tests.metadata.histories import History, SetKeyspaces, network, simple, started
+from tests.topology.drills import refused, register, run_out, run_to
+
+A, B, C, X = (NodeId(number) for number in (1, 2, 3, 4))
+LEAVE_C = PrepareOperation(OperationKind.DECOMMISSION, C)
+JOIN_X = PrepareOperation(OperationKind.BOOTSTRAP, X, (150,))
+NAMES = {A: "A", B: "B", C: "C", X: "X"}
+
+
+def three(replication: Replication | None = None) -> History:
+    """The worked example of the transactional metadata proposal: A 100, B 200, C 300, factor 2."""
+    history = started([(100,), (200,), (300,)], ("ks", replication or simple(2)))
+    history.submit(register(4, "dc1", "r1"))
+    return history
+
+
+def drawn(cluster: ClusterMetadata) -> str:
+    """The first ring, one range a line."""
+    lines = []
+    for placed in cluster.placements.rings[0].ranges:
+        bounds = [
+            {TOKEN_MIN: "min", TOKEN_MAX: "max"}.get(t, str(t))
+            for t in (placed.range.left, placed.range.right)
+        ]
+        reads, writes = (
+            "".join(NAMES[n] for n in side) for side in (placed.group.reads, placed.group.writes)
+        )
+        lines.append(f"({bounds[0]}, {bounds[1]}] {reads} {writes} @{placed.group.epoch}")
+    return "\n".join(lines)
+
+
+def transcript(history: History, operation_id: int, body: PrepareOperation) -> str:
+    history.submit(body)
+    pages = []
+    while True:
+        running = history.now.operations_by_id.get(operation_id)
+        node = history.now.directory.by_id[body.node]
+        session = running.session_id if running is not None else ""
+        stage = running.stage if running is not None else "finished"
+        pages.append(
+            f"{history.now.epoch} {stage}, node {node.state}, session {session or '-'}\n{drawn(history.now)}"
+        )
+        if running is None:
+            return "\n".join(pages)
+        history.submit(AdvanceOperation(operation_id, running.stage))
+
+
+BOOTSTRAP = """\
+4 prepared, node bootstrapping, session operation-1-prepared
+(min, 100] AB AB @2
+(100, 150] BC BC @2
+(150, 200] BC BC @2
+(200, 300] CA CA @2
+(300, max] AB AB @2
+5 write_both_read_old, node bootstrapping, session operation-1-write_both_read_old
+(min, 100] AB ABX @5
+(100, 150] BC BCX @5
+(150, 200] BC BC @2
+(200, 300] CA CA @2
+(300, max] AB ABX @5
+6 write_both_read_new, node bootstrapping, session -
+(min, 100] AX AXB @6
+(100, 150] XB XBC @6
+(150, 200] BC BC @2
+(200, 300] CA CA @2
+(300, max] AX AXB @6
+7 new_only, node bootstrapping, session -
+(min, 100] AX AX @7
+(100, 150] XB XB @7
+(150, 200] BC BC @2
+(200, 300] CA CA @2
+(300, max] AX AX @7
+8 finished, node normal, session -
+(min, 100] AX AX @7
+(100, 150] XB XB @7
+(150, 200] BC BC @2
+(200, 300] CA CA @2
+(300, max] AX AX @7"""
+
+DECOMMISSION = """\
+9 prepared, node decommissioning, session operation-2-prepared
+(min, 100] AX AX @7
+(100, 150] XB XB @7
+(150, 200] BC BC @2
+(200, 300] CA CA @2
+(300, max] AX AX @7
+10 write_both_read_old, node decommissioning, session operation-2-write_both_read_old
+(min, 100] AX AXB @10
+(100, 150] XB XBC @10
+(150, 200] BC BC @2
+(200, 300] CA CA @2
+(300, max] AX AXB @10
+11 write_both_read_new, node decommissioning, session -
+(min, 100] AB ABX @11
+(100, 150] BC BCX @11
+(150, 200] BC BC @2
+(200, 300] CA CA @2
+(300, max] AB ABX @11
+12 new_only, node decommissioning, session -
+(min, 100] AB AB @12
+(100, 150] BC BC @12
+(150, 200] BC BC @2
+(200, 300] CA CA @2
+(300, max] AB AB @12
+13 finished, node left, session -
+(min, 100] AB AB @12
+(100, 200] BC BC @12
+(200, 300] CA CA @2
+(300, max] AB AB @12"""
+
+
+def test_a_bootstrap_and_the_leave_of_the_same_node_step_by_step() -> None:
+    history = three()
+    assert transcript(history, 1, JOIN_X) == BOOTSTRAP
+    assert history.now.directory.token_owners[150] == X
+    leave = PrepareOperation(OperationKind.DECOMMISSION, X)
+    assert transcript(history, 2, leave) == DECOMMISSION
+    assert history.now.directory.by_id[X].tokens == ()
+    assert history.now.locks == history.now.sessions == history.now.operations == ()
+
+
+@pytest.mark.parametrize("stage", [Stage.PREPARED, Stage.WRITE_BOTH_READ_OLD])
+@pytest.mark.parametrize("body", [JOIN_X, PrepareOperation(OperationKind.DECOMMISSION, X)])
+def test_a_cancel_restores_everything_and_the_operation_can_run_again(
+    stage: Stage, body: PrepareOperation
+) -> None:
+    history = three()
+    if body.kind is OperationKind.DECOMMISSION:
+        history.submit(JOIN_X)
+        run_out(history, 1)
+    before = history.now
+    operation_id = before.next_operation_id
+    history.submit(body)
+    run_to(history, operation_id, stage)
+    history.submit(CancelOperation(operation_id, "no need"))
+    assert history.now.sessions == ()
+    assert history.now.operations[0].cancel_reason == "no need"
+    assert "already rolling back" in refused(history, CancelOperation(operation_id))
+    history.submit(AdvanceOperation(operation_id, Stage.ROLLBACK_TO_NORMAL))
+    assert check_restored(before, history.now) == ()
+    assert history.now.directory.by_id[X].state is before.directory.by_id[X].state
+    history.submit(body)
+    run_out(history, operation_id + 1)
+
+
+@pytest.mark.parametrize("stage", [Stage.WRITE_BOTH_READ_NEW, Stage.NEW_ONLY])
+def test_once_reads_moved_an_operation_only_goes_forward(stage: Stage) -> None:
+    history = three()
+    history.submit(JOIN_X)
+    run_to(history, 1, stage)
+    assert "goes forward only" in refused(history, CancelOperation(1))
+
+
+def test_a_step_is_taken_once() -> None:
+    history = three()
+    history.submit(JOIN_X)
+    history.submit(AdvanceOperation(1, Stage.PREPARED))
+    message = refused(history, AdvanceOperation(1, Stage.PREPARED))
+    assert message == "operation 1 (bootstrap of node 4) is in stage write_both_read_old, not prepared"
+    assert refused(history, AdvanceOperation(9, Stage.PREPARED)) == "operation 9 is not running"
+
+
+def test_overlapping_operations_are_refused_with_the_name_of_the_holder() -> None:
+    history = three()
+    history.submit(register(5, "dc1", "r1"))
+    history.submit(JOIN_X)
+    message = refused(history, PrepareOperation(OperationKind.BOOTSTRAP, NodeId(5), (120,)))
+    assert message.startswith("operation 1 (bootstrap of node 4) holds range (")
+    assert "is bootstrapping, by operation 1" in refused(history, JOIN_X)
+    run_out(history, 1)
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(5), (120,)))
+
+
+def test_disjoint_operations_run_together() -> None:
+    tokens = [(at * 100,) for at in range(6)]
+    history = started(tokens, ("ks", simple(1)))
+    history.submit(register(7, "dc1", "r1"))
+    history.submit(register(8, "dc1", "r1"))
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(7), (150,)))
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(8), (350,)))
+    run_out(history, 2)
+    assert [operation.id for operation in history.now.operations] == [1]
+    run_out(history, 1)
+
+
+def test_ranges_that_meet_at_the_end_of_the_ring_conflict() -> None:
+    """Both newcomers take part of what wraps around the end of the ring."""
+    history = started([(0,), (100,)], ("ks", simple(1)))
+    history.submit(register(3, "dc1", "r1"))
+    history.submit(register(4, "dc1", "r1"))
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(3), (-50,)))
+    message = refused(history, PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (500,)))
+    assert message.startswith("operation 1 (bootstrap of node 3) holds range (")
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (PrepareOperation(OperationKind.BOOTSTRAP, NodeId(9), (5,)), "there is no node 9"),
+        (PrepareOperation(OperationKind.BOOTSTRAP, A, (5,)), "node 1 is normal"),
+        (PrepareOperation(OperationKind.DECOMMISSION, X), "needs a node in state normal; node 4 is none"),
+        (PrepareOperation(OperationKind.BOOTSTRAP, X, ()), "a node owns 1 to"),
+        (PrepareOperation(OperationKind.BOOTSTRAP, X, (100,)), "token 100 belongs to node 1"),
+        (PrepareOperation(OperationKind.BOOTSTRAP, X, (7, 7)), "not distinct"),
+        (LEAVE_C, "node 3 is a voter of the metadata group"),
+    ],
+)
+def test_an_operation_that_cannot_start_says_why(body: PrepareOperation, why: str) -> None:
+    assert why in refused(three(), body)
+
+
+def five(replication: Replication) -> History:
+    """A, B, C vote; nodes 4 and 5 do not."""
+    return started([(at * 100,) for at in range(5)], ("ks", replication))
+
+
+@pytest.mark.parametrize("replication", [simple(5), network(dc1=5)])
+def test_a_leave_keeps_enough_nodes_for_every_factor(replication: Replication) -> None:
+    message = refused(five(replication), PrepareOperation(OperationKind.DECOMMISSION, NodeId(5)))
+    assert message.startswith("4 normal nodes would be left") and "ks has replication factor 5" in message
+
+
+def test_leaves_that_are_each_fine_but_not_together_are_refused() -> None:
+    history = five(simple(4))
+    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(5)))
+    message = refused(history, PrepareOperation(OperationKind.DECOMMISSION, NodeId(4)))
+    assert message == "3 normal nodes would be left, but ks has replication factor 4"
+
+
+def test_a_keyspace_that_moves_no_data_is_accepted_during_an_operation_and_others_are_not() -> None:
+    history = three()
+    history.submit(JOIN_X)
+    same = SetKeyspaces((("ks", simple(2)), ("more", simple(2))))
+    assert history.tried(same) is None
+    other = SetKeyspaces((("ks", simple(2)), ("more", simple(1))))
+    assert "while operation 1 holds ranges" in refused(history, other)
+
+
+def test_a_cluster_without_keyspaces_grows_and_shrinks() -> None:
+    history = started([(0,), (1,), (2,)])
+    history.submit(register(4, "dc1", "r1"))
+    history.submit(JOIN_X)
+    run_out(history, 1)
+    history.submit(PrepareOperation(OperationKind.DECOMMISSION, X))
+    run_out(history, 2)
+    assert history.now.directory.by_id[X].state is NodeState.LEFT

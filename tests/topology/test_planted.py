@@ -1,0 +1,148 @@
+"""Planted bugs: each must be refused by a proof or found by an invariant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.topology import planning, transformations
+from lockstep.topology.invariants import (
+    check_endings,
+    check_locks,
+    check_replica_counts,
+    check_restored,
+    check_stale_coordinators,
+    violations,
+)
+from lockstep.topology.stages import TABLES, Side, StageRow
+from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.values.ids import NodeId
+from tests.metadata.histories import History, simple, started
+from tests.topology.drills import Coordinator, random_change, random_start, refused, register, run_out, run_to
+
+JOIN = PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (50,))
+
+
+def three_nodes(factor: int = 3) -> History:
+    history = started([(0,), (100,), (200,)], ("k", simple(factor)))
+    history.submit(register(4, "dc1", "r1"))
+    return history
+
+
+def with_row(stage: Stage, **change: object) -> tuple[StageRow, ...]:
+    rows = TABLES[OperationKind.BOOTSTRAP]
+    return tuple(msgspec.structs.replace(r, **change) if r.stage is stage else r for r in rows)
+
+
+@pytest.fixture
+def no_proofs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(planning, "refuse_unsafe_change", lambda *_: None)
+    monkeypatch.setattr(transformations, "refuse_unsafe_change", lambda *_: None)
+    yield
+
+
+def all_violations(history: History) -> list[str]:
+    pairs = zip(history.values, history.values[1:], strict=False)
+    return [line for before, after in pairs for line in violations(before, after)]
+
+
+SKIPS_ADDING_WRITES = with_row(Stage.PREPARED, next=Stage.WRITE_BOTH_READ_NEW)
+DROPS_OLD_WRITES_WITH_READS = with_row(Stage.WRITE_BOTH_READ_OLD, next=Stage.NEW_ONLY)
+READS_NEW_AT_ONCE = with_row(Stage.WRITE_BOTH_READ_OLD, reads=Side.NEW)
+BUGS = [SKIPS_ADDING_WRITES, DROPS_OLD_WRITES_WITH_READS, READS_NEW_AT_ONCE]
+
+
+@pytest.mark.parametrize("rows", BUGS)
+def test_a_table_with_an_unsafe_step_is_refused_before_it_begins(
+    rows: tuple[StageRow, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = three_nodes()
+    monkeypatch.setitem(TABLES, OperationKind.BOOTSTRAP, rows)  # type: ignore[arg-type]
+    message = refused(history, JOIN)
+    assert "would be read before it was written" in message or "would miss" in message
+
+
+@pytest.mark.usefixtures("no_proofs")
+@pytest.mark.parametrize("rows", BUGS)
+def test_without_the_proof_the_invariants_find_it(
+    rows: tuple[StageRow, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = three_nodes()
+    monkeypatch.setitem(TABLES, OperationKind.BOOTSTRAP, rows)  # type: ignore[arg-type]
+    history.submit(JOIN)
+    run_out(history, 1)
+    assert [line for line in all_violations(history) if line.startswith(("PLC-2", "PLC-3"))]
+
+
+def test_operations_that_ignore_locks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "_refuse_locked", lambda *_: None)
+    monkeypatch.setattr(planning, "_outcomes", lambda _: iter([[]]))
+    history = three_nodes()
+    history.submit(register(5, "dc1", "r1"))
+    history.submit(JOIN)
+    assert all_violations(history) == []
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(5), (60,)))
+    found = all_violations(history)
+    assert any(line.startswith("OP-1") and "lock one range" in line for line in found)
+    assert any(line.startswith("PLC-1") and "changed by" in line for line in found)
+
+
+def test_an_operation_without_its_lock_is_found() -> None:
+    history = three_nodes()
+    history.submit(JOIN)
+    unlocked = msgspec.structs.replace(history.now, locks=())
+    assert check_locks(history.now) == () and check_locks(unlocked)
+    with pytest.raises(AssertionError, match="holds one lock"):
+        unlocked.validate()
+
+
+@pytest.mark.parametrize("stage", [Stage.WRITE_BOTH_READ_OLD, Stage.WRITE_BOTH_READ_NEW])
+def test_an_operation_that_ends_too_early_is_found(stage: Stage) -> None:
+    history = three_nodes()
+    history.submit(JOIN)
+    run_to(history, 1, stage)
+    ended = msgspec.structs.replace(history.now, operations=(), locks=(), sessions=())
+    assert any("ended in stage" in line for line in check_endings(history.now, ended))
+    assert check_replica_counts(ended)
+
+
+def test_a_cancel_that_leaves_its_cuts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformations, "_merged", lambda placements, *_: placements)
+    history = three_nodes()
+    before = history.now
+    history.submit(JOIN)
+    history.submit(CancelOperation(1))
+    history.submit(AdvanceOperation(1, Stage.ROLLBACK_TO_NORMAL))
+    assert check_restored(before, history.now) == ("OP-1: the placements differ after a cancel",)
+
+
+class Reckless(Coordinator):
+    """Believes that every node has seen everything."""
+
+    def round(self) -> bool:
+        now = self.history.now
+        self.known = {node.id: now.epoch for node in now.directory.nodes}
+        return super().round()
+
+
+@pytest.mark.parametrize("kind", [Coordinator, Reckless])
+def test_steps_without_barriers_let_stale_coordinators_miss_writes(kind: type[Coordinator]) -> None:
+    found: list[str] = []
+    for seed in range(8):
+        history, rng = random_start(seed)
+        world = kind(history, rng)
+        for _ in range(120):
+            if not history.now.operations:
+                history.tried(random_change(history, rng))
+                continue
+            world.round()
+            found.extend(check_stale_coordinators(history.values[-5:], world.seen))
+    assert bool(found) == (kind is Reckless)
+    if found:
+        assert {line.split(" at epoch ")[1].split(": ")[1] for line in found} == {
+            "a stale read misses the newest write",
+            "the newest read misses a stale write",
+        }
