@@ -17,7 +17,7 @@ from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.transformations import Founder, Initialize, Register, UpdateNode
 from lockstep.node.configuration import Configuration
 from lockstep.node.identity import IdentityFile
-from lockstep.node.messages import DescribeSelf, FetchLog, LogEntries, SelfDescription
+from lockstep.node.messages import Announce, DescribeSelf, FetchLog, LogEntries, SelfDescription
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.submission import Submitter
 from lockstep.placement.allocation import even_tokens, splitting_tokens
@@ -61,6 +61,7 @@ class Membership:
         *,
         founders: tuple[Address, ...],
         is_leader: Callable[[], bool],
+        campaign: Callable[[], None],
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
@@ -71,6 +72,7 @@ class Membership:
         self._submitter = submitter
         self._founders = founders
         self._is_leader = is_leader
+        self._campaign = campaign
         self._log = log
         internode.register(verbs.DESCRIBE_SELF, DescribeSelf, SelfDescription, self._describe)
 
@@ -123,6 +125,8 @@ class Membership:
     async def _found(self) -> None:
         said = ""
         while self._state.epoch == 0:
+            if self._own_address == self._founders[0]:
+                self._campaign_when_met()
             if self._is_leader():
                 try:
                     await self._initialize()
@@ -132,6 +136,15 @@ class Membership:
                         self._log("founding.waits", reason=said)
                     await asyncio.sleep(RETRY_MS / 1000)
             await asyncio.sleep(POLL_MS / 1000)
+
+    def _campaign_when_met(self) -> None:
+        """The first founder need not wait for an election timeout once it has met a majority."""
+        met = 1 + sum(self._internode.connected(address) for address in self._founders)
+        if 2 * met > len(self._founders):
+            self._campaign()
+        for address in self._founders:
+            if address != self._own_address:
+                self._internode.send(address, verbs.ANNOUNCE, Announce())
 
     async def _initialize(self) -> None:
         question = DescribeSelf(tuple(f"{host}:{port}" for host, port in self._founders))

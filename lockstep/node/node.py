@@ -91,8 +91,8 @@ class Node:
             self.state,
             self.internode,
             self.submitter,
-            own_id=lambda: self.node_id,
-            is_leader=lambda: self.is_leader,
+            own_id=self._own_id,
+            is_leader=self._leads,
             alive=self._alive,
             log=log,
         )
@@ -103,6 +103,7 @@ class Node:
         self.engine: StorageEngine
         self.replica: ReplicaService
         self.coordinator: Coordinator
+        self.streams: StreamService
         self.membership: Membership
 
     # -- facts -------------------------------------------------------------------------------------
@@ -147,6 +148,19 @@ class Node:
     def _alive(self, node: int) -> bool:
         return self.liveness.alive(node)
 
+    def _cluster_now(self) -> ClusterMetadata:
+        return self.state.current
+
+    def _own_id(self) -> int:
+        return self.node_id
+
+    def _leads(self) -> bool:
+        return self.is_leader
+
+    def _campaign(self) -> None:
+        if self.driver is not None:
+            self.driver.campaign()
+
     # -- life --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -178,30 +192,25 @@ class Node:
 
     def _build_request_path(self, generation: int) -> None:
         runtime, state, internode = self.runtime, self.state, self.internode
-        self.liveness = Liveness(
-            runtime, state, internode, FailureDetector(), lambda: self.node_id, generation
-        )
+        self.liveness = Liveness(runtime, state, internode, FailureDetector(), self._own_id, generation)
+        cluster = self._cluster_now
         self.replica = ReplicaService(
-            runtime,
-            internode,
-            self.engine,
-            lambda: self.state.current,
-            self.catch_up.reach,
-            lambda: self.node_id,
+            runtime, internode, self.engine, cluster, self.catch_up.reach, self._own_id
         )
         self.coordinator = Coordinator(
             runtime,
             internode,
             self.replica,
-            lambda: self.state.current,
+            cluster,
             self.catch_up.reach,
             self.liveness.alive,
-            lambda: self.node_id,
+            self._own_id,
+            self.new_mutation_id,
         )
-        StreamService(
-            runtime, internode, self.engine, self.replica, lambda: self.state.current, self.catch_up.reach
+        self.streams = StreamService(
+            runtime, internode, self.engine, self.replica, cluster, self.catch_up.reach
         )
-        streams = StreamClient(runtime, internode, self.engine, lambda: self.state.current)
+        streams = StreamClient(runtime, internode, self.engine, cluster)
         self.work = WorkService(
             runtime,
             state,
@@ -209,7 +218,7 @@ class Node:
             self.catch_up,
             self.engine,
             streams,
-            lambda: self.node_id,
+            self._own_id,
             self.liveness.alive,
         )
         self.membership = Membership(
@@ -220,7 +229,8 @@ class Node:
             internode,
             self.submitter,
             founders=self._founders(),
-            is_leader=lambda: self.is_leader,
+            is_leader=self._leads,
+            campaign=self._campaign,
             log=self.log,
         )
 
@@ -262,10 +272,13 @@ class Node:
     async def stop(self) -> None:
         """Stop serving and end every task; what was acknowledged is durable already."""
         self.ready = False
+        if self._engine_open:
+            self.coordinator.stop()
         await self.internode.stop()
         await self.runtime.tasks.cancel_all()
         if self._engine_open:
             self._engine_open = False
+            self.streams.stop()
             await self.engine.close()
 
     def _break(self, error: LockstepError) -> None:

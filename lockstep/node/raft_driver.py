@@ -14,6 +14,7 @@ import msgspec
 
 from lockstep.consensus.effects import HardState, Ready, Role, Stored
 from lockstep.consensus.events import (
+    Campaign,
     Event,
     Persisted,
     Propose,
@@ -29,7 +30,7 @@ from lockstep.replication import verbs
 from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
-from lockstep.values.errors import FrameCorrupt, LockstepError, NotLeader
+from lockstep.values.errors import CannotApply, FrameCorrupt, LockstepError, NotLeader
 
 
 class RaftPayload(msgspec.Struct, frozen=True, array_like=True):
@@ -102,6 +103,11 @@ class RaftDriver:
         """Append at the leader now; False when the machine refuses (lost leadership, too much waiting)."""
         return self._step(Propose(data)).accepted is not None
 
+    def campaign(self) -> None:
+        """Ask for leadership now instead of after an election timeout; harmless where a leader lives."""
+        if self.raft.leader is None:
+            self._step(Campaign())
+
     async def confirm_leadership(self) -> None:
         """Return once a quorum confirmed, after this call, that this node leads; NotLeader otherwise."""
         self._next_read += 1
@@ -119,10 +125,16 @@ class RaftDriver:
             message = decode_message(payload.data)
         except msgspec.MsgspecError as error:
             raise FrameCorrupt(f"not a Raft message: {error}") from error
+        if message.group != self.raft.group or message.receiver != self.raft.identity:
+            raise FrameCorrupt("a Raft message for another member")
         self._step(Received(message))
 
     def _step(self, event: Event) -> Ready:
-        ready = self.raft.step(event)
+        try:
+            ready = self.raft.step(event)
+        except AssertionError as defect:
+            self._on_broken(CannotApply(f"an invariant of the consensus group is broken: {defect}"))
+            raise
         if ready:
             self._execute(ready)
         return ready

@@ -134,7 +134,7 @@ class _Attempts:
     def verdict(self, timeout_ms: int) -> LockstepError:
         if self._maybe_appended:
             return OutcomeUnknown(
-                f"no leader of the metadata group answered within {timeout_ms} ms; the change may be in the log",
+                f"no metadata leader answered within {timeout_ms} ms; the change may be in the log",
                 hint="lockstep cms log",
             )
         return PeerUnreachable(

@@ -13,7 +13,6 @@ from collections.abc import Callable
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Stage
 from lockstep.node.messages import EpochQuery, EpochReply, RunWork, WorkStatus
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.submission import Submitter
@@ -21,7 +20,17 @@ from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
-from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, Wait, WorkKey, WorkOrder, WorkReport, step
+from lockstep.topology.step import (
+    Idle,
+    Propose,
+    Reports,
+    RunWorkOrders,
+    Wait,
+    WorkKey,
+    WorkOrder,
+    WorkReport,
+    step,
+)
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 
@@ -132,12 +141,11 @@ class TopologyDriver:
         keys = [(wait.operation_id, node, reason) for node, reason in wait.blockers]
         self._since = {key: self._since.get(key, now) for key in keys}
         self.blocking = tuple(Blocking(*key, since_us=self._since[key]) for key in keys)
+        before = dict(self._acknowledged)
         async with asyncio.TaskGroup() as group:
             for node, _reason in wait.blockers:
                 group.create_task(self._query(cluster, node, wait.epoch))
-        if self._state.current is cluster and any(
-            self._acknowledged.get(NodeId(node), 0) < wait.epoch for node, _ in wait.blockers
-        ):
+        if self._state.current is cluster and self._acknowledged == before:
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
 
     async def _query(self, cluster: ClusterMetadata, node: int, epoch: int) -> None:
