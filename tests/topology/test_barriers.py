@@ -1,0 +1,144 @@
+"""When a barrier passes: worked examples, and a twin that tries every quorum of unaware nodes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.metadata.transformations import Initialize
+from lockstep.topology.barriers import BarrierState, barrier_need, evaluate
+from lockstep.topology.stages import Side, stage_row
+from lockstep.topology.streams import stream_plan
+from lockstep.topology.transformations import CancelOperation, PrepareOperation
+from lockstep.values.ids import NodeId
+from tests.metadata.histories import History, SetKeyspaces, founder, network, simple, started
+from tests.topology.drills import random_change, random_start, register, run_to
+
+A, B, C, X = (NodeId(number) for number in (1, 2, 3, 4))
+
+
+def joining(factor: int, stage: Stage) -> tuple[ClusterMetadata, Operation]:
+    """X joins A, B and C; at most the last replica of a range gives it up."""
+    history = started([(100,), (200,), (300,)], ("ks", simple(factor)))
+    history.submit(register(4, "dc1", "r1"))
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, X, (150,)))
+    if stage is Stage.ROLLBACK_TO_NORMAL:
+        run_to(history, 1, Stage.WRITE_BOTH_READ_OLD)
+        history.submit(CancelOperation(1))
+    else:
+        run_to(history, 1, stage)
+    return history.now, history.now.operations[0]
+
+
+def passed(cluster: ClusterMetadata, operation: Operation, aware: tuple[NodeId, ...]) -> BarrierState:
+    need = barrier_need(operation, cluster)
+    acknowledged = dict.fromkeys(aware, need.epoch)
+    return evaluate(need, acknowledged, acknowledged)
+
+
+@pytest.mark.parametrize("stage", [Stage.WRITE_BOTH_READ_NEW, Stage.NEW_ONLY])
+def test_at_factor_three_with_one_change_three_of_four_must_know(stage: Stage) -> None:
+    cluster, operation = joining(3, stage)
+    for aware in itertools.combinations((A, B, C, X), 3):
+        assert passed(cluster, operation, aware).passed, aware
+    for aware in itertools.combinations((A, B, C, X), 2):
+        assert not passed(cluster, operation, aware).passed, aware
+
+
+@pytest.mark.parametrize("stage", [Stage.PREPARED, Stage.WRITE_BOTH_READ_OLD])
+def test_a_node_that_gets_work_must_know_itself(stage: Stage) -> None:
+    cluster, operation = joining(3, stage)
+    state = passed(cluster, operation, (A, B, C))
+    assert not state.passed
+    assert [(m.node, m.seen, m.reason) for m in state.missing] == [(X, 0, "receives ranges")]
+    assert passed(cluster, operation, (A, B, X)).passed
+
+
+def test_at_factor_one_everybody_must_know_but_a_dead_newcomer_does_not_block_the_way_back() -> None:
+    cluster, operation = joining(1, Stage.WRITE_BOTH_READ_NEW)
+    assert not passed(cluster, operation, (A, X)).passed or operation.transitions[0].lost == (A,)
+    lost = operation.transitions[0].lost[0]
+    assert not passed(cluster, operation, (X,)).passed
+    assert passed(cluster, operation, (lost, X)).passed
+    cluster, operation = joining(1, Stage.ROLLBACK_TO_NORMAL)
+    assert passed(cluster, operation, (lost,)).passed
+    assert not passed(cluster, operation, (X,)).passed
+
+
+def test_a_majority_of_all_is_not_enough_when_a_data_centre_lacks_its_own() -> None:
+    """Two unaware nodes of three in one data centre hide in four aware ones of seven."""
+    history = History()
+    founders = tuple(founder(n, (n * 10,), f"dc{1 + n // 4}") for n in range(1, 7))
+    history.submit(Initialize("c", "n", founders, voters=(A,)))
+    history.submit(SetKeyspaces((("ks", network(dc1=3, dc2=3)),)))
+    history.submit(register(7, "dc1", "r1"))
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(7), (15,)))
+    run_to(history, 1, Stage.WRITE_BOTH_READ_NEW)
+    operation = history.now.operations[0]
+    aware = tuple(NodeId(n) for n in (3, 4, 5, 6, 7))
+    state = passed(history.now, operation, aware)
+    assert not state.passed and {m.node for m in state.missing} == {1, 2}
+    assert any("in data centre dc1" in m.reason for m in state.missing)
+    assert passed(history.now, operation, (*aware, NodeId(1))).passed
+
+
+def test_sources_must_have_finished_older_requests() -> None:
+    cluster, operation = joining(3, Stage.WRITE_BOTH_READ_OLD)
+    tasks = stream_plan(operation, cluster, ())
+    need = barrier_need(operation, cluster, tasks)
+    sources = sorted({source for task in tasks for source in task.sources})
+    assert need.must_drain == tuple(sources) and sources
+    everyone = dict.fromkeys((A, B, C, X), need.epoch)
+    assert not evaluate(need, everyone, {}).passed
+    state = evaluate(need, everyone, {**everyone, sources[0]: need.epoch - 1})
+    assert [m.node for m in state.missing] == [sources[0]] and "older requests" in state.missing[0].reason
+    assert evaluate(need, everyone, everyone).passed
+
+
+def twin(cluster: ClusterMetadata, operation: Operation, aware: set[NodeId]) -> bool:
+    """By the words: no quorum, of all or of one data centre, may consist of unaware members."""
+    row = stage_row(operation.kind, operation.stage)
+    for transition in operation.transitions:
+        if row.work.value != "none" and not set(transition.gained) <= aware:
+            return False
+        members = {Side.OLD: transition.old, Side.NEW: transition.new, Side.UNION: transition.union}
+        counts = [(None, transition.replication.total)]
+        if transition.replication.strategy == "NetworkTopologyStrategy":
+            counts += list(transition.replication.factors)
+        for side, (dc, factor) in itertools.product(row.in_use, counts):
+            local = [n for n in members[side] if dc in (None, cluster.directory.by_id[n].dc)]
+            quorum = factor // 2 + 1
+            if operation.stage is Stage.ROLLBACK_TO_NORMAL and side is Side.UNION:
+                quorum += sum(1 for n in transition.gained if n in local)
+            if any(not set(choice) & aware for choice in itertools.combinations(local, quorum)):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_barriers_equal_trying_every_quorum(seed: int) -> None:
+    history, rng = random_start(seed)
+    compared = outcomes = 0
+    for _ in range(60):
+        history.tried(random_change(history, rng))
+        for operation in history.now.operations:
+            for _ in range(4):
+                nodes = [node.id for node in history.now.directory.nodes]
+                aware = tuple(node for node in nodes if rng.random() < 0.75)
+                state = passed(history.now, operation, aware)
+                assert state.passed == twin(history.now, operation, set(aware)), (operation, aware)
+                assert state.passed == (not state.missing)
+                assert not set(aware) & {m.node for m in state.missing}
+                compared, outcomes = compared + 1, outcomes + state.passed
+    assert not compared or outcomes > 0
+
+
+def test_an_older_acknowledgement_is_named_with_its_epoch() -> None:
+    cluster, operation = joining(3, Stage.WRITE_BOTH_READ_NEW)
+    need = barrier_need(operation, cluster)
+    state = evaluate(need, {A: need.epoch, B: need.epoch, C: 2}, {})
+    assert [(m.node, m.seen, m.needed) for m in state.missing] == [(C, 2, need.epoch), (X, 0, need.epoch)]
+    assert need.nodes() == (A, B, C, X)
