@@ -1,0 +1,57 @@
+"""The transformation that changes the schema, and with it the rings that keyspaces use.
+
+Invariant: a schema change never moves data. A new replication gets its ring at once, because nothing is
+stored under it; an existing keyspace keeps its replicas, so that no acknowledged write is lost; and
+rings stay as they are while an operation holds ranges.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.placing import placements_for, refuse_while_locked
+from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.placement.deltas import same_placement
+from lockstep.placement.placements import Placements
+from lockstep.schema.changes import SchemaChange, apply_change
+from lockstep.schema.model import Schema
+from lockstep.values.errors import Rejected
+
+
+class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
+    """The body of a SCHEMA_CHANGE entry."""
+
+    change: SchemaChange
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        schema, _ = apply_change(cluster.schema, self.change, epoch, cluster.directory.data_centers)
+        if schema is cluster.schema or schema == cluster.schema:
+            return cluster
+        replications = tuple(sorted({keyspace.replication for keyspace in schema.keyspaces}))
+        placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
+        if placements is not cluster.placements:
+            refuse_while_locked(cluster.locks, "the replication of keyspaces cannot change")
+        _refuse_moved_data(cluster, schema, placements)
+        return msgspec.structs.replace(cluster, schema=schema, placements=placements)
+
+
+def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema, placements: Placements) -> None:
+    """Raises Rejected when a keyspace with tables would get other replicas by its new replication."""
+    for before in cluster.schema.keyspaces:
+        after = schema.by_name.get(before.name)
+        if after is None or not before.tables or after.replication == before.replication:
+            continue
+        held, wanted = cluster.placements.ring(before.replication), placements.ring(after.replication)
+        if not same_placement(held, wanted):
+            raise Rejected(
+                f"keyspace {before.name} has tables, and the new replication would move their data",
+                cql_code=0x2300,
+                keyspace=before.name,
+                hint="create a keyspace with the wanted replication and copy the tables",
+            )
+
+
+KINDS: dict[int, type] = {EntryKind.SCHEMA_CHANGE: ChangeSchema}
