@@ -51,6 +51,7 @@ def timeuuid_ms(data: bytes) -> int:
 
 
 def random_uuid(context: Context) -> bytes:
+    """A version 4 uuid."""
     raw = context.uuid_source()
     return raw[:6] + bytes((raw[6] & 0x0F | 0x40, raw[7], raw[8] & 0x3F | 0x80)) + raw[9:]
 

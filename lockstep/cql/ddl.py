@@ -1,0 +1,205 @@
+"""Schema statements to schema changes.
+
+Owns: what the text alone decides (which columns form the key, clustering order, option names). Invariant:
+the change holds all that applying it needs; nothing here looks at the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.cql import tree
+from lockstep.cql.context import Context
+from lockstep.cql.functions import random_uuid
+from lockstep.cql.prepared import Prepared
+from lockstep.schema.changes import (
+    AddColumns,
+    AlterKeyspace,
+    AlterOptions,
+    CreateKeyspace,
+    CreateTable,
+    DropColumns,
+    DropKeyspace,
+    DropTable,
+    NewColumn,
+    RenameColumns,
+    SchemaChange,
+)
+from lockstep.schema.model import ColumnKind
+from lockstep.schema.types import parse_uuid, uuid_text
+from lockstep.values.errors import ConfigurationInvalid, InvalidRequest, SyntaxError_
+
+
+def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
+    """The change that a prepared DDL statement asks for; a new table gets a uuid from the context.
+
+    InvalidRequest, SyntaxError_ or ConfigurationInvalid for what the text alone shows to be wrong.
+    """
+    statement = prepared.statement
+    if isinstance(statement, tree.CreateKeyspaceStatement):
+        replication, durable = _keyspace_properties(statement.properties)
+        if replication is None:
+            raise ConfigurationInvalid("Missing mandatory replication strategy class")
+        return CreateKeyspace(statement.name, replication, durable is not False, statement.if_not_exists)
+    if isinstance(statement, tree.AlterKeyspaceStatement):
+        return AlterKeyspace(statement.name, *_keyspace_properties(statement.properties), statement.if_exists)
+    if isinstance(statement, tree.DropKeyspaceStatement):
+        return DropKeyspace(statement.name, statement.if_exists)
+    if isinstance(statement, tree.CreateTableStatement):
+        return _create_table(statement, prepared.keyspace, context)
+    if isinstance(statement, tree.DropTableStatement):
+        return DropTable(prepared.keyspace, prepared.table, statement.if_exists)
+    assert isinstance(statement, tree.AlterTableStatement), f"{prepared.kind} is no schema statement"
+    return _alter_table(statement, prepared.keyspace, context)
+
+
+def _keyspace_properties(
+    properties: tree.Properties,
+) -> tuple[tuple[tuple[str, str], ...] | None, bool | None]:
+    replication: tuple[tuple[str, str], ...] | None = None
+    durable: bool | None = None
+    for name, value in properties.options:
+        if name == "replication":
+            if isinstance(value, str):
+                raise SyntaxError_("Invalid value for property 'replication'. It should be a map of options.")
+            replication = value
+        elif name == "durable_writes":
+            if not isinstance(value, str) or value.lower() not in ("true", "false"):
+                raise SyntaxError_(f"Invalid boolean value {value} for 'durable_writes'")
+            durable = value.lower() == "true"
+        else:
+            raise SyntaxError_(f"Unknown property '{name}'")
+    if properties.clustering_order or properties.compact_storage:
+        raise SyntaxError_("A keyspace has no clustering order or storage kind")
+    return replication, durable
+
+
+def _create_table(statement: tree.CreateTableStatement, keyspace: str, context: Context) -> CreateTable:
+    name, properties = statement.table.name, statement.properties
+    if properties.compact_storage:
+        raise InvalidRequest("COMPACT STORAGE tables are not allowed starting with version 4.0")
+    key = _primary_key(statement, f"{keyspace}.{name}")
+    kinds = {
+        **{column: (ColumnKind.PARTITION_KEY, position) for position, column in enumerate(key.partition)},
+        **{column: (ColumnKind.CLUSTERING, position) for position, column in enumerate(key.clustering)},
+    }
+    declared = [column.name for column in statement.columns]
+    for column in declared:
+        if declared.count(column) > 1:
+            raise InvalidRequest(f"Duplicate column '{column}' declaration for table '{name}'")
+    for column in (*key.partition, *key.clustering):
+        if column not in declared:
+            raise InvalidRequest(f"Unknown column '{column}' referenced in PRIMARY KEY for table '{name}'")
+    descending = _descending(properties.clustering_order, key.clustering)
+    columns = []
+    for definition in statement.columns:
+        kind, position = kinds.get(definition.name, (ColumnKind.REGULAR, -1))
+        if definition.static:
+            if position >= 0:
+                raise InvalidRequest(f"Static column '{definition.name}' cannot be part of the PRIMARY KEY")
+            kind = ColumnKind.STATIC
+        columns.append(
+            NewColumn(definition.name, definition.type, kind, position, definition.name in descending)
+        )
+    uuid, options = _table_id(properties.options)
+    return CreateTable(
+        keyspace,
+        name,
+        uuid if uuid is not None else uuid_text(random_uuid(context)),
+        tuple(columns),
+        options,
+        statement.if_not_exists,
+    )
+
+
+def _primary_key(statement: tree.CreateTableStatement, where: str) -> tree.PrimaryKey:
+    keys = list(statement.primary_keys)
+    keys += [tree.PrimaryKey((column.name,), ()) for column in statement.columns if column.primary]
+    if not keys:
+        raise InvalidRequest(f"No PRIMARY KEY specifed for table '{where}' (exactly one required)")
+    if len(keys) > 1:
+        raise InvalidRequest(f"Multiple PRIMARY KEYs specified for table '{where}' (exactly one required)")
+    names = [*keys[0].partition, *keys[0].clustering]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequest(
+                f"Duplicate column '{name}' in PRIMARY KEY clause for table '{statement.table.name}'"
+            )
+    return keys[0]
+
+
+def _descending(orders: Sequence[tuple[str, bool]], clustering: Sequence[str]) -> frozenset[str]:
+    if not orders:
+        return frozenset()
+    names = [name for name, _ in orders]
+    if sorted(names) != sorted(clustering):
+        unknown = [name for name in names if name not in clustering]
+        if unknown:
+            raise InvalidRequest(
+                "Only clustering key columns can be defined in CLUSTERING ORDER directive: "
+                f"{unknown} are not clustering columns"
+            )
+        missing = [name for name in clustering if name not in names]
+        raise InvalidRequest(f"Missing CLUSTERING ORDER for column {missing[0] if missing else names[0]}")
+    if names != list(clustering):
+        raise InvalidRequest(
+            "The order of columns in the CLUSTERING ORDER directive must match that of the clustering "
+            f"columns ({', '.join(clustering)})"
+        )
+    return frozenset(name for name, turned in orders if turned)
+
+
+def _table_id(
+    options: Sequence[tuple[str, tree.OptionValue]],
+) -> tuple[str | None, tuple[tuple[str, tree.OptionValue], ...]]:
+    """The ID option, which DESCRIBE ... WITH INTERNALS writes, taken out of the others."""
+    uuid = None
+    rest = []
+    for name, value in options:
+        if name != "id":
+            rest.append((name, value))
+            continue
+        if not isinstance(value, str):
+            raise ConfigurationInvalid("Invalid table id")
+        uuid = uuid_text(parse_uuid(value))
+    return uuid, tuple(rest)
+
+
+def _alter_table(statement: tree.AlterTableStatement, keyspace: str, context: Context) -> SchemaChange:
+    name, if_exists = statement.table.name, statement.if_exists
+    if statement.alter_type is not None:
+        raise InvalidRequest("Altering column types is no longer supported")
+    if statement.add:
+        columns = tuple(
+            NewColumn(column.name, column.type, ColumnKind.STATIC if column.static else ColumnKind.REGULAR)
+            for column in statement.add
+        )
+        return AddColumns(keyspace, name, columns, if_exists, statement.if_column_not_exists)
+    if statement.drop:
+        return DropColumns(
+            keyspace,
+            name,
+            statement.drop,
+            _drop_time(statement, context),
+            if_exists,
+            statement.if_column_exists,
+        )
+    if statement.rename:
+        return RenameColumns(keyspace, name, statement.rename, if_exists, statement.if_column_exists)
+    properties = statement.properties
+    assert properties is not None
+    if properties.clustering_order or properties.compact_storage:
+        raise InvalidRequest("Cannot alter the clustering order or storage kind of a table")
+    for option, _ in properties.options:
+        if option == "id":
+            raise ConfigurationInvalid("Cannot alter table id.")
+    return AlterOptions(keyspace, name, properties.options, if_exists)
+
+
+def _drop_time(statement: tree.AlterTableStatement, context: Context) -> int:
+    timestamp = statement.using.timestamp
+    if timestamp is None:
+        return context.now_us
+    if not isinstance(timestamp, tree.Literal):
+        raise InvalidRequest("USING TIMESTAMP needs a literal in ALTER TABLE")
+    return int(timestamp.text[:20])

@@ -1,0 +1,186 @@
+"""DESCRIBE: the schema as statements that create it again.
+
+Invariant: running the statements of a description in order gives an equal schema, ids and epochs aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from lockstep.cql import tree
+from lockstep.cql.catalog import Catalog, cql_name
+from lockstep.cql.prepared import ColumnSpec, Prepared
+from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table
+from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, option, option_map
+from lockstep.schema.types import parse_type
+from lockstep.values.errors import InvalidRequest
+
+_STATEMENT_COLUMNS = ("keyspace_name", "type", "name", "create_statement")
+_NAME_COLUMNS = ("keyspace_name", "type", "name")
+_QUOTED_OPTIONS = frozenset(
+    ("additional_write_policy", "comment", "memtable", "read_repair", "speculative_retry")
+)
+_EMPTY_KINDS = ("types", "functions", "aggregates")
+
+
+class ClusterFacts(msgspec.Struct, frozen=True):
+    """What DESCRIBE CLUSTER tells beside the schema."""
+
+    name: str
+    partitioner: str = "org.apache.cassandra.dht.Murmur3Partitioner"
+    snitch: str = "org.apache.cassandra.locator.SimpleSnitch"
+
+
+class Description(msgspec.Struct, frozen=True):
+    """Result columns (all text) and rows of a DESCRIBE."""
+
+    columns: tuple[ColumnSpec, ...]
+    rows: tuple[tuple[bytes | None, ...], ...]
+
+
+def describe(prepared: Prepared, catalog: Catalog, cluster: ClusterFacts) -> Description:
+    """Answer a prepared DESCRIBE statement; InvalidRequest when what it names does not exist."""
+    statement = prepared.statement
+    assert isinstance(statement, tree.Describe), f"{prepared.kind} is no DESCRIBE"
+    if statement.what == "cluster":
+        names = ("cluster", "partitioner", "snitch")
+        return _description(names, [(cluster.name, cluster.partitioner, cluster.snitch)])
+    if statement.what == "keyspaces":
+        found = [*catalog.schema.keyspaces, *catalog.virtual.keyspaces]
+        ordered = sorted(found, key=lambda keyspace: keyspace.name)
+        return _description(_NAME_COLUMNS, [(_q(k.name), "keyspace", _q(k.name)) for k in ordered])
+    if statement.what == "tables":
+        tables = _tables(catalog, prepared.session_keyspace)
+        return _description(_NAME_COLUMNS, [(_q(t.keyspace), "table", _q(t.name)) for t in tables])
+    if statement.what in _EMPTY_KINDS:
+        return _description(_NAME_COLUMNS, [])
+    return _description(_STATEMENT_COLUMNS, _statements(statement, prepared.session_keyspace, catalog))
+
+
+def _statements(
+    statement: tree.Describe, session_keyspace: str | None, catalog: Catalog
+) -> list[tuple[str, ...]]:
+    internals = statement.internals
+    if statement.what == "schema":
+        keyspaces = list(catalog.schema.keyspaces)
+        if statement.full:
+            keyspaces += catalog.virtual.keyspaces
+        return [row for keyspace in keyspaces for row in _keyspace_rows(keyspace, internals)]
+    if statement.what == "keyspace":
+        name = statement.name if statement.name is not None else session_keyspace
+        if name is None:
+            raise InvalidRequest("No keyspace specified and no current keyspace")
+        return _keyspace_rows(_keyspace(catalog, name), internals, only=statement.only)
+    assert statement.name is not None
+    if statement.what == "any" and statement.keyspace is None:
+        known = catalog.schema.by_name.get(statement.name) or catalog.virtual.by_name.get(statement.name)
+        if known is not None:
+            return _keyspace_rows(known, internals)
+    chosen = statement.keyspace if statement.keyspace is not None else session_keyspace
+    if chosen is None:
+        if statement.what == "any":
+            raise InvalidRequest(f"'{statement.name}' not found in keyspaces")
+        raise InvalidRequest("No keyspace specified and no current keyspace")
+    table = _keyspace(catalog, chosen).by_name.get(statement.name)
+    if table is None:
+        what = "Table " if statement.what == "table" else ""
+        raise InvalidRequest(f"{what}'{statement.name}' not found in keyspace '{chosen}'")
+    return [_table_row(table, internals)]
+
+
+def _keyspace(catalog: Catalog, name: str) -> Keyspace:
+    found = catalog.schema.by_name.get(name) or catalog.virtual.by_name.get(name)
+    if found is None:
+        raise InvalidRequest(f"'{name}' not found in keyspaces")
+    return found
+
+
+def _tables(catalog: Catalog, keyspace: str | None) -> Iterable[Table]:
+    if keyspace is not None:
+        return _keyspace(catalog, keyspace).tables
+    keyspaces = sorted((*catalog.schema.keyspaces, *catalog.virtual.keyspaces), key=lambda found: found.name)
+    return [table for found in keyspaces for table in found.tables]
+
+
+def _keyspace_rows(keyspace: Keyspace, internals: bool, *, only: bool = False) -> list[tuple[str, ...]]:
+    name = _q(keyspace.name)
+    rows: list[tuple[str, ...]] = [(name, "keyspace", name, keyspace_statement(keyspace))]
+    return rows if only else rows + [_table_row(table, internals) for table in keyspace.tables]
+
+
+def _table_row(table: Table, internals: bool) -> tuple[str, ...]:
+    return _q(table.keyspace), "table", _q(table.name), table_statement(table, with_id=internals)
+
+
+def keyspace_statement(keyspace: Keyspace) -> str:
+    """CREATE KEYSPACE for a keyspace without its tables."""
+    pairs = [("class", keyspace.replication.strategy), *_factors(keyspace.replication)]
+    durable = "true" if keyspace.durable_writes else "false"
+    return (
+        f"CREATE KEYSPACE {_q(keyspace.name)} WITH replication = {_map(pairs)}  "
+        f"AND durable_writes = {durable};"
+    )
+
+
+def _factors(replication: Replication) -> list[tuple[str, str]]:
+    return [(name or "replication_factor", str(factor)) for name, factor in replication.factors]
+
+
+def table_statement(table: Table, *, with_id: bool = False) -> str:
+    """CREATE TABLE with all options."""
+    lines = [f"CREATE TABLE {_q(table.keyspace)}.{_q(table.name)} ("]
+    ordered = [*table.partition_key, *table.clustering, *table.static, *table.regular]
+    single = len(table.partition_key) == 1 and not table.clustering
+    body = [_column_line(column, primary=single and column is table.partition_key[0]) for column in ordered]
+    if not single:
+        body.append(f"    PRIMARY KEY {_key_text(table)}")
+    lines.append(",\n".join(body))
+    lines.append(") WITH " + "\n    AND ".join(_option_texts(table, with_id)) + ";")
+    return "\n".join(lines)
+
+
+def _column_line(column: Column, *, primary: bool) -> str:
+    static = " static" if column.kind is ColumnKind.STATIC else ""
+    return f"    {_q(column.name)} {column.type}{static}{' PRIMARY KEY' if primary else ''}"
+
+
+def _key_text(table: Table) -> str:
+    partition = ", ".join(_q(column.name) for column in table.partition_key)
+    if len(table.partition_key) > 1:
+        partition = f"({partition})"
+    return "(" + ", ".join([partition, *(_q(column.name) for column in table.clustering)]) + ")"
+
+
+def _option_texts(table: Table, with_id: bool) -> list[str]:
+    texts = [f"ID = {table.uuid}"] if with_id else []
+    if table.clustering:
+        orders = ", ".join(f"{_q(c.name)} {'DESC' if c.descending else 'ASC'}" for c in table.clustering)
+        texts.append(f"CLUSTERING ORDER BY ({orders})")
+    for name in DEFAULTS:
+        value = option(table.options, name)
+        if name in MAP_OPTIONS:
+            value = _map(sorted(option_map(value).items()))
+        elif name in _QUOTED_OPTIONS:
+            value = _quoted(value)
+        texts.append(f"{name} = {value}")
+    return texts
+
+
+def _map(pairs: Iterable[tuple[str, str]]) -> str:
+    return "{" + ", ".join(f"{_quoted(key)}: {_quoted(value)}" for key, value in pairs) + "}"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _q(name: str) -> str:
+    return cql_name(name)
+
+
+def _description(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Description:
+    text = parse_type("text")
+    columns = tuple(ColumnSpec("system", "describe", name, text) for name in names)
+    return Description(columns, tuple(tuple(value.encode() for value in row) for row in rows))

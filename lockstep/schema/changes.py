@@ -1,0 +1,451 @@
+"""Changes of the schema: what a log entry says, and the pure functions that apply it.
+
+Invariant: `apply_change` depends on its arguments only, so every node computes the same schema; a refused
+change raises Rejected with the CQL error code a client is told; a change that finds nothing to do (IF
+EXISTS, IF NOT EXISTS) returns the very schema object it was given. Ids are given out here and never reused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from lockstep.schema.model import Column, ColumnKind, DroppedColumn, Keyspace, Replication, Schema, Table
+from lockstep.schema.replication_options import parse_replication
+from lockstep.schema.table_options import OptionValue, checked_options
+from lockstep.schema.types import CqlType, parse_type
+from lockstep.values.errors import InvalidRequest, Rejected
+
+ALREADY_EXISTS: Final = 0x2400
+CREATED, UPDATED, DROPPED = "CREATED", "UPDATED", "DROPPED"
+_NAME = re.compile(r"[A-Za-z0-9_]+")
+_KEYSPACE_CHARACTERS_MAX = 48
+_TABLE_CHARACTERS_MAX = 222
+#: Keyspaces that the server serves itself.
+SYSTEM_KEYSPACES: Final = frozenset(
+    (
+        *("system", "system_schema", "system_auth", "system_distributed", "system_traces"),
+        *("system_views", "system_virtual_schema", "system_metrics"),
+    )
+)
+Options = tuple[tuple[str, OptionValue], ...]
+
+
+class NewColumn(msgspec.Struct, frozen=True, array_like=True):
+    """A column to be created; it gets its id when the change is applied."""
+
+    name: str
+    type: str
+    kind: ColumnKind = ColumnKind.REGULAR
+    position: int = -1
+    descending: bool = False
+
+
+class CreateKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="create_keyspace"):
+    """`replication`: the options as written, `class` among them."""
+
+    keyspace: str
+    replication: tuple[tuple[str, str], ...]
+    durable_writes: bool = True
+    if_not_exists: bool = False
+
+
+class AlterKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="alter_keyspace"):
+    """None leaves a property as it is."""
+
+    keyspace: str
+    replication: tuple[tuple[str, str], ...] | None = None
+    durable_writes: bool | None = None
+    if_exists: bool = False
+
+
+class DropKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="drop_keyspace"):
+    keyspace: str
+    if_exists: bool = False
+
+
+class CreateTable(msgspec.Struct, frozen=True, array_like=True, tag="create_table"):
+    """`uuid` was chosen by the submitter."""
+
+    keyspace: str
+    name: str
+    uuid: str
+    columns: tuple[NewColumn, ...]
+    options: Options = ()
+    if_not_exists: bool = False
+
+
+class AddColumns(msgspec.Struct, frozen=True, array_like=True, tag="add_columns"):
+    keyspace: str
+    name: str
+    columns: tuple[NewColumn, ...]
+    if_exists: bool = False
+    if_column_not_exists: bool = False
+
+
+class DropColumns(msgspec.Struct, frozen=True, array_like=True, tag="drop_columns"):
+    """Cells of the columns at or below `dropped_at_us` are dead."""
+
+    keyspace: str
+    name: str
+    columns: tuple[str, ...]
+    dropped_at_us: int
+    if_exists: bool = False
+    if_column_exists: bool = False
+
+
+class RenameColumns(msgspec.Struct, frozen=True, array_like=True, tag="rename_columns"):
+    """(old, new) names of primary key columns."""
+
+    keyspace: str
+    name: str
+    renames: tuple[tuple[str, str], ...]
+    if_exists: bool = False
+    if_column_exists: bool = False
+
+
+class AlterOptions(msgspec.Struct, frozen=True, array_like=True, tag="alter_options"):
+    keyspace: str
+    name: str
+    options: Options
+    if_exists: bool = False
+
+
+class DropTable(msgspec.Struct, frozen=True, array_like=True, tag="drop_table"):
+    keyspace: str
+    name: str
+    if_exists: bool = False
+
+
+TableChange = AddColumns | DropColumns | RenameColumns | AlterOptions
+SchemaChange = CreateKeyspace | AlterKeyspace | DropKeyspace | CreateTable | TableChange | DropTable
+
+
+class ChangeSummary(msgspec.Struct, frozen=True, array_like=True):
+    """What drivers are told. `change`: CREATED, UPDATED, DROPPED; `target`: KEYSPACE or TABLE."""
+
+    change: str
+    target: str
+    keyspace: str
+    name: str = ""
+
+
+Applied = tuple[Schema, ChangeSummary | None]
+
+
+def apply_change(
+    schema: Schema, change: SchemaChange, epoch: int, data_centers: Sequence[str] = ()
+) -> Applied:
+    """The schema after a change, and its summary (None when nothing changed). Raises Rejected."""
+    if change.keyspace in SYSTEM_KEYSPACES:
+        raise Rejected(f"{change.keyspace} keyspace is not user-modifiable.", keyspace=change.keyspace)
+    if isinstance(change, CreateKeyspace):
+        return create_keyspace(schema, change, epoch, data_centers)
+    if isinstance(change, AlterKeyspace):
+        return alter_keyspace(schema, change, epoch, data_centers)
+    if isinstance(change, DropKeyspace):
+        return drop_keyspace(schema, change)
+    if isinstance(change, CreateTable):
+        return create_table(schema, change, epoch)
+    if isinstance(change, DropTable):
+        return drop_table(schema, change)
+    return alter_table(schema, change, epoch)
+
+
+# Keyspaces
+
+
+def create_keyspace(
+    schema: Schema, change: CreateKeyspace, epoch: int, data_centers: Sequence[str] = ()
+) -> Applied:
+    name = change.keyspace
+    if not _NAME.fullmatch(name) or len(name) > _KEYSPACE_CHARACTERS_MAX:
+        raise Rejected(
+            f"Keyspace name must not be empty, more than {_KEYSPACE_CHARACTERS_MAX} characters long, or "
+            f'contain non-alphanumeric-underscore characters (got "{name}")'
+        )
+    if name in schema.by_name:
+        if change.if_not_exists:
+            return schema, None
+        raise Rejected(f'Cannot add existing keyspace "{name}"', cql_code=ALREADY_EXISTS, keyspace=name)
+    replication = parse_replication(name, change.replication, data_centers)
+    made = Keyspace(name, replication, change.durable_writes, (), epoch)
+    return _with_keyspace(schema, made), ChangeSummary(CREATED, "KEYSPACE", name)
+
+
+def alter_keyspace(
+    schema: Schema, change: AlterKeyspace, epoch: int, data_centers: Sequence[str] = ()
+) -> Applied:
+    found = schema.by_name.get(change.keyspace)
+    if found is None:
+        if change.if_exists:
+            return schema, None
+        raise _no_keyspace(change.keyspace)
+    replication: Replication = found.replication
+    if change.replication is not None:
+        replication = parse_replication(found.name, change.replication, data_centers, found.replication)
+    durable = found.durable_writes if change.durable_writes is None else change.durable_writes
+    made = replace(found, replication=replication, durable_writes=durable, epoch=epoch)
+    return _with_keyspace(schema, made), ChangeSummary(UPDATED, "KEYSPACE", found.name)
+
+
+def drop_keyspace(schema: Schema, change: DropKeyspace) -> Applied:
+    if change.keyspace not in schema.by_name:
+        if change.if_exists:
+            return schema, None
+        raise _no_keyspace(change.keyspace)
+    kept = tuple(keyspace for keyspace in schema.keyspaces if keyspace.name != change.keyspace)
+    return replace(schema, keyspaces=kept), ChangeSummary(DROPPED, "KEYSPACE", change.keyspace)
+
+
+# Tables
+
+
+def create_table(schema: Schema, change: CreateTable, epoch: int) -> Applied:
+    keyspace = _keyspace(schema, change.keyspace)
+    name = change.name
+    if not _NAME.fullmatch(name) or len(name) > _TABLE_CHARACTERS_MAX:
+        raise Rejected(
+            f"Table name must not be empty, more than {_TABLE_CHARACTERS_MAX} characters long, or contain "
+            f'non-alphanumeric-underscore characters (got "{name}")'
+        )
+    if name in keyspace.by_name:
+        if change.if_not_exists:
+            return schema, None
+        raise Rejected(
+            f'Cannot add already existing table "{name}" to keyspace "{keyspace.name}"',
+            cql_code=ALREADY_EXISTS,
+            keyspace=keyspace.name,
+            table=name,
+        )
+    if change.uuid in [table.uuid for table in schema.tables_by_id.values()]:
+        raise Rejected(f"ID {change.uuid} is already used by another table")
+    _check_columns(change)
+    columns = tuple(_numbered(change.columns, 1))
+    made = Table(
+        schema.next_table_id,
+        change.uuid,
+        keyspace.name,
+        name,
+        _sorted_columns(columns),
+        checked_options(change.options),
+        epoch,
+        len(columns) + 1,
+    )
+    grown = replace(schema, next_table_id=schema.next_table_id + 1)
+    return _with_table(grown, keyspace, made), ChangeSummary(CREATED, "TABLE", keyspace.name, name)
+
+
+def _check_columns(change: CreateTable) -> None:
+    seen: dict[str, NewColumn] = {}
+    for column in change.columns:
+        if column.name in seen:
+            raise Rejected(f"Duplicate column '{column.name}' declaration for table '{change.name}'")
+        seen[column.name] = column
+        kind = _type(column.type)
+        if kind.name == "counter":
+            raise Rejected(f"Counter columns are not supported (column '{column.name}')")
+        if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+            _check_key_type(column, kind)
+    kinds = [column.kind for column in change.columns]
+    if ColumnKind.PARTITION_KEY not in kinds:
+        raise Rejected(
+            f"No PRIMARY KEY specifed for table '{change.keyspace}.{change.name}' (exactly one required)"
+        )
+    if ColumnKind.STATIC in kinds and ColumnKind.CLUSTERING not in kinds:
+        raise _static_without_clustering()
+    for wanted in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+        positions = sorted(column.position for column in change.columns if column.kind is wanted)
+        if positions != list(range(len(positions))):
+            raise Rejected(f"The key positions of table '{change.name}' are not dense")
+
+
+def _check_key_type(column: NewColumn, kind: CqlType) -> None:
+    if kind.is_multicell:
+        raise Rejected(
+            f"Invalid non-frozen collection type {kind.text} for PRIMARY KEY column '{column.name}'"
+        )
+    if kind.name in ("duration", "counter"):
+        raise Rejected(f"{kind.name} type is not supported for PRIMARY KEY column '{column.name}'")
+
+
+def drop_table(schema: Schema, change: DropTable) -> Applied:
+    keyspace = schema.by_name.get(change.keyspace)
+    if keyspace is None or change.name not in keyspace.by_name:
+        if change.if_exists:
+            return schema, None
+        if keyspace is None:
+            raise _no_keyspace(change.keyspace)
+        raise _no_table(change.keyspace, change.name)
+    kept = tuple(table for table in keyspace.tables if table.name != change.name)
+    return (
+        _with_keyspace(schema, replace(keyspace, tables=kept)),
+        ChangeSummary(DROPPED, "TABLE", change.keyspace, change.name),
+    )
+
+
+def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
+    table = schema.table(change.keyspace, change.name)
+    if table is None:
+        if change.if_exists:
+            return schema, None
+        raise _no_table(change.keyspace, change.name)
+    if isinstance(change, AddColumns):
+        altered = _add_columns(table, change)
+    elif isinstance(change, DropColumns):
+        altered = _drop_columns(table, change)
+    elif isinstance(change, RenameColumns):
+        altered = _rename_columns(table, change)
+    else:
+        altered = replace(table, options=checked_options(change.options, table.options))
+    if altered is table:
+        return schema, None
+    keyspace = schema.by_name[change.keyspace]
+    made = replace(altered, epoch=epoch)
+    return (
+        _with_table(schema, keyspace, made),
+        ChangeSummary(UPDATED, "TABLE", change.keyspace, change.name),
+    )
+
+
+def _add_columns(table: Table, change: AddColumns) -> Table:
+    added: list[NewColumn] = []
+    for column in change.columns:
+        if column.name in table.by_name or any(column.name == other.name for other in added):
+            if change.if_column_not_exists:
+                continue
+            raise Rejected(f"Column with name '{column.name}' already exists")
+        if column.kind is ColumnKind.STATIC and not table.clustering:
+            raise _static_without_clustering()
+        if column.kind not in (ColumnKind.STATIC, ColumnKind.REGULAR):
+            raise Rejected("Cannot add PRIMARY KEY columns to a table")
+        if _type(column.type).name == "counter":
+            raise Rejected(f"Cannot add a counter column ({column.name}) in a non counter column family")
+        added.append(column)
+    if not added:
+        return table
+    columns = (*table.columns, *_numbered(added, table.next_column_id))
+    return replace(table, columns=_sorted_columns(columns), next_column_id=table.next_column_id + len(added))
+
+
+def _drop_columns(table: Table, change: DropColumns) -> Table:
+    dropped: list[DroppedColumn] = []
+    for name in dict.fromkeys(change.columns):
+        column = table.by_name.get(name)
+        if column is None:
+            if change.if_column_exists:
+                continue
+            raise Rejected(f"Column {name} was not found in table '{table.keyspace}.{table.name}'")
+        if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+            raise Rejected(f"Cannot drop PRIMARY KEY column {name}")
+        dropped.append(DroppedColumn(column.id, name, column.type, change.dropped_at_us))
+    if not dropped:
+        return table
+    gone = {column.id for column in dropped}
+    kept = tuple(column for column in table.columns if column.id not in gone)
+    return replace(table, columns=kept, dropped=(*table.dropped, *dropped))
+
+
+def _rename_columns(table: Table, change: RenameColumns) -> Table:
+    columns = {column.name: column for column in table.columns}
+    renamed = False
+    where = f"{table.keyspace}.{table.name}"
+    for old, new in change.renames:
+        column = columns.get(old)
+        if column is None:
+            if change.if_column_exists:
+                continue
+            raise Rejected(f"Column {old} was not found in table {where}")
+        if column.kind not in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+            raise Rejected(f"Cannot rename non PRIMARY KEY column {old}")
+        if new in columns:
+            raise Rejected(
+                f"Cannot rename column {old} to {new} in table '{where}'; "
+                "another column with that name already exists"
+            )
+        del columns[old]
+        columns[new] = replace(column, name=new)
+        renamed = True
+    return replace(table, columns=_sorted_columns(tuple(columns.values()))) if renamed else table
+
+
+# Parts
+
+
+def _numbered(columns: Sequence[NewColumn], first: int) -> list[Column]:
+    """Columns with ids from `first` on, in the order declared, and canonical types."""
+    return [
+        Column(
+            first + index,
+            column.name,
+            _type(column.type).text,
+            column.kind,
+            column.position,
+            column.descending,
+        )
+        for index, column in enumerate(columns)
+    ]
+
+
+def _sorted_columns(columns: Sequence[Column]) -> tuple[Column, ...]:
+    return tuple(sorted(columns, key=lambda column: (column.kind, column.position, column.name)))
+
+
+def _type(text: str) -> CqlType:
+    try:
+        return parse_type(text)
+    except InvalidRequest as error:
+        raise Rejected(error.message) from error
+
+
+def _with_keyspace(schema: Schema, keyspace: Keyspace) -> Schema:
+    others = [other for other in schema.keyspaces if other.name != keyspace.name]
+    return replace(schema, keyspaces=tuple(sorted((*others, keyspace), key=lambda found: found.name)))
+
+
+def _with_table(schema: Schema, keyspace: Keyspace, table: Table) -> Schema:
+    others = [other for other in keyspace.tables if other.id != table.id]
+    tables = tuple(sorted((*others, table), key=lambda found: found.name))
+    return _with_keyspace(schema, replace(keyspace, tables=tables))
+
+
+def _keyspace(schema: Schema, name: str) -> Keyspace:
+    found = schema.by_name.get(name)
+    if found is None:
+        raise _no_keyspace(name)
+    return found
+
+
+def _no_keyspace(name: str) -> Rejected:
+    return Rejected(f"Keyspace '{name}' doesn't exist", keyspace=name)
+
+
+def _no_table(keyspace: str, name: str) -> Rejected:
+    return Rejected(f"Table '{keyspace}.{name}' doesn't exist", keyspace=keyspace, table=name)
+
+
+def _static_without_clustering() -> Rejected:
+    return Rejected(
+        "Static columns are only useful (and thus allowed) if the table has at least one clustering column"
+    )
+
+
+def validate(schema: Schema) -> None:
+    """Assert the invariants of a schema value: sorted parts, unique ids, whole primary keys."""
+    names = [keyspace.name for keyspace in schema.keyspaces]
+    assert names == sorted(set(names)), "keyspaces are not sorted by unique names"
+    ids: list[int] = []
+    for keyspace in schema.keyspaces:
+        tables = [table.name for table in keyspace.tables]
+        assert tables == sorted(set(tables)), f"tables of {keyspace.name} are not sorted by unique names"
+        for table in keyspace.tables:
+            ids.append(table.id)
+            assert table.keyspace == keyspace.name and table.partition_key, f"damaged table {table.name}"
+            assert table.columns == _sorted_columns(table.columns), f"columns of {table.name} are not sorted"
+            used = [column.id for column in table.columns] + [column.id for column in table.dropped]
+            assert len(set(used)) == len(used) and max(used) < table.next_column_id, "a column id is reused"
+    assert len(set(ids)) == len(ids) and max(ids, default=0) < schema.next_table_id, "a table id is reused"

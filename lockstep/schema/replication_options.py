@@ -1,0 +1,97 @@
+"""Replication options as written to a Replication value.
+
+Invariant: the result depends on the options, the data centres given and the earlier Replication only; it
+never names a data centre twice, and factors are positive (or one zero factor for SimpleStrategy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.schema.model import Replication
+from lockstep.values.errors import Rejected
+
+CONFIGURATION = 0x2300
+_PACKAGE = "org.apache.cassandra.locator."
+SIMPLE = "SimpleStrategy"
+TOPOLOGY = "NetworkTopologyStrategy"
+_FACTOR = "replication_factor"
+#: Digits of a replication factor; there are never more nodes than 65,535.
+_FACTOR_DIGITS_MAX = 5
+
+
+def refused(message: str) -> Rejected:
+    return Rejected(message, cql_code=CONFIGURATION)
+
+
+def parse_replication(
+    keyspace: str,
+    options: Sequence[tuple[str, str]],
+    data_centers: Sequence[str],
+    earlier: Replication | None = None,
+) -> Replication:
+    """Rejected (configuration) when the options name no usable strategy or factor.
+
+    `replication_factor` of NetworkTopologyStrategy stands for every one of `data_centers` that is not
+    named itself. Without known data centres, named ones are accepted as they are.
+    """
+    given = dict(options)
+    strategy = given.pop("class", "")
+    if not strategy:
+        raise refused("Missing replication strategy class")
+    name = strategy.removeprefix(_PACKAGE)
+    if name == SIMPLE:
+        return _simple(keyspace, given)
+    if name == TOPOLOGY:
+        return _topology(keyspace, given, data_centers, earlier)
+    full = strategy if "." in strategy else _PACKAGE + strategy
+    raise refused(f"Unable to find replication strategy class '{full}'")
+
+
+def _simple(keyspace: str, given: dict[str, str]) -> Replication:
+    if _FACTOR not in given:
+        raise refused("SimpleStrategy requires a replication_factor strategy option.")
+    factor = _factor(given.pop(_FACTOR))
+    if given:
+        raise _unrecognised(next(iter(given)), SIMPLE, keyspace)
+    return Replication(SIMPLE, (("", factor),))
+
+
+def _topology(
+    keyspace: str, given: dict[str, str], data_centers: Sequence[str], earlier: Replication | None
+) -> Replication:
+    everywhere = given.pop(_FACTOR, None)
+    factors: dict[str, int] = {}
+    if everywhere is not None:
+        factors = dict.fromkeys(sorted(data_centers), _factor(everywhere))
+        if earlier is not None and earlier.strategy == TOPOLOGY:
+            factors.update(earlier.factors)
+    for data_center, text in given.items():
+        if data_centers and data_center not in data_centers:
+            raise _unrecognised(data_center, TOPOLOGY, keyspace)
+        factors[data_center] = _factor(text)
+    kept = tuple(sorted((name, factor) for name, factor in factors.items() if factor > 0))
+    if not kept:
+        raise refused("Configuration for at least one datacenter must be present")
+    return Replication(TOPOLOGY, kept)
+
+
+def _factor(text: str) -> int:
+    body = text.removeprefix("-")
+    if not (body.isascii() and body.isdigit()) or len(body) > _FACTOR_DIGITS_MAX:
+        raise refused(f"Replication factor must be numeric; found {text}")
+    if text.startswith("-") and int(body) > 0:
+        raise refused(f"Replication factor must be non-negative; found {text}")
+    return int(body)
+
+
+def _unrecognised(option: str, strategy: str, keyspace: str) -> Rejected:
+    return refused(f"Unrecognized strategy option {{{option}}} passed to {strategy} for keyspace {keyspace}")
+
+
+def replication_map(replication: Replication) -> dict[str, str]:
+    """The map that drivers read: `class` (fully qualified) and the factors."""
+    found = {"class": _PACKAGE + replication.strategy}
+    for name, factor in replication.factors:
+        found[name or _FACTOR] = str(factor)
+    return found

@@ -1,0 +1,252 @@
+"""Options of tables: names, defaults, validation, canonical texts.
+
+Invariant: stored options are sorted by name and hold only values that differ from no check here; a map's
+canonical text is JSON with sorted keys, so equal maps have equal texts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+
+from lockstep.values.errors import Rejected
+from lockstep.values.limits import TTL_S_MAX
+
+OptionValue = str | tuple[tuple[str, str], ...]
+
+SYNTAX = 0x2000
+CONFIGURATION = 0x2300
+_COMPACTION_PACKAGE = "org.apache.cassandra.db.compaction."
+_COMPRESS_PACKAGE = "org.apache.cassandra.io.compress."
+_COMPACTIONS = (
+    "SizeTieredCompactionStrategy",
+    "LeveledCompactionStrategy",
+    "TimeWindowCompactionStrategy",
+    "UnifiedCompactionStrategy",
+)
+_COMPRESSORS = ("LZ4Compressor", "SnappyCompressor", "DeflateCompressor", "ZstdCompressor", "NoopCompressor")
+_POLICY = re.compile(
+    r"none|always|\d+(\.\d+)?(p|percentile|ms)|(min|max)\(\s*[\d.]+(p|percentile|ms)\s*,\s*[\d.]+(p|percentile|ms)\s*\)",
+    re.IGNORECASE,
+)
+
+
+def map_text(pairs: Sequence[tuple[str, str]]) -> str:
+    """Canonical text of a map option."""
+    return json.dumps(dict(pairs), sort_keys=True)
+
+
+def option_map(text: str) -> dict[str, str]:
+    """The map of a canonical text."""
+    found: dict[str, str] = json.loads(text)
+    return found
+
+
+#: Every option a table has, with its default.
+DEFAULTS: dict[str, str] = {
+    "additional_write_policy": "99p",
+    "allow_auto_snapshot": "true",
+    "bloom_filter_fp_chance": "0.01",
+    "caching": map_text((("keys", "ALL"), ("rows_per_partition", "NONE"))),
+    "cdc": "false",
+    "comment": "",
+    "compaction": map_text(
+        (
+            ("class", _COMPACTION_PACKAGE + "SizeTieredCompactionStrategy"),
+            ("max_threshold", "32"),
+            ("min_threshold", "4"),
+        )
+    ),
+    "compression": map_text((("chunk_length_in_kb", "16"), ("class", _COMPRESS_PACKAGE + "LZ4Compressor"))),
+    "crc_check_chance": "1.0",
+    "default_time_to_live": "0",
+    "extensions": "{}",
+    "gc_grace_seconds": "864000",
+    "incremental_backups": "true",
+    "max_index_interval": "2048",
+    "memtable": "default",
+    "memtable_flush_period_in_ms": "0",
+    "min_index_interval": "128",
+    "read_repair": "BLOCKING",
+    "speculative_retry": "99p",
+}
+MAP_OPTIONS = frozenset(("caching", "compaction", "compression", "extensions"))
+#: Accepted and dropped, as current Cassandra does.
+_OBSOLETE = frozenset(("read_repair_chance", "dclocal_read_repair_chance"))
+
+
+def option(options: Sequence[tuple[str, str]], name: str) -> str:
+    """The value that holds for a table with these stored options."""
+    for key, value in options:
+        if key == name:
+            return value
+    return DEFAULTS[name]
+
+
+def checked_options(
+    given: Sequence[tuple[str, OptionValue]], earlier: Sequence[tuple[str, str]] = ()
+) -> tuple[tuple[str, str], ...]:
+    """`earlier` options changed by `given`; Rejected when one is unknown or has an impossible value."""
+    stored = dict(earlier)
+    for name, value in given:
+        if name in _OBSOLETE:
+            continue
+        check = _CHECKS.get(name)
+        if check is None:
+            raise Rejected(f"Unknown property '{name}'", cql_code=SYNTAX)
+        if isinstance(value, str) == (name in MAP_OPTIONS):
+            wanted = (
+                "It should be a map of options." if name in MAP_OPTIONS else "It should be a simple value."
+            )
+            raise Rejected(f"Invalid value for property '{name}'. {wanted}", cql_code=SYNTAX)
+        stored[name] = check(name, value)
+    found = tuple(sorted(stored.items()))
+    low, high = int(option(found, "min_index_interval")), int(option(found, "max_index_interval"))
+    if high < low:
+        raise _refused(
+            f"max_index_interval must be greater than or equal to min_index_interval ({low}) (got {high})"
+        )
+    return found
+
+
+Check = Callable[[str, OptionValue], str]
+
+
+def _refused(message: str) -> Rejected:
+    return Rejected(message, cql_code=CONFIGURATION)
+
+
+def _text(name: str, value: OptionValue) -> str:
+    assert isinstance(value, str)
+    return value
+
+
+def _boolean(name: str, value: OptionValue) -> str:
+    text = _text(name, value).lower()
+    if text in ("true", "1", "yes"):
+        return "true"
+    if text in ("false", "0", "no"):
+        return "false"
+    raise Rejected(f"Invalid boolean value {value} for '{name}'", cql_code=SYNTAX)
+
+
+def _whole(low: int, high: int = (1 << 31) - 1) -> Check:
+    def check(name: str, value: OptionValue) -> str:
+        text = _text(name, value)
+        if not re.fullmatch(r"-?\d{1,10}", text, re.ASCII):
+            raise Rejected(f"Invalid integer value {text} for '{name}'", cql_code=SYNTAX)
+        number = int(text)
+        if number < low:
+            raise _refused(f"{name} must be greater than or equal to {low} (got {number})")
+        if number > high:
+            raise _refused(f"{name} must be less than or equal to {high} (got {number})")
+        return str(number)
+
+    return check
+
+
+def _fraction(*, above: float) -> Check:
+    def check(name: str, value: OptionValue) -> str:
+        text = _text(name, value)
+        try:
+            number = float(text)
+        except ValueError:
+            raise Rejected(f"Invalid double value {text} for '{name}'", cql_code=SYNTAX) from None
+        if not above <= number <= 1.0 or (name == "bloom_filter_fp_chance" and number <= 0):
+            if name == "bloom_filter_fp_chance":
+                raise _refused(
+                    f"{name} must be larger than {above} and less than or equal to 1.0 (got {text})"
+                )
+            raise _refused(
+                f"{name} must be larger than or equal to 0 and smaller than or equal to 1.0 (got {text})"
+            )
+        return str(number)
+
+    return check
+
+
+def _policy(name: str, value: OptionValue) -> str:
+    text = _text(name, value)
+    if not _POLICY.fullmatch(text):
+        raise _refused(f"Specified Speculative Retry Policy [{text}] is not supported")
+    return text
+
+
+def _read_repair(name: str, value: OptionValue) -> str:
+    text = _text(name, value).upper()
+    if text not in ("BLOCKING", "NONE"):
+        raise _refused(f"Invalid value {value} for option '{name}': BLOCKING and NONE are allowed")
+    return text
+
+
+def _compaction(name: str, value: OptionValue) -> str:
+    given = dict(value) if not isinstance(value, str) else {}
+    if "class" not in given:
+        raise _refused("Missing sub-option 'class' for the 'compaction' option.")
+    given["class"] = _class(given["class"], _COMPACTION_PACKAGE, _COMPACTIONS, "compaction strategy")
+    return map_text(tuple(given.items()))
+
+
+def _compression(name: str, value: OptionValue) -> str:
+    given = dict(value) if not isinstance(value, str) else {}
+    if given.get("enabled", "true").lower() == "false" or not given:
+        return map_text((("enabled", "false"),))
+    legacy = given.pop("sstable_compression", None)
+    given.setdefault("class", legacy or "")
+    if not given["class"]:
+        raise _refused("Missing sub-option 'class' for the 'compression' option.")
+    given["class"] = _class(given["class"], _COMPRESS_PACKAGE, _COMPRESSORS, "compression")
+    return map_text(tuple(given.items()))
+
+
+def _class(text: str, package: str, known: Sequence[str], what: str) -> str:
+    name = text.removeprefix(package)
+    if name not in known:
+        raise _refused(f"Unable to find {what} class '{text if '.' in text else package + text}'")
+    return package + name
+
+
+def _caching(name: str, value: OptionValue) -> str:
+    given = dict(value) if not isinstance(value, str) else {}
+    found = {"keys": "ALL", "rows_per_partition": "NONE"}
+    for key, raw in given.items():
+        if key not in found:
+            raise _refused(
+                f"Invalid caching sub-options {key}: only 'keys' and 'rows_per_partition' are allowed"
+            )
+        text = raw.upper()
+        if text not in ("ALL", "NONE") and (key == "keys" or not re.fullmatch(r"\d{1,9}", text, re.ASCII)):
+            allowed = (
+                "only 'ALL' and 'NONE' are allowed." if key == "keys" else "only 'ALL', 'NONE' and integers"
+            )
+            raise _refused(f"Invalid value for caching sub-option '{key}': {allowed}")
+        found[key] = text
+    return map_text(tuple(found.items()))
+
+
+def _any_map(name: str, value: OptionValue) -> str:
+    return map_text(value if not isinstance(value, str) else ())
+
+
+_CHECKS: dict[str, Check] = {
+    "additional_write_policy": _policy,
+    "allow_auto_snapshot": _boolean,
+    "bloom_filter_fp_chance": _fraction(above=0.0),
+    "caching": _caching,
+    "cdc": _boolean,
+    "comment": _text,
+    "compaction": _compaction,
+    "compression": _compression,
+    "crc_check_chance": _fraction(above=0.0),
+    "default_time_to_live": _whole(0, TTL_S_MAX),
+    "extensions": _any_map,
+    "gc_grace_seconds": _whole(0),
+    "incremental_backups": _boolean,
+    "max_index_interval": _whole(1),
+    "memtable": _text,
+    "memtable_flush_period_in_ms": _whole(0),
+    "min_index_interval": _whole(1),
+    "read_repair": _read_repair,
+    "speculative_retry": _policy,
+}
