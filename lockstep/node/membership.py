@@ -73,6 +73,7 @@ class Membership:
         self._founders = founders
         self._is_leader = is_leader
         self._campaign = campaign
+        self._campaigned = False
         self._log = log
         internode.register(verbs.DESCRIBE_SELF, DescribeSelf, SelfDescription, self._describe)
 
@@ -138,9 +139,10 @@ class Membership:
             await asyncio.sleep(POLL_MS / 1000)
 
     def _campaign_when_met(self) -> None:
-        """The first founder need not wait for an election timeout once it has met a majority."""
+        """Once a majority is met the first founder need not wait for an election timeout; tried once."""
         met = 1 + sum(self._internode.connected(address) for address in self._founders)
-        if 2 * met > len(self._founders):
+        if 2 * met > len(self._founders) and not self._campaigned:
+            self._campaigned = True
             self._campaign()
         for address in self._founders:
             if address != self._own_address:
