@@ -5,6 +5,7 @@ Invariant: raises RequestError subclasses only; a change of topology is never on
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from lockstep.metadata.cluster import ClusterMetadata
@@ -61,6 +62,19 @@ class Coordinator:
         identical mutation may be sent again.
         """
         await self._writes.begin(mutation, consistency, timeout_ms, write_type)
+
+    def begin_write(
+        self,
+        mutation: Mutation,
+        consistency: Consistency,
+        timeout_ms: float,
+        write_type: str = "SIMPLE",
+    ) -> asyncio.Future[None]:
+        """`write` without a task: the future ends with None, WriteTimeout or WriteFailure.
+
+        Unavailable, Overloaded and InvalidRequest are raised here; nothing was sent then.
+        """
+        return self._writes.begin(mutation, consistency, timeout_ms, write_type)
 
     async def read(self, command: ReadCommand, consistency: Consistency, timeout_ms: float) -> ReadResult:
         """Live content only, merged and repaired; see `Reads.read`."""

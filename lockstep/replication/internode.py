@@ -226,11 +226,18 @@ class Internode:
         """Hot path of `call`: an encoded body (shared by several targets), one waiter for all of them."""
         service = self._services.get(verb)
         assert service is not None, f"verb {verb} is declared before it is sent"
-        self._peer(address).submit(verb, body, deadline_s, waiter, context, service.reply_decoder)
+        peer = self._peers.get(address) or self._new_peer(address)
+        if peer is None:
+            error = PeerUnreachable("this node's internode service is not running")
+            asyncio.get_running_loop().call_soon(waiter.failed, context, error)
+        else:
+            peer.submit(verb, body, deadline_s, waiter, context, service.reply_decoder)
 
     def send(self, address: Address, verb: int, message: Any) -> None:
         """One-way, best effort, in order while the connection lasts."""
-        self._peer(address).send_one_way(verb, encode(message))
+        peer = self._peers.get(address) or self._new_peer(address)
+        if peer is not None:
+            peer.send_one_way(verb, encode(message))
 
     def connected(self, address: Address) -> bool:
         """Whether an outgoing connection is open and not blocked either way."""
@@ -252,12 +259,11 @@ class Internode:
         self._streams += 1
         return self._streams
 
-    def _peer(self, address: Address) -> Peer:
-        peer = self._peers.get(address)
-        if peer is None:
-            if not self._running:
-                raise PeerUnreachable("this node's internode service is not running")
-            peer = self._peers[address] = Peer(self, address)
+    def _new_peer(self, address: Address) -> Peer | None:
+        """None before the start and after the stop."""
+        if not self._running:
+            return None
+        peer = self._peers[address] = Peer(self, address)
         return peer
 
     # -- incoming connections ---------------------------------------------------------------------

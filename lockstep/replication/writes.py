@@ -22,6 +22,7 @@ from lockstep.replication.replica import ReplicaService
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
+    InvalidRequest,
     LockstepError,
     NotReplica,
     Overloaded,
@@ -33,7 +34,12 @@ from lockstep.values.errors import (
     WriteTimeout,
 )
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.limits import REPLICA_RETRY_MS, REQUEST_PLANS_MAX, WRITES_IN_FLIGHT_MAX
+from lockstep.values.limits import (
+    MUTATION_BYTES_MAX,
+    REPLICA_RETRY_MS,
+    REQUEST_PLANS_MAX,
+    WRITES_IN_FLIGHT_MAX,
+)
 from lockstep.values.rows import Mutation
 
 #: A replica that answered with one of these may do better in a moment.
@@ -142,6 +148,8 @@ class Write:
         """Build the request once for all replicas of the present plan."""
         self._request = WriteRequest(self._plan.epoch, self._plan.needs_epoch, self._mutation)
         self._body = encode(self._request)
+        if len(self._body) > MUTATION_BYTES_MAX:
+            raise InvalidRequest(f"a mutation of {len(self._body)} bytes is above {MUTATION_BYTES_MAX}")
 
     def _send_missing(self) -> None:
         """Ask every replica of the plan whose acceptance does not count and that is not being asked."""

@@ -175,3 +175,12 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
             await test()
 
     asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for real sockets to bring something about."""
+    for _ in range(5000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never happened")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,9 +31,7 @@ def test_any_cut_of_the_stream_gives_the_same_frames(envelopes: list[Envelope], 
     bounds = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     reader = FrameReader()
     found = [
-        envelope
-        for left, right in zip(bounds, bounds[1:], strict=False)
-        for envelope in reader.feed(data[left:right])
+        envelope for left, right in itertools.pairwise(bounds) for envelope in reader.feed(data[left:right])
     ]
     assert found == envelopes
 

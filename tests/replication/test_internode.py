@@ -22,7 +22,7 @@ from lockstep.values.errors import (
     StaleEpoch,
 )
 
-from .support import TestNode, run, running
+from .support import TestNode, run, running, until
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
@@ -173,9 +173,7 @@ def test_a_broken_connection_ends_requests_at_once_with_unknown_outcome() -> Non
         one, two = pair(fast=lambda peer, request, respond: None)
         async with running(one, two):
             waiting = asyncio.ensure_future(one.internode.request(two.address, verbs.PING, Ping("a"), 60_000))
-            while not two.epochs_seen:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.01)
+            await until(lambda: bool(two.epochs_seen))
             await two.internode.stop()
             with pytest.raises(PeerTimeout):
                 await waiting
@@ -323,8 +321,7 @@ def test_one_way_messages_arrive_in_order() -> None:
         async with running(one, two):
             for i in range(20):
                 one.internode.send(two.address, verbs.PING, Ping(str(i)))
-            while len(got) < 20:
-                await asyncio.sleep(0.001)
+            await until(lambda: len(got) == 20)
             assert got == [str(i) for i in range(20)]
 
     run(test)
@@ -346,8 +343,7 @@ def test_call_tells_reply_and_sender_epoch_once() -> None:
                 ended.append,
             )
             assert ended == []
-            while not ended:
-                await asyncio.sleep(0.001)
+            await until(lambda: bool(ended))
             assert ended == [(Pong("a"), 12)]
 
     run(test)
@@ -392,8 +388,7 @@ def test_stopping_ends_what_is_in_flight() -> None:
         one, two = pair(fast=lambda peer, request, respond: None)
         async with running(one, two):
             waiting = asyncio.ensure_future(one.internode.request(two.address, verbs.PING, Ping("a"), 60_000))
-            while not two.epochs_seen:
-                await asyncio.sleep(0.001)
+            await until(lambda: bool(two.epochs_seen))
             await one.internode.stop()
             with pytest.raises((PeerTimeout, PeerUnreachable)):
                 await waiting
