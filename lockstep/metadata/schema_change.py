@@ -15,7 +15,7 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import same_placement
 from lockstep.placement.placements import Placements
-from lockstep.schema.changes import SchemaChange, apply_change
+from lockstep.schema.changes import ChangeSummary, SchemaChange, apply_change
 from lockstep.schema.model import Schema
 from lockstep.values.errors import Rejected
 
@@ -27,8 +27,8 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
-        schema, _ = apply_change(cluster.schema, self.change, epoch, cluster.directory.data_centers)
-        if schema is cluster.schema or schema == cluster.schema:
+        schema, _ = self._applied(cluster, epoch)
+        if schema is cluster.schema:
             return cluster
         replications = tuple(sorted({keyspace.replication for keyspace in schema.keyspaces}))
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
@@ -36,6 +36,13 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
             refuse_while_locked(cluster.locks, "the replication of keyspaces cannot change")
         _refuse_moved_data(cluster, schema, placements)
         return msgspec.structs.replace(cluster, schema=schema, placements=placements)
+
+    def summary(self, before: ClusterMetadata, epoch: int) -> ChangeSummary | None:
+        """What drivers are told of this change of `before`; None when it found nothing to do."""
+        return self._applied(before, epoch)[1]
+
+    def _applied(self, before: ClusterMetadata, epoch: int) -> tuple[Schema, ChangeSummary | None]:
+        return apply_change(before.schema, self.change, epoch, before.directory.data_centers)
 
 
 def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema, placements: Placements) -> None:
