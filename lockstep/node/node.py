@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.consensus.messages import Entry
 from lockstep.consensus.settings import RaftSettings
 from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.metadata import schema_change as schema_transformations
 from lockstep.metadata import transformations as metadata_transformations
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
@@ -67,7 +68,9 @@ class Node:
         self._open_store = open_store
         self._sequence = 0
         self._engine_open = False
-        self.registry = Registry(metadata_transformations.KINDS, topology_transformations.KINDS)
+        self.registry = Registry(
+            metadata_transformations.KINDS, schema_transformations.KINDS, topology_transformations.KINDS
+        )
         self.identity = IdentityFile(runtime)
         self.state = MetadataState(runtime, self.registry, self._break)
         self.internode = Internode(
