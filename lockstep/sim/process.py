@@ -87,7 +87,7 @@ class Process:
         if not self.powered:
             self.powered = True
             world.network.host_is_back(self)
-        loop.call_soon(self._boot, loop, self._main(self.runtime), context=contextvars.Context())
+        loop.call_soon(self._boot, loop, self._main, self.runtime, context=contextvars.Context())
 
     def start_after(self, delay_s: float) -> None:
         self.world.after(delay_s, self.start, label=f"start {self.name}")
@@ -103,8 +103,8 @@ class Process:
             probes=probes,
         )
 
-    def _boot(self, loop: SimLoop, main: Coroutine[Any, Any, Any]) -> None:
-        self.main_task = loop.create_task(main, name="main")
+    def _boot(self, loop: SimLoop, main: Main, runtime: Runtime) -> None:
+        self.main_task = loop.create_task(main(runtime), name="main")
         self.main_task.add_done_callback(self._main_ended)
 
     def _main_ended(self, task: asyncio.Task[Any]) -> None:

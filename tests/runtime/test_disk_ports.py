@@ -130,7 +130,12 @@ def test_both_families_behave_alike(operations: list[tuple[Any, ...]], tmp_path_
     disk.close()
 
 
-def test_open_descriptors_are_bounded_and_a_syncing_one_is_not_closed(tmp_path: Path) -> None:
+def test_open_descriptors_are_bounded_and_a_syncing_one_is_not_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+
     async def steps() -> None:
         disk: RealDisk
         opened: list[int] = []
@@ -151,6 +156,7 @@ def test_open_descriptors_are_bounded_and_a_syncing_one_is_not_closed(tmp_path: 
         assert len(os.listdir("/proc/self/fd")) == before
 
     asyncio.run(steps())
+    assert synced == [os.path.realpath(tmp_path / "log")]
 
 
 def test_a_full_disk_is_refused_and_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.loop import SimLoop
 from lockstep.sim.probes import CrashRule, DelayRule
-from lockstep.sim.world import World
+from lockstep.sim.world import World, WorldSettings
 
 from .sim_parts import PORT, SERVER, Sink, dial
 
@@ -48,6 +48,27 @@ def test_nothing_runs_after_a_crash_until_the_restart() -> None:
         assert {name for at, name, _ in watch.seen if at < 1} == {"n.1"}
         assert not [at for at, _, _ in watch.seen if 1.0 < at < 3.0]
         assert {name for at, name, _ in watch.seen if at >= 3} == {"n.2"}
+
+
+def test_a_crash_before_the_first_callback_starts_nothing() -> None:
+    with World(1) as world:
+        watch = _Watch(world)
+        process = world.process("n")
+        process.start(_tick)
+        process.crash("power")
+        world.run(1.0)
+        assert watch.seen == []
+
+
+def test_no_callback_of_a_dead_incarnation_runs() -> None:
+    with World(1, WorldSettings(keep_trace=True)) as world:
+        process = world.process("n")
+        process.start(_tick)
+        world.after(1.0, process.crash, label="crash")
+        world.run(5.0)
+        world.digest()
+        late = [event for event in world.trace.events or () if event[1] == "n.1" and event[0] > 1e9]
+        assert late == []
 
 
 def test_a_crash_inside_a_callback_mutes_the_rest_of_it() -> None:
@@ -193,10 +214,19 @@ def test_a_pause_of_a_slow_process_holds() -> None:
         watch = _Watch(world)
         process = world.process("n")
         process.slow_down(5000)
+
+        def pause_behind_a_tick(at_ns: int, *rest: object) -> None:
+            if at_ns > 1e9 and not world.effects.get("process.pause"):
+                # The callback at hand is still to be paid for when the pause begins.
+                world.after(0.001, process.pause_for, 2.0, label="pause")
+                world.effects["process.pause"] = 0
+
+        world.monitors.append(pause_behind_a_tick)
         process.start(_tick)
-        world.after(1.001, process.pause_for, 2.0, label="pause")
         world.run(4.0)
-        assert not [at for at, _, _ in watch.seen if 1.002 < at < 3.0]
+        times = [at for at, _, _ in watch.seen]
+        assert max(after - before for before, after in itertools.pairwise(times)) >= 1.99
+        assert times[-1] > 3.5
 
 
 def test_clocks_drift_and_wall_time_jumps_but_monotonic_time_never_does() -> None:

@@ -234,3 +234,18 @@ def test_collection_and_clock_are_as_before_after_a_run() -> None:
         world.call(main)
     assert gc.isenabled()
     assert time.time() > 1_700_000_000
+
+
+def test_sets_of_tasks_and_futures_iterate_alike_in_every_run() -> None:
+    async def main(runtime: Runtime) -> list[int]:
+        loop = asyncio.get_running_loop()
+        tasks = [runtime.tasks.spawn(asyncio.sleep(0.01), "sleep") for _ in range(50)]
+        done, _ = await asyncio.wait(tasks)
+        return [tasks.index(task) for task in done] + [hash(loop.create_future()) for _ in range(5)]
+
+    orders = []
+    for _ in range(3):
+        with World(1) as world:
+            orders.append(world.call(main))
+    assert all(order == orders[0] for order in orders)
+    assert sorted(orders[0][:50]) == list(range(50))

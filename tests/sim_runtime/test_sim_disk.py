@@ -111,6 +111,26 @@ def test_a_synced_rename_survives() -> None:
             assert {path: process.disk.read(path) for path in process.disk.files} == {"d/a": b"content"}
 
 
+def test_a_synced_removal_is_final() -> None:
+    async def main(runtime: Runtime) -> None:
+        disk = runtime.disk
+        disk.append("a", b"content")
+        await disk.sync("a")
+        await disk.sync_names("")
+        disk.remove("a")
+        await disk.sync_names("")
+        disk.append("b", b"later")
+        await asyncio.Event().wait()
+
+    for seed in range(100):
+        with World(seed) as world:
+            process = world.process("n")
+            process.start(main)
+            world.run_for(1)
+            process.crash("power")
+            assert "a" not in process.disk.files
+
+
 def test_a_renamed_file_that_was_not_synced_may_be_empty() -> None:
     async def main(runtime: Runtime) -> None:
         runtime.disk.append("a.tmp", b"content")
