@@ -76,6 +76,7 @@ class TopologyDriver:
         self._log = log
         self._wake = asyncio.Event()
         self._acknowledged: dict[NodeId, int] = {}
+        self._listeners: list[Callable[[int, int], None]] = []
         self._work: dict[WorkKey, WorkReport] = {}
         self._since: dict[tuple[int, int, str], int] = {}
         self.blocking: tuple[Blocking, ...] = ()
@@ -94,6 +95,16 @@ class TopologyDriver:
         if node and epoch > self._acknowledged.get(node, 0):
             self._acknowledged[node] = epoch
             self._wake.set()
+            for listener in self._listeners:
+                listener(node, epoch)
+
+    def acknowledged(self, node: int) -> int:
+        """Newest epoch that this node knows `node` to have applied; 0 when it has not heard from it."""
+        return self._acknowledged.get(NodeId(node), 0)
+
+    def listen(self, listener: Callable[[int, int], None]) -> None:
+        """Tell (node, epoch) whenever a node is heard to have applied a newer epoch."""
+        self._listeners.append(listener)
 
     def _applied(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         live = {operation.id for operation in after.operations}
