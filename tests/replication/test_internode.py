@@ -170,10 +170,11 @@ def test_a_peer_that_never_greets_leaves_nothing_sent() -> None:
 
 def test_a_broken_connection_ends_requests_at_once_with_unknown_outcome() -> None:
     async def test() -> None:
-        one, two = pair(fast=lambda peer, request, respond: None)
+        served: list[str] = []
+        one, two = pair(fast=lambda peer, request, respond: served.append(request.text))
         async with running(one, two):
             waiting = asyncio.ensure_future(one.internode.request(two.address, verbs.PING, Ping("a"), 60_000))
-            await until(lambda: bool(two.epochs_seen))
+            await until(lambda: served == ["a"])
             await two.internode.stop()
             with pytest.raises(PeerTimeout):
                 await waiting
