@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.topology import planning, transformations
 from lockstep.topology.invariants import (
@@ -22,6 +23,7 @@ from lockstep.topology.transformations import AdvanceOperation, CancelOperation,
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, simple, started
 from tests.topology.drills import Coordinator, random_change, random_start, refused, register, run_out, run_to
+from tests.topology.test_histories import play
 
 JOIN = PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (50,))
 
@@ -146,3 +148,19 @@ def test_steps_without_barriers_let_stale_coordinators_miss_writes(kind: type[Co
             "a stale read misses the newest write",
             "the newest read misses a stale write",
         }
+
+
+@pytest.mark.parametrize(("assumed", "seed"), [("all fail", 1010), ("all finish", 1014)])
+def test_plans_that_assume_one_outcome_of_running_operations_are_found(
+    assumed: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range that one operation shields from another changes when the first is cancelled, or ends."""
+
+    def one_outcome(cluster: ClusterMetadata) -> Iterator[list[object]]:
+        running = [o for o in cluster.operations if o.stage is not Stage.ROLLBACK_TO_NORMAL]
+        yield [(o.kind, o.node, o.tokens) for o in running] if assumed == "all finish" else []
+
+    monkeypatch.setattr(planning, "_outcomes", one_outcome)
+    with pytest.raises(AssertionError):
+        for near in range(seed, seed + 8):
+            play(near, 80)
