@@ -100,10 +100,11 @@ def revived(kind: type[LockstepError], message: str, hint: str) -> LockstepError
 
 
 def error_classes(root: type[LockstepError] = LockstepError) -> Iterator[type[LockstepError]]:
-    """The error tree from `root`, parents first, in the order of definition."""
+    """The published error tree from `root`, parents first; narrower private kinds share a parent's code."""
     yield root
     for child in root.__subclasses__():
-        yield from error_classes(child)
+        if child.__module__ == root.__module__:
+            yield from error_classes(child)
 
 
 def class_by_code(code: str) -> type[LockstepError] | None:
