@@ -18,7 +18,8 @@ from lockstep.replication.connection import Connection
 from lockstep.replication.error_bodies import encode_error
 from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, Envelope, encode_frame
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of, refusal
-from lockstep.replication.peer import HELLO_DECODER, Link, Peer, Waiter
+from lockstep.replication.peer import HELLO_DECODER, Link, Peer
+from lockstep.replication.waiters import CallbackWaiter, FutureWaiter, Waiter
 from lockstep.runtime.ports import Runtime, Server
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import (
@@ -77,37 +78,6 @@ class Service(Generic[Q, A]):
         self.reply_decoder = decoder(reply_type)
         self.handler: AsyncHandler | None = None
         self.fast: FastHandler | None = None
-
-
-class _FutureWaiter:
-    __slots__ = ("future",)
-
-    def __init__(self, future: asyncio.Future[Any]) -> None:
-        self.future = future
-
-    def replied(self, context: Any, reply: Any, sender_epoch: int) -> None:
-        if not self.future.done():
-            self.future.set_result(reply)
-
-    def failed(self, context: Any, error: LockstepError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-class _CallbackWaiter:
-    __slots__ = ("_on_error", "_on_reply")
-
-    def __init__(
-        self, on_reply: Callable[[Any, int], None], on_error: Callable[[LockstepError], None]
-    ) -> None:
-        self._on_reply = on_reply
-        self._on_error = on_error
-
-    def replied(self, context: Any, reply: Any, sender_epoch: int) -> None:
-        self._on_reply(reply, sender_epoch)
-
-    def failed(self, context: Any, error: LockstepError) -> None:
-        self._on_error(error)
 
 
 class Internode:
@@ -204,7 +174,7 @@ class Internode:
         HandshakeRefused, or the error that the peer's handler raised."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
-        self.submit(address, verb, encode(request), deadline_s, _FutureWaiter(future), None)
+        self.submit(address, verb, encode(request), deadline_s, FutureWaiter(future), None)
         return await future
 
     def call(
@@ -218,7 +188,7 @@ class Internode:
     ) -> None:
         """As `request` without a task; the deadline is on the monotonic clock. Exactly one of the
         callbacks is called, and not before this returns."""
-        self.submit(address, verb, encode(request), deadline_s, _CallbackWaiter(on_reply, on_error), None)
+        self.submit(address, verb, encode(request), deadline_s, CallbackWaiter(on_reply, on_error), None)
 
     def submit(
         self, address: Address, verb: int, body: bytes, deadline_s: float, waiter: Waiter, context: Any

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from lockstep.replication.connection import Connection
 from lockstep.replication.error_bodies import decode_error
 from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, Envelope, encode_frame
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of
+from lockstep.replication.waiters import Waiter
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import HandshakeRefused, LockstepError, PeerTimeout, PeerUnreachable
 from lockstep.values.limits import (
@@ -34,14 +35,6 @@ if TYPE_CHECKING:
     from lockstep.replication.internode import Internode
 
 HELLO_DECODER = decoder(Hello)
-
-
-class Waiter(Protocol):
-    """Told the end of a request; `context` is what the caller passed with it."""
-
-    def replied(self, context: Any, reply: Any, sender_epoch: int) -> None: ...
-
-    def failed(self, context: Any, error: LockstepError) -> None: ...
 
 
 class Pending:

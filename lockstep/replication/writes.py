@@ -204,6 +204,8 @@ class Write:
         if reply.accepted_epoch > self._accepted.get(node, -1):
             self._accepted[node] = reply.accepted_epoch
         self._judge()
+        if reply.accepted_epoch < self._plan.needs_epoch and not self._moving and not self.future.done():
+            self._send_missing()  # it answered an attempt from before the present plan
 
     def _counting(self) -> list[NodeId]:
         """Nodes whose acceptance counts for the present plan."""
@@ -231,13 +233,14 @@ class Write:
         return self._owner.plans.write_plan(mutation.table_id, mutation.token, self._plan.consistency)
 
     def _follow(self, newest: Plan) -> None:
-        """Go on under a newer plan: what counts for it stays, the rest is sent again."""
-        self._plans_made += 1
-        if self._plans_made > REQUEST_PLANS_MAX:
-            self.expired()
-            return
-        self._plan = newest
-        self._prepare()
+        """Go on under the newest plan: what counts for it stays, the rest is sent again."""
+        if newest is not self._plan:
+            self._plans_made += newest.needs_epoch > self._plan.epoch
+            if self._plans_made > REQUEST_PLANS_MAX:
+                self.expired()
+                return
+            self._plan = newest
+            self._prepare()
         if newest.satisfied_by(self._counting()):
             self._end(None)
         else:
@@ -248,7 +251,9 @@ class Write:
             return
         self._outstanding.pop(context.node, None)
         if isinstance(error, StaleEpoch):
-            if not self._moving:
+            if error.epoch <= self._plan.epoch:
+                self._send_missing()  # it refused an attempt from before the present plan
+            elif not self._moving:
                 self._moving = True
                 self._owner.runtime.tasks.spawn(self._move(error.epoch, context.address), "write-replan")
         elif isinstance(error, TRANSIENT):
@@ -287,10 +292,7 @@ class Write:
         except RequestError as error:
             self._end(error)
             return
-        if newest is not self._plan:
-            self._plan = newest
-            self._prepare()
-        self._send_missing()
+        self._follow(newest)
 
     def _give_up_if_hopeless(self) -> None:
         plan = self._plan

@@ -196,6 +196,47 @@ def test_two_old_acknowledgements_do_not_count_after_a_pending_replica_came() ->
     run(test)
 
 
+def test_a_late_answer_to_an_older_attempt_is_asked_again_under_the_new_plan() -> None:
+    """Node 2 accepts under epoch 5 and is slow to sync; node 3 tells of epoch 6 and is then lost."""
+
+    async def test() -> None:
+        wire, nodes = make_nodes(4, whole_ring(5, [1, 2, 3]))
+        pending = whole_ring(6, [1, 2, 3], [1, 2, 3, 4], group_epoch=6)
+        nodes[2].cluster = nodes[3].cluster = pending
+        nodes[1].engine.sync_gate.clear()
+        writing = asyncio.ensure_future(nodes[0].coordinator.write(upsert(1), QUORUM, 2000))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        wire.lose = lambda address, verb: address == ("n3", 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert nodes[0].cluster is pending and not writing.done()
+        nodes[1].cluster = pending
+        nodes[1].engine.sync_gate.set()
+        await writing
+        assert len(nodes[1].engine.applied) == 2
+
+    run(test)
+
+
+def test_changes_that_do_not_matter_never_use_up_the_plans_of_a_slow_write() -> None:
+    async def test() -> None:
+        wire, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
+        wire.down = {("n2", 1), ("n3", 1)}
+        tries: list[int] = []
+
+        class Down(set[tuple[str, int]]):
+            def __contains__(self, address: object) -> bool:
+                tries.append(1)
+                nodes[0].cluster = whole_ring(5 + len(tries), [1, 2, 3])
+                return len(tries) < 24
+
+        wire.down = Down()
+        await nodes[0].coordinator.write(upsert(1), QUORUM, 5000)
+
+    run(test)
+
+
 def test_a_change_elsewhere_in_the_ring_costs_nothing() -> None:
     async def test() -> None:
         before = make_cluster(5, [(0, [1, 2, 3], [1, 2, 3], 1), (TOKEN_MAX, [1, 2, 3], [1, 2, 3], 1)])

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.placement.quorums import Requirement
+from lockstep.replication.plans import Plan, PlanBook, Target, first_choice
+from lockstep.values.errors import InvalidRequest
+from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.tokens import TOKEN_MAX, Range
+
+from .clusters import TABLE_ID, make_cluster, whole_ring
+
+QUORUM = Consistency.QUORUM
+
+
+class Newest:
+    def __init__(self, cluster: ClusterMetadata) -> None:
+        self.cluster = cluster
+        self.book = PlanBook(lambda: self.cluster, lambda: 1)
+
+
+def test_a_plan_is_made_once_for_one_metadata_value_and_anew_for_the_next() -> None:
+    newest = Newest(whole_ring(5, [1, 2, 3]))
+    first = newest.book.write_plan(TABLE_ID, 1, QUORUM)
+    assert newest.book.write_plan(TABLE_ID, 99, QUORUM) is first
+    newest.cluster = whole_ring(6, [1, 2, 3])
+    again = newest.book.write_plan(TABLE_ID, 1, QUORUM)
+    assert again is not first and again.epoch == 6 and again.needs_epoch == 1
+
+
+def test_writes_need_the_pending_replica_in_addition_and_reads_do_not_ask_it() -> None:
+    book = Newest(whole_ring(6, [1, 2, 3], [1, 2, 3, 4], group_epoch=6)).book
+    write = book.write_plan(TABLE_ID, 1, QUORUM)
+    read = book.read_plan(TABLE_ID, 1, QUORUM)
+    assert (write.required, read.required) == (3, 2)
+    assert [t.node for t in write.targets] == [1, 2, 3, 4]
+    assert [t.node for t in read.targets] == [1, 2, 3]
+    assert write.needs_epoch == 6
+
+
+def test_a_changed_table_matters_like_a_changed_group() -> None:
+    book = Newest(whole_ring(9, [1, 2, 3], table_epoch=8)).book
+    assert book.write_plan(TABLE_ID, 1, QUORUM).needs_epoch == 8
+    assert book.changed_since(TABLE_ID, Range(0, 10), 7)
+    assert not book.changed_since(TABLE_ID, Range(0, 10), 8)
+
+
+def test_changed_since_looks_at_every_range_that_is_asked() -> None:
+    cluster = make_cluster(6, [(0, [1, 2, 3], [1, 2, 3], 1), (TOKEN_MAX, [1, 2, 3], [1, 2, 3, 4], 6)])
+    book = Newest(cluster).book
+    assert not book.changed_since(TABLE_ID, Range(-10, 0), 5)
+    assert book.changed_since(TABLE_ID, Range(-10, 1), 5)
+
+
+def test_a_table_that_is_gone_has_no_plan_and_counts_as_changed() -> None:
+    book = Newest(whole_ring(5, [1, 2, 3], tables=False)).book
+    assert book.changed_since(TABLE_ID, Range(0, 1), 100)
+    with pytest.raises(InvalidRequest):
+        book.read_plan(TABLE_ID, 1, QUORUM)
+
+
+def test_reads_prefer_this_node_then_near_then_far_then_dead() -> None:
+    dcs = {1: "a", 2: "a", 3: "b", 4: "b"}
+    book = Newest(whole_ring(5, [4, 3, 2, 1], factors={"a": 2, "b": 2}, dcs=dcs)).book
+    plan = book.read_plan(TABLE_ID, 1, QUORUM)
+    assert [t.node for t in book.read_order(plan, lambda node: node != 2)] == [1, 4, 3, 2]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    dcs=st.lists(st.sampled_from("ab"), min_size=1, max_size=6),
+    needs=st.sampled_from(
+        [
+            (Requirement("", 1),),
+            (Requirement("", 3),),
+            (Requirement("a", 2),),
+            (Requirement("a", 1), Requirement("b", 2)),
+        ]
+    ),
+)
+def test_the_first_choice_satisfies_whenever_anything_does_and_has_no_one_to_spare(
+    dcs: list[str], needs: tuple[Requirement, ...]
+) -> None:
+    targets = tuple(Target(NodeId(i), (f"n{i}", 1), dc) for i, dc in enumerate(dcs))
+    group = whole_ring(1, [1]).placements.rings[0].ranges[0].group
+    plan = Plan(1, 1, Range(0, 1), group, targets, needs, QUORUM)
+    chosen = [target.node for target in first_choice(plan, targets)]
+    possible = any(
+        plan.satisfied_by([target.node for target in some])
+        for size in range(len(targets) + 1)
+        for some in itertools.combinations(targets, size)
+    )
+    assert plan.satisfied_by(chosen) == possible == plan.attainable
+    if possible:
+        assert len(chosen) == plan.required
+        assert not any(plan.satisfied_by([n for n in chosen if n != gone]) for gone in chosen)
+    assert plan.counted(chosen) == len(chosen)
