@@ -31,7 +31,7 @@ start: statement ";"*
 name: NAME | QUOTED_NAME
 table_name: name | name "." name
 ?type: plain_type | STRING -> custom_type
-plain_type: name | name "<" type_argument ("," type_argument)* ">"
+plain_type: name | name "<" type_argument ("," type_argument)* ">" | "SET" "<" type ">" -> set_type
 ?type_argument: type | INTEGER -> type_dimension
 _table: "TABLE" | "COLUMNFAMILY"
 _keyspace: "KEYSPACE" | "SCHEMA"
@@ -193,20 +193,16 @@ def build_table() -> dict[str, Any]:
 
     lark = Lark(GRAMMAR, parser="lalr", lexer=TablesOnly, maybe_placeholders=False)
     parse_table = lark.parser.parser._parse_table
-    rules = list(lark.rules)
-    numbers = {id(rule): number for number, rule in enumerate(rules)}
-    by_value = {rule: number for number, rule in enumerate(rules)}
-    known = sorted(parse_table.states)
-    renumbered = {state: number for number, state in enumerate(known)}
+    rules = sorted(lark.rules, key=repr)
+    numbers = {rule: number for number, rule in enumerate(rules)}
+    order = _visit_order(parse_table)
+    renumbered = {state: number for number, state in enumerate(order)}
     states = []
-    for state in known:
+    for state in order:
         row = {}
-        for symbol, (action, argument) in parse_table.states[state].items():
-            if "Shift" in str(action):
-                row[symbol] = renumbered[argument]
-            else:
-                row[symbol] = -1 - numbers.get(id(argument), by_value[argument])
-        states.append(dict(sorted(row.items())))
+        for symbol, (action, argument) in sorted(parse_table.states[state].items()):
+            row[str(symbol)] = renumbered[argument] if _shifts(action) else -1 - numbers[argument]
+        states.append(row)
     return {
         "literals": {
             terminal.pattern.value.lower(): terminal.name
@@ -218,6 +214,22 @@ def build_table() -> dict[str, Any]:
         "states": states,
         "rules": [_rule_row(rule) for rule in rules],
     }
+
+
+def _shifts(action: Any) -> bool:
+    return "Shift" in str(action)
+
+
+def _visit_order(parse_table: Any) -> list[Any]:
+    """States as first reached from the start by sorted symbols: the library's own numbers vary."""
+    order = [parse_table.start_states["start"]]
+    seen = set(order)
+    for state in order:
+        for _, (action, argument) in sorted(parse_table.states[state].items()):
+            if _shifts(action) and argument not in seen:
+                seen.add(argument)
+                order.append(argument)
+    return order
 
 
 def _rule_row(rule: Any) -> list[Any]:

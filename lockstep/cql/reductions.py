@@ -261,6 +261,7 @@ _TERMS: dict[str, Handler] = {
     "name": first,
     "table_name": _table_name,
     "plain_type": _plain_type,
+    "set_type": lambda children: f"set<{children[0]}>",
     "custom_type": lambda children: f"'{children[0]}'",
     "type_dimension": first,
     **{kind: _literal(kind) for kind in ("string", "integer", "float", "hex", "uuid", "duration")},

@@ -74,11 +74,12 @@ class PageBuilder:
         return self._plan.page_size - len(self._rows) if self._plan.page_size > 0 else -1
 
     def _partition_limit(self, used: int) -> int:
+        """Rows of one partition the storage may give; 0 means all."""
         plan = self._plan
         if plan.select.distinct:
             return 1
         if plan.per_partition_limit < 0 or plan.checks:
-            return self._row_limit()
+            return 0
         return plan.per_partition_limit - used
 
     def _command(
@@ -144,14 +145,23 @@ class PageBuilder:
                 if not self._add_partition(partition):
                     return
             if result.more:
-                if not result.partitions:
-                    raise ServerFault("a read stopped at its limit without a row")
-                # Behind the last consumed row there is more of this command: ask it again from there.
+                self._go_on_at(result)
                 return
             if command.key is not None:
                 self._close_partition(command.key, command.right)
         if self._plan.kind != POINT:
             self._finished = True
+
+    def _go_on_at(self, result: ReadResult) -> None:
+        """The command has more behind `end`; it is asked again from there."""
+        end, cursor = result.end, self._cursor
+        if end is None:
+            if not result.partitions:
+                raise ServerFault("a read stopped at its limit without a row and without a place to go on")
+            return
+        if cursor is None or cursor.key != end.key:
+            self._partition_rows = 0
+        self._cursor = end
 
     def _close_partition(self, key: bytes, token: int) -> None:
         self._cursor = Position(token, key)
@@ -176,6 +186,9 @@ class PageBuilder:
             place = None if select.distinct else clustering or None
             self._cursor = Position(partition.token, partition.key, place)
             self._consume(clustering or b"", record)
+        if not partition.rows:
+            # Read again only for its static row, which was given with an earlier page.
+            self._close_partition(partition.key, partition.token)
         if self._remaining == 0:
             self._finished = True
         return not self._finished

@@ -241,11 +241,15 @@ def literal_bytes(term: tree.Literal, kind: CqlType, receiver: str) -> bytes | N
         return bytes.fromhex(digits)
     if term.kind in ("integer", "float") and len(term.text) > _NUMBER_CHARACTERS_MAX:
         raise InvalidRequest(f"Unable to make {kind.text} from a number of {len(term.text)} characters")
+    refusal = InvalidRequest(f"Unable to make {kind.text} from '{term.text}'")
     try:
         value = _PARSERS[kind.name](term.text)
-        data = kind.serialize(value)
     except (ValueError, OverflowError, decimal.InvalidOperation):
-        raise InvalidRequest(f"Unable to make {kind.text} from '{term.text}'") from None
+        raise refusal from None
+    try:
+        data = kind.serialize(value)
+    except InvalidRequest:
+        raise refusal from None
     kind.validate(data)
     return data
 
