@@ -33,7 +33,8 @@ _FILTERING = "Cannot execute this query as it might involve data filtering"
         ),
         (
             "SELECT * FROM t WHERE k = 1 AND c > 1 AND d = 1",
-            'Clustering column "d" cannot be restricted (preceding column "c" is restricted by a non-EQ relation)',
+            'Clustering column "d" cannot be restricted '
+            '(preceding column "c" is restricted by a non-EQ relation)',
         ),
         (
             "SELECT * FROM t WHERE k = 1 AND k = 2",

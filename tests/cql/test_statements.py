@@ -195,7 +195,10 @@ def test_aggregates_count_rows_and_fold_values(session: Session) -> None:
 def test_functions_and_casts_in_selections(session: Session) -> None:
     session.run("INSERT INTO one (k, v) VALUES (3, 300)")
     key = (3).to_bytes(4, "big")
-    query = "SELECT token(k), cast(v AS text) AS txt, intAsBlob(v), (bigint)blobAsInt(0x00000007), cast(v as tinyint) FROM one"
+    query = (
+        "SELECT token(k), cast(v AS text) AS txt, intAsBlob(v), (bigint)blobAsInt(0x00000007), "
+        "cast(v as tinyint) FROM one"
+    )
     with pytest.raises(InvalidRequest, match="Cannot assign"):
         session.run(query)
     query = query.replace("(bigint)", "")
