@@ -110,3 +110,32 @@ TTL_S_MAX: Final = 20 * 365 * 24 * 3600
 PARTITION_READS_AT_ONCE_MAX: Final = 16
 #: Rows in one read repair write, so that it fits one storage batch.
 REPAIR_ROWS_MAX: Final = 500
+#: Request bytes in flight on one CQL connection; above it the server stops reading until answers went out.
+CQL_BYTES_IN_FLIGHT_MAX: Final = 64 * 1024 * 1024
+#: CQL connections of one node; each costs some kilobytes and a descriptor. Further ones are closed at once.
+CQL_CONNECTIONS_MAX: Final = 8192
+#: Answers written at once on one connection; beyond it they go to the transport without waiting for the turn's end.
+CQL_ANSWER_BYTES_COALESCED: Final = 256 * 1024
+#: Statements sent as text whose plans are kept: applications repeat a few texts, tools send each once.
+TEXT_STATEMENTS_MAX: Final = 512
+#: A longer statement text is planned anew each time, so that kept texts stay below 2 MiB.
+TEXT_STATEMENT_CHARACTERS_MAX: Final = 4096
+#: Mutations of one batch, as many as the protocol's count allows.
+BATCH_STATEMENTS_MAX: Final = 65_535
+#: How long a schema change waits for the other live nodes to apply it, before clients may compare versions.
+SCHEMA_AGREEMENT_WAIT_MS: Final = 1000
+#: Schema versions a node remembers, to name those of peers that are behind and to answer its own changes.
+SCHEMA_VERSIONS_KEPT_MAX: Final = 1024
+#: Between a node's sign of life and telling clients that it is up: its client door opens a little later.
+NODE_UP_EVENT_DELAY_MS: Final = 500
+#: Requests a data job has in flight on one connection; enough to hide round trips, far below the protocol's limit.
+SPARK_REQUESTS_IN_FLIGHT_MAX: Final = 256
+#: Idle connections to one node that a Spark worker process keeps for its next task.
+SPARK_CONNECTIONS_IDLE_MAX: Final = 2
+#: Failed attempts in a row before a Spark task gives up; with the pauses between them some 15 seconds.
+SPARK_ATTEMPTS_MAX: Final = 12
+#: First and longest pause between the attempts of a Spark task.
+SPARK_RETRY_MS_MIN: Final = 50
+SPARK_RETRY_MS_MAX: Final = 2000
+#: Partition keys that pushed filters may name before they are left to Spark: each is a read of its own.
+SPARK_POINT_READS_MAX: Final = 10_000

@@ -1,0 +1,349 @@
+"""One CQL connection: bytes to requests, answers to bytes.
+
+Invariants: answers of one loop turn leave in one write; reading stops while too much is in flight or the
+client does not read; a damaged stream closes this connection and no other; whatever a handler raises is
+answered on its stream, and the connection stays usable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from lockstep.cql.wire import responses
+from lockstep.cql.wire.compression import ALGORITHMS
+from lockstep.cql.wire.constants import (
+    EVENT_STREAM,
+    FLAG_TRACING,
+    VERSION_4,
+    VERSION_MAX,
+    VERSION_NAMES,
+    Opcode,
+    uses_segments,
+)
+from lockstep.cql.wire.frames import Envelope, EnvelopeReader, EnvelopeRefused, encode_envelope
+from lockstep.cql.wire.messages import (
+    AuthResponse,
+    Execute,
+    Options,
+    Prepare,
+    Register,
+    Request,
+    Startup,
+    decode_request,
+)
+from lockstep.cql.wire.segments import SegmentReader, encode_segments
+from lockstep.server.execution import Answer, Session
+from lockstep.values.errors import LockstepError, ProtocolViolation
+from lockstep.values.limits import (
+    CQL_ANSWER_BYTES_COALESCED,
+    CQL_BYTES_IN_FLIGHT_MAX,
+    CQL_REQUESTS_IN_FLIGHT_MAX,
+)
+
+if TYPE_CHECKING:
+    from lockstep.server.cql_server import CqlServer
+
+CQL_VERSION: Final = "3.4.7"
+_SUPPORTED: Final = responses.supported(
+    {
+        "CQL_VERSION": [CQL_VERSION],
+        "COMPRESSION": list(ALGORITHMS),
+        "PROTOCOL_VERSIONS": list(VERSION_NAMES),
+    }
+)
+_RESULT: Final = int(Opcode.RESULT)
+_ERROR: Final = int(Opcode.ERROR)
+_EXECUTE: Final = int(Opcode.EXECUTE)
+_TRACING_WARNING: Final = "Tracing is not supported: the request was executed without it"
+
+
+class CqlConnection(asyncio.Protocol):
+    """A connection of the server's CQL port. `session` is None until STARTUP was answered."""
+
+    def __init__(self, server: CqlServer) -> None:
+        self._server = server
+        self._reader = EnvelopeReader()
+        self._segments: SegmentReader | None = None
+        self._transport: asyncio.Transport | None = None
+        self._version = VERSION_4
+        self._compressed = False
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flush_due = False
+        self._in_flight = 0
+        self._bytes_in_flight = 0
+        self._reading = True
+        self._client_reads = True
+        self._draining = False
+        self.session: Session | None = None
+        self.events: frozenset[str] = frozenset()
+        self.peer = ("", 0)
+        self.options: dict[str, str] = {}
+        self.requests_served = 0
+
+    @property
+    def version(self) -> int:
+        """The protocol version that the client speaks."""
+        return self._version
+
+    # -- the transport ----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple) and len(peer) >= 2:
+            self.peer = (str(peer[0]), int(peer[1]))
+        if not self._server.opened(self):
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._out = []
+        self._server.closed(self)
+
+    def pause_writing(self) -> None:
+        self._client_reads = False
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        self._client_reads = True
+        self._regulate()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None or self._draining:
+            return
+        try:
+            if self._segments is not None:
+                data = self._segments.feed(data)
+                if not data:
+                    return
+            for envelope in self._reader.feed(data):
+                self._received(envelope)
+        except EnvelopeRefused as refused:
+            version = self._version if self.session is not None else VERSION_MAX
+            self._send(_ERROR, refused.stream, responses.error(version, refused), version=version)
+            self._close()
+        except ProtocolViolation as damage:
+            # A damaged segment says nothing that can be trusted, not even a stream to answer on.
+            if self._segments is None:
+                self._send(_ERROR, 0, responses.error(self._version, damage))
+            self._close()
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Read only while what is in flight, and what the client has not taken, is bounded."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        wanted = (
+            self._client_reads
+            and self._in_flight < CQL_REQUESTS_IN_FLIGHT_MAX
+            and self._bytes_in_flight < CQL_BYTES_IN_FLIGHT_MAX
+        )
+        if wanted is not self._reading:
+            self._reading = wanted
+            if wanted:
+                transport.resume_reading()
+            else:
+                transport.pause_reading()
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _received(self, envelope: Envelope) -> None:
+        stream = envelope.stream
+        try:
+            if stream < 0:
+                raise ProtocolViolation(f"Stream {stream} is the server's")
+            request = decode_request(
+                envelope.version, envelope.opcode, envelope.flags & ~FLAG_TRACING, envelope.body
+            )
+            if self.session is None:
+                self._handshake(envelope.version, stream, request)
+            elif envelope.opcode == _EXECUTE and not envelope.flags & FLAG_TRACING:
+                assert isinstance(request, Execute)
+                self._execute(self.session, stream, request, len(envelope.body))
+            else:
+                self._dispatch(self.session, envelope, request)
+        except LockstepError as error:
+            self._send(_ERROR, stream, responses.error(envelope.version, error), version=envelope.version)
+        except Exception as error:
+            self._fault(stream, error, version=envelope.version)
+
+    def _handshake(self, version: int, stream: int, request: Request) -> None:
+        if isinstance(request, Options):
+            self._send(int(Opcode.SUPPORTED), stream, _SUPPORTED, version=version)
+            return
+        if not isinstance(request, Startup):
+            raise ProtocolViolation(f"Unexpected message {type(request).__name__.upper()} before STARTUP")
+        compression = request.options.get("COMPRESSION", "").lower()
+        if compression and compression not in ALGORITHMS:
+            raise ProtocolViolation(f"Unknown compression algorithm: {compression}")
+        if "CQL_VERSION" not in request.options:
+            raise ProtocolViolation("Missing value CQL_VERSION in STARTUP message")
+        self._version = self._reader.version = version
+        self.options = request.options
+        self._send(int(Opcode.READY), stream, responses.READY)
+        self._flush()
+        self.session = Session(version)
+        self._compressed = bool(compression)
+        if uses_segments(version):
+            if self._reader.pending_bytes:
+                raise ProtocolViolation("Bytes behind STARTUP before it was answered")
+            self._segments = SegmentReader(compressed=self._compressed)
+
+    def _dispatch(self, session: Session, envelope: Envelope, request: Request) -> None:
+        stream = envelope.stream
+        if isinstance(request, Options):
+            self._send(int(Opcode.SUPPORTED), stream, _SUPPORTED)
+        elif isinstance(request, Register):
+            self.events |= frozenset(request.event_types)
+            self._send(int(Opcode.READY), stream, responses.READY)
+        elif isinstance(request, Startup):
+            raise ProtocolViolation("Unexpected message STARTUP: this connection has started already")
+        elif isinstance(request, AuthResponse):
+            raise ProtocolViolation("Unexpected message AUTH_RESPONSE: no authentication was asked for")
+        elif isinstance(request, Prepare):
+            self._answer(stream, self._server.executor.prepare(session, request))
+        else:
+            warning = _TRACING_WARNING if envelope.flags & FLAG_TRACING else ""
+            self._spawn(session, stream, request, len(envelope.body), warning)
+
+    def _execute(self, session: Session, stream: int, request: Execute, size: int) -> None:
+        """The hot path: a prepared write of one partition needs no task."""
+        future = self._server.executor.begin_execute(request)
+        if future is None:
+            self._spawn(session, stream, request, size, "")
+            return
+        self._in_flight += 1
+        self._bytes_in_flight += size
+        future.add_done_callback(_Written(self, stream, size))
+
+    def _spawn(self, session: Session, stream: int, request: Request, size: int, warning: str) -> None:
+        self._in_flight += 1
+        self._bytes_in_flight += size
+        self._server.runtime.tasks.spawn(self._run(session, stream, request, size, warning), "cql.request")
+
+    async def _run(self, session: Session, stream: int, request: Request, size: int, warning: str) -> None:
+        try:
+            answer = await self._server.executor.run(session, request)
+            if warning:
+                answer = Answer(answer.body, (*answer.warnings, warning))
+            self._answer(stream, answer)
+        except LockstepError as error:
+            self._send(_ERROR, stream, responses.error(self._version, error))
+        except Exception as error:
+            self._fault(stream, error)
+        finally:
+            self.ended(size)
+
+    def ended(self, size: int) -> None:
+        """A request of `size` bytes has its answer."""
+        self._in_flight -= 1
+        self._bytes_in_flight -= size
+        self.requests_served += 1
+        if not self._reading:
+            self._regulate()
+        if self._draining and not self._in_flight:
+            self._close()
+
+    def written(self, stream: int, error: BaseException | None) -> None:
+        """A write that ran without a task ended."""
+        if error is None:
+            self._send(_RESULT, stream, responses.VOID)
+        elif isinstance(error, LockstepError):
+            self._send(_ERROR, stream, responses.error(self._version, error))
+        else:
+            self._fault(stream, error)
+
+    def _fault(self, stream: int, error: BaseException, version: int = 0) -> None:
+        fault = self._server.fault(error)
+        version = version or self._version
+        self._send(_ERROR, stream, responses.error(version, fault), version=version)
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def _answer(self, stream: int, answer: Answer) -> None:
+        flags, body = 0, answer.body
+        if answer.warnings:
+            flags, body = responses.with_prefix(body, warnings=answer.warnings)
+        self._send(_RESULT, stream, body, flags)
+
+    def send_event(self, body: bytes) -> None:
+        """An EVENT; the caller has looked at `events`."""
+        self._send(int(Opcode.EVENT), EVENT_STREAM, body)
+
+    def _send(self, opcode: int, stream: int, body: bytes, flags: int = 0, version: int = 0) -> None:
+        if self._transport is None:
+            return
+        segmented = self._segments is not None
+        envelope = encode_envelope(
+            version or self._version,
+            opcode,
+            stream,
+            body,
+            flags,
+            compress=self._compressed and not segmented,
+        )
+        self._out.append(envelope)
+        self._out_bytes += len(envelope)
+        if self._out_bytes >= CQL_ANSWER_BYTES_COALESCED:
+            self._flush()
+        elif not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        self._flush_due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        out, transport = self._out, self._transport
+        if not out or transport is None:
+            return
+        self._out = []
+        self._out_bytes = 0
+        if self._segments is not None:
+            transport.write(encode_segments(out, compress=self._compressed))
+        else:
+            transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Take no more requests; close when those in flight are answered."""
+        self._draining = True
+        if not self._in_flight:
+            self._close()
+
+    def abort(self) -> None:
+        """Close without waiting for anything."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close(self) -> None:
+        self._flush()
+        self._draining = True
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Written:
+    """Answers one write when its future is done."""
+
+    __slots__ = ("_connection", "_size", "_stream")
+
+    def __init__(self, connection: CqlConnection, stream: int, size: int) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._size = size
+
+    def __call__(self, future: asyncio.Future[None]) -> None:
+        error: BaseException | None
+        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        self._connection.written(self._stream, error)
+        self._connection.ended(self._size)

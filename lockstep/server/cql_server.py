@@ -1,0 +1,118 @@
+"""The CQL door of one node: listening, connections, and the parts behind them.
+
+Invariant: `serve` touches nothing but the node and its runtime, so a simulated node has the same door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import TYPE_CHECKING
+
+from lockstep.runtime.ports import Runtime, Server
+from lockstep.schema.model import Schema
+from lockstep.server.connection import CqlConnection
+from lockstep.server.events import Events
+from lockstep.server.execution import Executor
+from lockstep.server.schema_statements import SchemaStatements
+from lockstep.server.schema_watch import SchemaWatch
+from lockstep.server.system_local import SystemTables
+from lockstep.server.system_schema import SchemaTables
+from lockstep.server.system_views import ViewTables
+from lockstep.server.virtual import VirtualTables
+from lockstep.values.errors import ServerFault
+from lockstep.values.limits import CQL_CONNECTIONS_MAX
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+
+class CqlServer:
+    """Made by `serve`, after the node has started."""
+
+    def __init__(self, node: Node, runtime: Runtime) -> None:
+        self.node = node
+        self.runtime = runtime
+        self.connections: dict[CqlConnection, None] = {}
+        self.connections_refused = 0
+        self.faults = 0
+        self.requests_served = 0
+        self._server: Server | None = None
+        self._stopping = False
+        #: Set when the last connection has ended after `stop`.
+        self.drained = asyncio.Event()
+        watch = SchemaWatch(node)
+        self.virtual = VirtualTables(
+            [
+                *SystemTables(node, watch).tables(),
+                *SchemaTables(lambda: node.cluster.schema, self._virtual_schema).tables(),
+                *ViewTables(node, lambda: list(self.connections)).tables(),
+            ]
+        )
+        self.executor = Executor(node, self.virtual, SchemaStatements(node, watch))
+        self.events = Events(node, watch, self._broadcast)
+
+    def _virtual_schema(self) -> Schema:
+        return self.virtual.schema
+
+    async def start(self) -> None:
+        """Listen. ConfigurationError when the address is in use."""
+        network = self.node.configuration.network
+        self._server = await self.runtime.network.listen(
+            network.address, network.cql_port, lambda: CqlConnection(self)
+        )
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def opened(self, connection: CqlConnection) -> bool:
+        """False when there is no room for another connection."""
+        if self._stopping or len(self.connections) >= CQL_CONNECTIONS_MAX:
+            self.connections_refused += 1
+            return False
+        self.connections[connection] = None
+        return True
+
+    def closed(self, connection: CqlConnection) -> None:
+        if connection in self.connections:
+            del self.connections[connection]
+            self.requests_served += connection.requests_served
+        if self._stopping and not self.connections:
+            self.drained.set()
+
+    def fault(self, error: BaseException) -> ServerFault:
+        """Log a defect and name it for the client, who cannot know what it did."""
+        self.faults += 1
+        trace = "".join(traceback.format_exception(error)) if error.__traceback__ is not None else ""
+        self.node.log("cql.fault", error=f"{type(error).__name__}: {error}", trace=trace)
+        return ServerFault(f"Unexpected error in the server: {type(error).__name__}: {error}")
+
+    def _broadcast(self, kind: str, body: bytes) -> None:
+        for connection in list(self.connections):
+            if kind in connection.events:
+                connection.send_event(body)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Stop listening and let each connection finish what is in flight."""
+        self._stopping = True
+        self.events.stop()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if not self.connections:
+            self.drained.set()
+        for connection in list(self.connections):
+            connection.drain()
+
+    def abort(self) -> None:
+        """Close what has not finished."""
+        for connection in list(self.connections):
+            connection.abort()
+
+
+async def serve(node: Node, runtime: Runtime) -> CqlServer:
+    """Open the CQL door of a node that has started. ConfigurationError when the address is in use."""
+    server = CqlServer(node, runtime)
+    await server.start()
+    return server

@@ -1,0 +1,258 @@
+"""Executes requests of one node: statements to mutations, reads and schema changes, and their answers.
+
+Invariants: one request has one Context, so a re-plan repeats it exactly; timestamps that this node gives
+never repeat and never go back; what was sent to any replica is never answered as a definite failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from lockstep.cql.context import Context
+from lockstep.cql.modification import BatchPlan
+from lockstep.cql.modify import plan_batch, plan_modification
+from lockstep.cql.prepared import Prepared
+from lockstep.cql.wire import responses
+from lockstep.cql.wire.constants import BATCH_COUNTER, BATCH_LOGGED
+from lockstep.cql.wire.messages import (
+    Batch,
+    BatchStatement,
+    Execute,
+    Prepare,
+    Query,
+    QueryParameters,
+    Request,
+    Value,
+)
+from lockstep.server.catalogs import Catalogs
+from lockstep.server.schema_statements import SchemaStatements
+from lockstep.server.selects import Selects
+from lockstep.server.statements import Statement, Statements
+from lockstep.server.virtual import VirtualTables
+from lockstep.values.errors import (
+    InvalidRequest,
+    LockstepError,
+    ProtocolViolation,
+    RequestError,
+    WriteTimeout,
+)
+from lockstep.values.ids import Consistency
+from lockstep.values.limits import BATCH_STATEMENTS_MAX
+from lockstep.values.rows import Mutation
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+_WRITE_LEVELS_REFUSED = (Consistency.SERIAL, Consistency.LOCAL_SERIAL)
+
+
+class Session(msgspec.Struct):
+    """What a connection has agreed on; `keyspace` follows USE."""
+
+    version: int
+    keyspace: str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Body of a RESULT, and warnings for the client."""
+
+    body: bytes
+    warnings: tuple[str, ...] = ()
+
+
+_VOID = Answer(responses.VOID)
+
+
+class Executor:
+    """`virtual` answers for the system tables."""
+
+    def __init__(self, node: Node, virtual: VirtualTables, schema_statements: SchemaStatements) -> None:
+        self._node = node
+        self._runtime = node.runtime
+        self._write_ms = node.configuration.timeouts.write_ms
+        self._last_timestamp_us = 0
+        self.catalogs = Catalogs(lambda: node.cluster.schema, virtual.schema)
+        self.statements = Statements(self.catalogs.current)
+        self.selects = Selects(node, virtual)
+        self._schema = schema_statements
+
+    # -- time and identity ------------------------------------------------------------------------
+
+    def context(self, parameters: QueryParameters) -> Context:
+        now_us = self._runtime.clock.wall_us()
+        # Strictly rising, so that the later of two writes through this node wins whatever the clock does.
+        stamp = self._last_timestamp_us = max(now_us, self._last_timestamp_us + 1)
+        given = parameters.timestamp_us
+        now_s = parameters.now_s
+        return Context(
+            now_us,
+            now_us // 1_000_000 if now_s is None else now_s,
+            stamp if given is None else given,
+            self._node.new_mutation_id(),
+            self._uuid_source,
+        )
+
+    def _uuid_source(self) -> bytes:
+        return self._runtime.random.bytes(16)
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def prepare(self, session: Session, request: Prepare) -> Answer:
+        statement = self.statements.prepare(request.text, request.keyspace or session.keyspace)
+        prepared = statement.prepared
+        body = responses.prepared(
+            session.version,
+            statement.id,
+            prepared.bind_columns,
+            prepared.partition_key_indexes,
+            prepared.result_columns,
+            statement.result_id,
+        )
+        return Answer(body)
+
+    def begin_execute(self, request: Execute) -> asyncio.Future[None] | None:
+        """Start a prepared write of one partition; None when the request needs `run`.
+
+        Raises what is known before anything was sent.
+        """
+        statement = self.statements.by_id(request.statement_id)
+        parameters = request.parameters
+        if not statement.is_direct or parameters.names is not None:
+            return None
+        consistency = parameters.consistency
+        if consistency in _WRITE_LEVELS_REFUSED:
+            raise _serial_write(consistency)
+        mutations = plan_modification(statement.prepared, parameters.values, self.context(parameters))
+        if not mutations:
+            return None
+        return self._node.coordinator.begin_write(mutations[0], consistency, self._write_ms)
+
+    async def run(self, session: Session, request: Request) -> Answer:
+        """Answer QUERY, EXECUTE or BATCH. RequestError, or a MetadataError of a schema change."""
+        if isinstance(request, Query):
+            keyspace = request.parameters.keyspace or session.keyspace
+            statement = self.statements.by_text(request.text, keyspace)
+            return await self._run(session, statement, request.parameters, None)
+        if isinstance(request, Execute):
+            statement = self.statements.by_id(request.statement_id)
+            return await self._run(session, statement, request.parameters, request)
+        if isinstance(request, Batch):
+            return await self._run_batch(session, request)
+        raise ProtocolViolation(f"Unexpected message {type(request).__name__.upper()}")
+
+    async def _run(
+        self, session: Session, statement: Statement, parameters: QueryParameters, execute: Execute | None
+    ) -> Answer:
+        prepared = statement.prepared
+        values = _positional(prepared, parameters)
+        kind = prepared.kind
+        if kind == "SELECT":
+            context = self.context(parameters)
+            return Answer(
+                await self.selects.run(session.version, statement, values, context, parameters, execute)
+            )
+        if kind in ("MODIFY", "BATCH"):
+            return await self._modify(prepared, values, parameters)
+        prepared.check_values(values)
+        if kind == "USE":
+            session.keyspace = prepared.keyspace
+            return Answer(responses.set_keyspace(prepared.keyspace))
+        if kind == "DDL":
+            return Answer(await self._schema.run(prepared, self.context(parameters)))
+        if kind == "DESCRIBE":
+            return Answer(self._schema.describe(session.version, prepared, self.catalogs.current()))
+        assert kind == "TRUNCATE", f"a statement of kind {kind}"
+        raise InvalidRequest("TRUNCATE is not supported; DROP TABLE and CREATE TABLE empty a table")
+
+    # -- writes -----------------------------------------------------------------------------------
+
+    async def _modify(
+        self, prepared: Prepared, values: Sequence[Value], parameters: QueryParameters
+    ) -> Answer:
+        mutations = plan_modification(prepared, values, self.context(parameters))
+        plan = prepared.plan
+        if isinstance(plan, BatchPlan):
+            logged = plan.kind == "LOGGED"
+            return await self._write_batch(mutations, parameters.consistency, logged=logged)
+        await self._write_all(mutations, parameters.consistency, "SIMPLE")
+        return _VOID
+
+    async def _run_batch(self, session: Session, batch: Batch) -> Answer:
+        if batch.kind == BATCH_COUNTER:
+            raise InvalidRequest("Counter batches are not supported")
+        if len(batch.statements) > BATCH_STATEMENTS_MAX:
+            raise InvalidRequest(f"A batch holds at most {BATCH_STATEMENTS_MAX} statements")
+        keyspace = batch.parameters.keyspace or session.keyspace
+        entries = [(self._batched(entry, keyspace), entry.values) for entry in batch.statements]
+        mutations = plan_batch(entries, self.context(batch.parameters))
+        return await self._write_batch(
+            mutations, batch.parameters.consistency, logged=batch.kind == BATCH_LOGGED
+        )
+
+    def _batched(self, entry: BatchStatement, keyspace: str | None) -> Prepared:
+        if isinstance(entry.statement, str):
+            return self.statements.by_text(entry.statement, keyspace).prepared
+        return self.statements.by_id(entry.statement).prepared
+
+    async def _write_batch(
+        self, mutations: Sequence[Mutation], consistency: Consistency, *, logged: bool
+    ) -> Answer:
+        several = len(mutations) > 1
+        write_type = "SIMPLE" if not several else "BATCH" if logged else "UNLOGGED_BATCH"
+        await self._write_all(mutations, consistency, write_type)
+        if several and logged:
+            return Answer(
+                responses.VOID,
+                (
+                    f"This logged batch wrote {len(mutations)} partitions without a batch log: each was "
+                    "acknowledged at the requested level, but a failed coordinator may leave some unwritten",
+                ),
+            )
+        return _VOID
+
+    async def _write_all(
+        self, mutations: Sequence[Mutation], consistency: Consistency, write_type: str
+    ) -> None:
+        """Write every mutation at the level; the first error once all have ended."""
+        if consistency in _WRITE_LEVELS_REFUSED:
+            raise _serial_write(consistency)
+        begin = self._node.coordinator.begin_write
+        begun: list[asyncio.Future[None]] = []
+        failure: LockstepError | None = None
+        for mutation in mutations:
+            try:
+                begun.append(begin(mutation, consistency, self._write_ms, write_type))
+            except RequestError as error:
+                if not begun:
+                    raise
+                # Other partitions were sent already, so the outcome of the whole is unknown.
+                failure = WriteTimeout(consistency, 0, 1, write_type)
+                failure.message = f"{failure.message} (part of the batch: {error.message})"
+                break
+        if len(begun) == 1 and failure is None:
+            await begun[0]
+            return
+        for outcome in await asyncio.gather(*begun, return_exceptions=True):
+            if isinstance(outcome, LockstepError):
+                raise outcome
+            if outcome is not None:
+                raise outcome
+        if failure is not None:
+            raise failure
+
+
+def _positional(prepared: Prepared, parameters: QueryParameters) -> Sequence[Value]:
+    if parameters.names is None:
+        return parameters.values
+    named = dict(zip(parameters.names, parameters.values, strict=True))
+    return prepared.positional(named)
+
+
+def _serial_write(consistency: Consistency) -> InvalidRequest:
+    return InvalidRequest(
+        f"You must use conditional updates for serializable writes: {consistency.name} is no level of a write"
+    )

@@ -1,0 +1,162 @@
+"""The process of one node: `python -m lockstep.server.main --config FILE`.
+
+Invariant: standard output holds one line, `ready {json}`, written when clients can connect; everything else
+goes to standard error. An operator's mistake ends as `error[CODE]: sentence`, never as a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from lockstep.node.configuration import Configuration, parse
+from lockstep.node.node import Node
+from lockstep.runtime.ports import Runtime
+from lockstep.runtime.real import real_runtime, run
+from lockstep.server.cql_server import CqlServer, serve
+from lockstep.server.log import LineLog
+from lockstep.storage.store import Store
+from lockstep.values.errors import ConfigurationError, LockstepError
+
+USAGE: Final = "usage: python -m lockstep.server.main --config FILE"
+#: How long requests in flight may take after a SIGTERM; their own timeouts are shorter by default.
+DRAIN_S: Final = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a node until it is told to stop; the exit code."""
+    try:
+        configuration = read_configuration(sys.argv[1:] if arguments is None else arguments)
+        return run(lambda: _serve(configuration))
+    except LockstepError as error:
+        print(error.render(), file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def read_configuration(arguments: Sequence[str]) -> Configuration:
+    """The configuration that the command line names. ConfigurationError when there is none."""
+    if len(arguments) != 2 or arguments[0] != "--config":
+        raise ConfigurationError("one argument is needed: --config FILE", hint=USAGE)
+    file = Path(arguments[1])
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{file} is not text: {error}") from error
+    return parse(text, os.environ, source=str(file))
+
+
+async def _serve(configuration: Configuration) -> int:
+    try:
+        runtime = real_runtime(configuration.node.data_directory)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the data directory {configuration.node.data_directory} cannot be used: {error.strerror}"
+        ) from error
+    log = LineLog(runtime.clock, configuration.log.level, configuration.log.format)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.set_exception_handler(lambda _loop, context: log("task.fault", **_described(context)))
+    path = os.path.join(configuration.node.data_directory, "store")
+    node = Node(runtime, configuration, lambda _runtime: _open_store(path, runtime), log)
+    started = asyncio.ensure_future(node.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((started, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not started.done():
+        started.cancel()
+        await asyncio.wait((started,))
+        return 0
+    stopping.cancel()
+    await started
+    try:
+        return await _serve_clients(node, runtime, stop)
+    finally:
+        await node.stop()
+
+
+async def _open_store(path: str, runtime: Runtime) -> Store:
+    # The store's library takes some time to load: only a node that gets this far pays for it.
+    from lockstep.storage.rocks import open_rocks_store
+
+    return await open_rocks_store(path, runtime.tasks)
+
+
+async def _serve_clients(node: Node, runtime: Runtime, stop: asyncio.Event) -> int:
+    """Open the doors, wait for the end, close them; the exit code."""
+    server = await serve(node, runtime)
+    network = node.configuration.network
+    _say_ready(node)
+    from lockstep.server.admin import serve_admin
+
+    admin = await serve_admin(node, server, network.address, network.admin_port)
+    try:
+        code = await _until_the_end(node, stop)
+    finally:
+        admin.close()
+        await _drain(server)
+    return code
+
+
+def _say_ready(node: Node) -> None:
+    import json
+
+    network = node.configuration.network
+    facts = {
+        "node": node.node_id,
+        "host_id": node.identity.value.host_id,
+        "address": network.address,
+        "cql_port": network.cql_port,
+        "admin_port": network.admin_port,
+        "epoch": node.cluster.epoch,
+        "pid": os.getpid(),
+    }
+    print(f"ready {json.dumps(facts)}", flush=True)
+
+
+async def _until_the_end(node: Node, stop: asyncio.Event) -> int:
+    """0 when told to stop; the error's exit code when the node broke."""
+    assert node.broken is not None
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((stopping, node.broken), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not node.broken.done():
+        return 0
+    error = node.broken.result()
+    print(error.render(), file=sys.stderr, flush=True)
+    return error.exit_code
+
+
+async def _drain(server: CqlServer) -> None:
+    server.stop()
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            await server.drained.wait()
+    except TimeoutError:
+        server.abort()
+
+
+def _described(context: dict[str, object]) -> dict[str, object]:
+    error = context.get("exception")
+    if isinstance(error, BaseException):
+        import traceback
+
+        return {
+            "message": context.get("message"),
+            "error": f"{type(error).__name__}: {error}",
+            "trace": "".join(traceback.format_exception(error)),
+        }
+    return {"message": context.get("message")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

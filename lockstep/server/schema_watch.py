@@ -1,0 +1,129 @@
+"""Which schema versions there were, and who has applied which.
+
+Invariant: a version is a function of the schema alone, so nodes with equal schemas show equal versions;
+what is said of a peer is what it is known to have applied, not what it should have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.digest import part_digest
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.entries import LogEntry
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.messages import Announce
+from lockstep.replication import verbs
+from lockstep.schema.changes import ChangeSummary
+from lockstep.schema.model import Schema
+from lockstep.server.statements import digest16
+from lockstep.values.limits import SCHEMA_AGREEMENT_WAIT_MS, SCHEMA_VERSIONS_KEPT_MAX
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+#: Told what an entry has changed in the schema.
+SchemaListener = Callable[[ChangeSummary], None]
+
+
+def schema_version(schema: Schema) -> bytes:
+    """16 bytes of a UUID (version 4 in form) that names this schema."""
+    raw = bytearray(digest16(b"".join(part_digest(keyspace) for keyspace in schema.keyspaces)))
+    raw[6] = raw[6] & 0x0F | 0x40
+    raw[8] = raw[8] & 0x3F | 0x80
+    return bytes(raw)
+
+
+class SchemaWatch:
+    """Follows the metadata of `node` from its construction on."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._listeners: list[SchemaListener] = []
+        #: Epochs that changed the schema, ascending, and the version that each began.
+        self._epochs = [0]
+        self._versions = [schema_version(node.cluster.schema)]
+        self._summaries: dict[int, ChangeSummary] = {}
+        self._agreement: asyncio.Event = asyncio.Event()
+        node.state.listen(self._applied)
+        node.topology.listen(self._heard)
+
+    @property
+    def version(self) -> bytes:
+        """The version of this node's schema."""
+        return self._versions[-1]
+
+    def listen(self, listener: SchemaListener) -> None:
+        self._listeners.append(listener)
+
+    def version_of(self, peer: int) -> bytes:
+        """The version that a peer is known to have; this node's own for a peer that was not heard yet."""
+        epoch = self._node.topology.acknowledged(peer)
+        if epoch == 0:
+            return self.version
+        return self._versions[max(0, bisect_right(self._epochs, epoch) - 1)]
+
+    def summary_at(self, epoch: int) -> ChangeSummary | None:
+        """What the entry of this epoch changed in the schema, among the last SCHEMA_VERSIONS_KEPT_MAX
+        changes; None when it found nothing to change."""
+        return self._summaries.get(epoch)
+
+    async def agreed(self, epoch: int) -> bool:
+        """Wait until all live nodes have applied the epoch, at most SCHEMA_AGREEMENT_WAIT_MS."""
+        clock = self._node.runtime.clock
+        deadline_s = clock.monotonic_s() + SCHEMA_AGREEMENT_WAIT_MS / 1000
+        while not self._is_agreed(epoch):
+            left_s = deadline_s - clock.monotonic_s()
+            if left_s <= 0:
+                return False
+            event = self._agreement
+            try:
+                async with asyncio.timeout(left_s):
+                    await event.wait()
+            except TimeoutError:
+                return self._is_agreed(epoch)
+        return True
+
+    def _is_agreed(self, epoch: int) -> bool:
+        node = self._node
+        return all(
+            node.topology.acknowledged(other.id) >= epoch
+            for other in node.cluster.directory.nodes
+            if other.id != node.node_id
+            and other.state is not NodeState.LEFT
+            and node.liveness.alive(other.id)
+        )
+
+    def _heard(self, _peer: int, _epoch: int) -> None:
+        event, self._agreement = self._agreement, asyncio.Event()
+        event.set()
+
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
+        if before.schema is after.schema:
+            return
+        change = self._node.registry.decode(entry.kind, entry.body)
+        if not isinstance(change, ChangeSchema):
+            return
+        found = change.summary(before, entry.epoch)
+        if found is None:
+            return
+        self._epochs.append(entry.epoch)
+        self._versions.append(schema_version(after.schema))
+        self._summaries[entry.epoch] = found
+        if len(self._epochs) > SCHEMA_VERSIONS_KEPT_MAX:
+            self._summaries.pop(self._epochs[0], None)
+            del self._epochs[0], self._versions[0]
+        self._tell_peers(after)
+        for listener in self._listeners:
+            listener(found)
+
+    def _tell_peers(self, cluster: ClusterMetadata) -> None:
+        """Clients compare versions at once after a change: let the peers know now that it is applied here."""
+        node = self._node
+        for other in cluster.directory.nodes:
+            if other.id != node.node_id and other.state is not NodeState.LEFT:
+                node.internode.send((other.address, other.internode_port), verbs.ANNOUNCE, Announce())

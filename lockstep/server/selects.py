@@ -1,0 +1,105 @@
+"""SELECT: rounds of reads until a page is full, from replicas or from the system tables.
+
+Invariant: a page is complete or its paging state continues exactly behind its last row, on any node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lockstep.cql import paging
+from lockstep.cql.context import Context
+from lockstep.cql.results import PageBuilder
+from lockstep.cql.select import SelectPrepared, plan_select
+from lockstep.cql.wire import responses
+from lockstep.cql.wire.constants import has_metadata_id
+from lockstep.cql.wire.messages import Execute, QueryParameters, Value
+from lockstep.server.statements import Statement
+from lockstep.server.virtual import VirtualTables
+from lockstep.values.errors import InvalidRequest, LockstepError
+from lockstep.values.ids import Consistency
+from lockstep.values.rows import ReadCommand, ReadResult
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+
+class Selects:
+    def __init__(self, node: Node, virtual: VirtualTables) -> None:
+        self._node = node
+        self._virtual = virtual
+        self._timeouts = node.configuration.timeouts
+
+    async def run(
+        self,
+        version: int,
+        statement: Statement,
+        values: Sequence[Value],
+        context: Context,
+        parameters: QueryParameters,
+        execute: Execute | None,
+    ) -> bytes:
+        """Body of the rows result. `execute` is None for a statement sent as text."""
+        prepared = statement.prepared
+        select = prepared.plan
+        assert isinstance(select, SelectPrepared)
+        if not prepared.is_virtual:
+            _check_level(parameters.consistency)
+        page = None
+        if parameters.paging_state:
+            page = paging.decode(parameters.paging_state, prepared.table_id)
+        page_size = parameters.page_size or -1
+        builder = PageBuilder(plan_select(prepared, values, context, page, page_size))
+        timeout_ms = self._timeouts.read_ms if select.is_point else self._timeouts.range_read_ms
+        while commands := builder.commands():
+            if prepared.is_virtual:
+                builder.add([self._virtual.read(command) for command in commands])
+            else:
+                builder.add(await self._read_all(commands, parameters.consistency, timeout_ms))
+        found = builder.page()
+        new_id = None
+        if execute is not None and has_metadata_id(version):
+            new_id = statement.result_id if execute.result_metadata_id != statement.result_id else None
+        return responses.rows(
+            statement.metadata(version),
+            found.rows,
+            paging_state=found.paging_state,
+            skip_metadata=parameters.skip_metadata
+            and execute is not None
+            and (has_metadata_id(version) or not statement.shape_changed),
+            new_metadata_id=new_id,
+        )
+
+    async def _read_all(
+        self, commands: Sequence[ReadCommand], consistency: Consistency, timeout_ms: int
+    ) -> list[ReadResult]:
+        """Results in the order of the commands; the first command's error when any failed."""
+        if len(commands) == 1:
+            return [await self._node.coordinator.read(commands[0], consistency, timeout_ms)]
+        spawn = self._node.runtime.tasks.spawn
+        tasks = [
+            spawn(self._read(command, consistency, timeout_ms), "cql.partition-read") for command in commands
+        ]
+        found: list[ReadResult] = []
+        for outcome in await asyncio.gather(*tasks):
+            if isinstance(outcome, LockstepError):
+                raise outcome
+            found.append(outcome)
+        return found
+
+    async def _read(
+        self, command: ReadCommand, consistency: Consistency, timeout_ms: int
+    ) -> ReadResult | LockstepError:
+        try:
+            return await self._node.coordinator.read(command, consistency, timeout_ms)
+        except LockstepError as error:
+            return error
+
+
+def _check_level(consistency: Consistency) -> None:
+    if consistency is Consistency.ANY:
+        raise InvalidRequest("ANY ConsistencyLevel is only supported for writes")
+    if consistency in (Consistency.SERIAL, Consistency.LOCAL_SERIAL):
+        raise InvalidRequest(f"Reads at {consistency.name} are not supported")

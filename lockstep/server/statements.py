@@ -1,0 +1,178 @@
+"""Statements that can be executed again without parsing: prepared ones, and texts that come often.
+
+Invariants: a statement's id is a function of its keyspace (none for a statement that names its own) and its
+text, so it is the same on every node; a statement is planned against the schema it is executed under.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+from lockstep.cql import tree
+from lockstep.cql.catalog import Catalog
+from lockstep.cql.modification import ModificationPlan
+from lockstep.cql.prepare import prepare
+from lockstep.cql.prepared import Prepared
+from lockstep.cql.wire.constants import VERSION_MAX
+from lockstep.cql.wire.responses import RowsMetadata, encode_rows_metadata
+from lockstep.values.errors import InvalidRequest, Unprepared
+from lockstep.values.limits import (
+    PREPARED_STATEMENTS_MAX,
+    TEXT_STATEMENT_CHARACTERS_MAX,
+    TEXT_STATEMENTS_MAX,
+)
+
+STATEMENT_ID_BYTES: Final = 16
+
+
+def digest16(data: bytes) -> bytes:
+    """16 bytes that name `data`."""
+    return hashlib.blake2b(data, digest_size=STATEMENT_ID_BYTES).digest()
+
+
+class Statement:
+    """One statement and what is encoded of it once. `shape_changed`: its result columns have changed since
+    it was first prepared here, so clients may hold outdated ones. `is_direct`: a write of one partition."""
+
+    __slots__ = (
+        "_metadata",
+        "catalog",
+        "id",
+        "is_direct",
+        "keyspace",
+        "prepared",
+        "result_id",
+        "shape_changed",
+        "text",
+    )
+
+    def __init__(self, text: str, keyspace: str | None, prepared: Prepared, catalog: Catalog) -> None:
+        self.text = text
+        self.keyspace = keyspace
+        self.shape_changed = False
+        named = "" if keyspace is None or _names_its_keyspace(prepared.statement) else keyspace
+        self.id = digest16(f"{named}\x00{text}".encode())
+        self._take(prepared, catalog)
+
+    def _take(self, prepared: Prepared, catalog: Catalog) -> None:
+        self.prepared = prepared
+        self.catalog = catalog
+        self._metadata: dict[int, RowsMetadata] = {}
+        self.result_id = digest16(self.metadata(VERSION_MAX).columns if prepared.result_columns else b"")
+        plan = prepared.plan
+        self.is_direct = isinstance(plan, ModificationPlan) and plan.steps is not None
+
+    def metadata(self, version: int) -> RowsMetadata:
+        found = self._metadata.get(version)
+        if found is None:
+            found = self._metadata[version] = encode_rows_metadata(version, self.prepared.result_columns)
+        return found
+
+    def follow(self, catalog: Catalog) -> None:
+        """Plan anew when the schema has moved under the statement. InvalidRequest when it fits no more."""
+        if self.catalog is catalog:
+            return
+        if self._still_fits(catalog):
+            self.catalog = catalog
+            return
+        before = self.result_id
+        self._take(prepare(self.text, self.keyspace, catalog), catalog)
+        if self.result_id != before:
+            self.shape_changed = True
+
+    def _still_fits(self, catalog: Catalog) -> bool:
+        prepared = self.prepared
+        if prepared.kind not in ("SELECT", "MODIFY") or not prepared.table_id:
+            return False
+        table = catalog.virtual.tables_by_id if prepared.is_virtual else catalog.schema.tables_by_id
+        found = table.get(prepared.table_id)
+        return found is not None and found.epoch == prepared.table_epoch
+
+
+def _names_its_keyspace(statement: tree.Statement) -> bool:
+    if isinstance(statement, tree.Batch):
+        return all(_names_its_keyspace(part) for part in statement.statements)
+    named = getattr(statement, "table", None)
+    return isinstance(named, tree.TableName) and named.keyspace is not None
+
+
+class _Recent:
+    """A bounded map that forgets what was used least recently."""
+
+    def __init__(self, size_max: int) -> None:
+        self._size_max = size_max
+        self._kept: dict[object, Statement] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: object) -> Statement | None:
+        found = self._kept.pop(key, None)
+        if found is not None:
+            self._kept[key] = found
+        return found
+
+    def put(self, key: object, statement: Statement) -> None:
+        self._kept.pop(key, None)
+        self._kept[key] = statement
+        if len(self._kept) > self._size_max:
+            del self._kept[next(iter(self._kept))]
+
+    def drop(self, key: object) -> None:
+        self._kept.pop(key, None)
+
+
+class Statements:
+    """All statements of one node; `catalog` gives the present schema."""
+
+    def __init__(self, catalog: Callable[[], Catalog]) -> None:
+        self._catalog = catalog
+        self._prepared = _Recent(PREPARED_STATEMENTS_MAX)
+        self._texts = _Recent(TEXT_STATEMENTS_MAX)
+
+    def __len__(self) -> int:
+        return len(self._prepared)
+
+    def prepare(self, text: str, keyspace: str | None) -> Statement:
+        """Plan and keep a statement. SyntaxError_ or InvalidRequest."""
+        catalog = self._catalog()
+        statement = Statement(text, keyspace, prepare(text, keyspace, catalog), catalog)
+        known = self._prepared.get(statement.id)
+        if known is not None:
+            if known.result_id != statement.result_id:
+                statement.shape_changed = True
+            else:
+                statement.shape_changed = known.shape_changed
+        self._prepared.put(statement.id, statement)
+        return statement
+
+    def by_id(self, statement_id: bytes) -> Statement:
+        """A prepared statement under the present schema. Unprepared when it is not, or no longer, known."""
+        found = self._prepared.get(statement_id)
+        if found is None:
+            raise Unprepared(statement_id)
+        catalog = self._catalog()
+        if found.catalog is not catalog:
+            try:
+                found.follow(catalog)
+            except InvalidRequest:
+                # Preparing it again tells the client why it fits no more.
+                self._prepared.drop(statement_id)
+                raise Unprepared(statement_id) from None
+        return found
+
+    def by_text(self, text: str, keyspace: str | None) -> Statement:
+        """The plan of a text. SyntaxError_ or InvalidRequest."""
+        catalog = self._catalog()
+        key = (keyspace, text)
+        found = self._texts.get(key)
+        if found is not None:
+            if found.catalog is catalog:
+                return found
+            self._texts.drop(key)
+        statement = Statement(text, keyspace, prepare(text, keyspace, catalog), catalog)
+        if len(text) <= TEXT_STATEMENT_CHARACTERS_MAX:
+            self._texts.put(key, statement)
+        return statement

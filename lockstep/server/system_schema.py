@@ -1,0 +1,238 @@
+"""`system_schema` and `system_virtual_schema`: the schema as drivers read it.
+
+Invariant: every keyspace is listed in exactly one of the two, so that drivers see each table once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
+from lockstep.schema.table_options import option, option_map
+from lockstep.schema.types import parse_uuid
+from lockstep.server.virtual import VirtualRow, VirtualTable, define
+
+#: Virtual keyspaces that drivers expect in system_virtual_schema; the others pass for stored ones.
+SHOWN_AS_VIRTUAL: Final = ("system_views", "system_virtual_schema")
+
+_STRATEGIES = "org.apache.cassandra.locator."
+_KINDS = {
+    ColumnKind.PARTITION_KEY: "partition_key",
+    ColumnKind.CLUSTERING: "clustering",
+    ColumnKind.STATIC: "static",
+    ColumnKind.REGULAR: "regular",
+}
+_COLUMNS = (
+    "keyspace_name text; table_name text; column_name text; clustering_order text; "
+    "column_name_bytes blob; kind text; position int; type text"
+)
+_TABLES = (
+    "keyspace_name text; table_name text; additional_write_policy text; allow_auto_snapshot boolean; "
+    "bloom_filter_fp_chance double; caching frozen<map<text, text>>; cdc boolean; comment text; "
+    "compaction frozen<map<text, text>>; compression frozen<map<text, text>>; crc_check_chance double; "
+    "dclocal_read_repair_chance double; default_time_to_live int; extensions frozen<map<text, blob>>; "
+    "flags frozen<set<text>>; gc_grace_seconds int; id uuid; incremental_backups boolean; "
+    "max_index_interval int; memtable text; memtable_flush_period_in_ms int; min_index_interval int; "
+    "read_repair text; read_repair_chance double; speculative_retry text"
+)
+#: Tables that are empty because what they list cannot be made (yet): name, columns, clustering key.
+_EMPTY = (
+    (
+        "types",
+        "keyspace_name text; type_name text; field_names frozen<list<text>>; field_types frozen<list<text>>",
+        ("type_name",),
+    ),
+    (
+        "functions",
+        "keyspace_name text; function_name text; argument_types frozen<list<text>>; "
+        "argument_names frozen<list<text>>; body text; called_on_null_input boolean; language text; "
+        "return_type text",
+        ("function_name", "argument_types"),
+    ),
+    (
+        "aggregates",
+        "keyspace_name text; aggregate_name text; argument_types frozen<list<text>>; final_func text; "
+        "initcond text; return_type text; state_func text; state_type text",
+        ("aggregate_name", "argument_types"),
+    ),
+    (
+        "triggers",
+        "keyspace_name text; table_name text; trigger_name text; options frozen<map<text, text>>",
+        ("table_name", "trigger_name"),
+    ),
+    (
+        "indexes",
+        "keyspace_name text; table_name text; index_name text; kind text; options frozen<map<text, text>>",
+        ("table_name", "index_name"),
+    ),
+    (
+        "views",
+        "keyspace_name text; view_name text; base_table_id uuid; base_table_name text; "
+        "include_all_columns boolean; where_clause text; "
+        + _TABLES.removeprefix("keyspace_name text; table_name text; "),
+        ("view_name",),
+    ),
+    (
+        "column_masks",
+        "keyspace_name text; table_name text; column_name text; "
+        "function_argument_nulls frozen<list<boolean>>; "
+        "function_argument_types frozen<list<text>>; function_argument_values frozen<list<text>>; "
+        "function_keyspace text; function_name text",
+        ("table_name", "column_name"),
+    ),
+)
+
+SchemaOf = Callable[[], Schema]
+
+
+class SchemaTables:
+    """`stored` and `virtual` give the present schemas; `virtual` is asked only when rows are read."""
+
+    def __init__(self, stored: SchemaOf, virtual: SchemaOf) -> None:
+        self._stored = stored
+        self._virtual = virtual
+
+    def tables(self) -> list[VirtualTable]:
+        def schema(name: str, columns: str, clustering: tuple[str, ...], rows: Any) -> VirtualTable:
+            return define("system_schema", name, columns, ("keyspace_name",), clustering, rows)
+
+        def virtual(name: str, columns: str, clustering: tuple[str, ...], rows: Any) -> VirtualTable:
+            return define("system_virtual_schema", name, columns, ("keyspace_name",), clustering, rows)
+
+        return [
+            schema(
+                "keyspaces",
+                "keyspace_name text; durable_writes boolean; replication frozen<map<text, text>>",
+                (),
+                lambda: map(_keyspace_row, self._real()),
+            ),
+            schema("tables", _TABLES, ("table_name",), lambda: map(_table_row, _tables(self._real()))),
+            schema("columns", _COLUMNS, ("table_name", "column_name"), lambda: _column_rows(self._real())),
+            schema(
+                "dropped_columns",
+                "keyspace_name text; table_name text; column_name text; dropped_time timestamp; "
+                "kind text; type text",
+                ("table_name", "column_name"),
+                lambda: _dropped_rows(self._real()),
+            ),
+            *(schema(name, columns, clustering, _nothing) for name, columns, clustering in _EMPTY),
+            virtual("keyspaces", "keyspace_name text", (), self._virtual_keyspaces),
+            virtual(
+                "tables",
+                "keyspace_name text; table_name text; comment text",
+                ("table_name",),
+                self._virtual_tables,
+            ),
+            virtual("columns", _COLUMNS, ("table_name", "column_name"), self._virtual_columns),
+        ]
+
+    def _real(self) -> list[Keyspace]:
+        hidden = [keyspace for keyspace in self._virtual().keyspaces if keyspace.name not in SHOWN_AS_VIRTUAL]
+        return [*self._stored().keyspaces, *hidden]
+
+    def _shown_virtual(self) -> list[Keyspace]:
+        return [keyspace for keyspace in self._virtual().keyspaces if keyspace.name in SHOWN_AS_VIRTUAL]
+
+    def _virtual_keyspaces(self) -> Iterator[VirtualRow]:
+        return ({"keyspace_name": keyspace.name} for keyspace in self._shown_virtual())
+
+    def _virtual_tables(self) -> Iterator[VirtualRow]:
+        for table in _tables(self._shown_virtual()):
+            comment = table.option("comment", "")
+            yield {"keyspace_name": table.keyspace, "table_name": table.name, "comment": comment}
+
+    def _virtual_columns(self) -> Iterator[VirtualRow]:
+        return _column_rows(self._shown_virtual())
+
+
+def _nothing() -> Iterator[VirtualRow]:
+    return iter(())
+
+
+def _tables(keyspaces: list[Keyspace]) -> Iterator[Table]:
+    return (table for keyspace in keyspaces for table in keyspace.tables)
+
+
+def replication_map(keyspace: Keyspace) -> dict[str, str]:
+    """The replication as drivers read it: the fully qualified class name and the factors."""
+    replication = keyspace.replication
+    factors = {name or "replication_factor": str(factor) for name, factor in replication.factors}
+    return {"class": _STRATEGIES + replication.strategy, **factors}
+
+
+def _keyspace_row(keyspace: Keyspace) -> VirtualRow:
+    return {
+        "keyspace_name": keyspace.name,
+        "durable_writes": keyspace.durable_writes,
+        "replication": replication_map(keyspace),
+    }
+
+
+def _table_row(table: Table) -> VirtualRow:
+    def text(name: str) -> str:
+        return option(table.options, name)
+
+    return {
+        "keyspace_name": table.keyspace,
+        "table_name": table.name,
+        "additional_write_policy": text("additional_write_policy"),
+        "allow_auto_snapshot": text("allow_auto_snapshot") == "true",
+        "bloom_filter_fp_chance": float(text("bloom_filter_fp_chance")),
+        "caching": option_map(text("caching")),
+        "cdc": text("cdc") == "true",
+        "comment": text("comment"),
+        "compaction": option_map(text("compaction")),
+        "compression": option_map(text("compression")),
+        "crc_check_chance": float(text("crc_check_chance")),
+        "dclocal_read_repair_chance": 0.0,
+        "default_time_to_live": int(text("default_time_to_live")),
+        "extensions": {name: value.encode() for name, value in json.loads(text("extensions")).items()},
+        # Without `compound` drivers take a table for one with compact storage.
+        "flags": ["compound"],
+        "gc_grace_seconds": int(text("gc_grace_seconds")),
+        "id": parse_uuid(table.uuid),
+        "incremental_backups": text("incremental_backups") == "true",
+        "max_index_interval": int(text("max_index_interval")),
+        "memtable": None if text("memtable") == "default" else text("memtable"),
+        "memtable_flush_period_in_ms": int(text("memtable_flush_period_in_ms")),
+        "min_index_interval": int(text("min_index_interval")),
+        "read_repair": text("read_repair"),
+        "read_repair_chance": 0.0,
+        "speculative_retry": text("speculative_retry"),
+    }
+
+
+def _column_rows(keyspaces: list[Keyspace]) -> Iterator[VirtualRow]:
+    for table in _tables(keyspaces):
+        for column in table.columns:
+            yield {
+                "keyspace_name": table.keyspace,
+                "table_name": table.name,
+                "column_name": column.name,
+                "clustering_order": _order(column),
+                "column_name_bytes": column.name.encode(),
+                "kind": _KINDS[column.kind],
+                "position": column.position,
+                "type": column.type,
+            }
+
+
+def _order(column: Column) -> str:
+    if column.kind is not ColumnKind.CLUSTERING:
+        return "none"
+    return "desc" if column.descending else "asc"
+
+
+def _dropped_rows(keyspaces: list[Keyspace]) -> Iterator[VirtualRow]:
+    for table in _tables(keyspaces):
+        for column in table.dropped:
+            yield {
+                "keyspace_name": table.keyspace,
+                "table_name": table.name,
+                "column_name": column.name,
+                "dropped_time": column.dropped_at_us // 1000,
+                "kind": "regular",
+                "type": column.type,
+            }
