@@ -1,0 +1,169 @@
+"""What a data job knows of the cluster: hosts and their tokens, replicas of ranges, columns of a table.
+
+Invariant: everything here is read from the cluster when it is needed and is only a hint for whom to ask:
+a request to a host that no longer holds a range is answered all the same, by way of the ones that do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from lockstep.placement.strategies import NETWORK_TOPOLOGY, SIMPLE, Owner, compute
+from lockstep.schema.model import Replication
+from lockstep.schema.types import CqlType, parse_type
+from lockstep.spark.cql_client import ConnectionPool, CqlConnection, Endpoint
+from lockstep.values.errors import ConfigurationError, PeerError, PeerUnreachable
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import Range
+
+Answer = TypeVar("Answer")
+
+
+class Host(msgspec.Struct, frozen=True):
+    address: str
+    dc: str
+    rack: str
+    tokens: tuple[int, ...]
+
+
+class Ring(msgspec.Struct, frozen=True):
+    """`ranges` are sorted and cover the ring; each has the addresses of its replicas, primary first."""
+
+    hosts: tuple[Host, ...]
+    ranges: tuple[tuple[Range, tuple[str, ...]], ...]
+
+    def replicas(self, token: int) -> tuple[str, ...]:
+        """Replicas of the range that `token` lies in."""
+        return next((nodes for part, nodes in self.ranges if part.contains(token)), ())
+
+
+class TableColumn(msgspec.Struct, frozen=True):
+    """`kind` is partition_key, clustering, static or regular; `type` is its CQL text."""
+
+    name: str
+    kind: str
+    position: int
+    type: str
+
+    @property
+    def cql_type(self) -> CqlType:
+        return parse_type(self.type)
+
+
+class TableShape(msgspec.Struct, frozen=True):
+    """Columns in the order of `SELECT *`: partition key, clustering, then the others by name."""
+
+    keyspace: str
+    table: str
+    columns: tuple[TableColumn, ...]
+
+    @property
+    def partition_key(self) -> tuple[TableColumn, ...]:
+        return tuple(column for column in self.columns if column.kind == "partition_key")
+
+    @property
+    def key(self) -> tuple[TableColumn, ...]:
+        return tuple(column for column in self.columns if column.kind in ("partition_key", "clustering"))
+
+    def column(self, name: str) -> TableColumn:
+        """ConfigurationError when there is no such column."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        known = ", ".join(column.name for column in self.columns)
+        raise ConfigurationError(
+            f"table {self.keyspace}.{self.table} has no column {name}", hint=f"its columns: {known}"
+        )
+
+
+def quoted(name: str) -> str:
+    """A name as CQL reads it whatever it holds."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def ask_any(
+    pool: ConnectionPool,
+    endpoints: Sequence[Endpoint],
+    timeout_s: float,
+    question: Callable[[CqlConnection], Answer],
+) -> Answer:
+    """`question` put to the first host that answers. Raises PeerUnreachable when none does."""
+    failures: list[str] = []
+    for endpoint in endpoints:
+        try:
+            connection = pool.take(endpoint, timeout_s)
+        except PeerError as error:
+            failures.append(error.message)
+            continue
+        try:
+            return question(connection)
+        except PeerError as error:
+            failures.append(error.message)
+        finally:
+            pool.give_back(connection)
+    raise PeerUnreachable(
+        f"none of the hosts answers: {'; '.join(failures)}", hint="check the options hosts and port"
+    )
+
+
+def read_ring(connection: CqlConnection, keyspace: str) -> Ring:
+    """The ring as that host sees it. ConfigurationError when there is no such keyspace."""
+    rows = connection.query("SELECT rpc_address, data_center, rack, tokens FROM system.local")
+    rows += connection.query("SELECT rpc_address, data_center, rack, tokens FROM system.peers")
+    hosts = tuple(sorted((_host(row) for row in rows if row["tokens"]), key=lambda host: host.address))
+    owners = [Owner(NodeId(index), host.dc, host.rack, host.tokens) for index, host in enumerate(hosts)]
+    placed = compute(_replication(connection, keyspace), owners)
+    return Ring(hosts, tuple((part, tuple(hosts[node].address for node in nodes)) for part, nodes in placed))
+
+
+def read_table(connection: CqlConnection, keyspace: str, table: str) -> TableShape:
+    """The table's columns. ConfigurationError when there is no such table."""
+    rows = connection.query(
+        "SELECT column_name, kind, position, type FROM system_schema.columns "
+        "WHERE keyspace_name = ? AND table_name = ?",
+        (keyspace.encode(), table.encode()),
+    )
+    if not rows:
+        raise ConfigurationError(
+            f"there is no table {keyspace}.{table}",
+            hint="names are case-sensitive and stand without quotes",
+        )
+    columns = [
+        TableColumn(str(row["column_name"]), str(row["kind"]), int(str(row["position"])), str(row["type"]))
+        for row in rows
+    ]
+    order = {"partition_key": 0, "clustering": 1}
+    columns.sort(key=lambda column: (order.get(column.kind, 2), column.position, column.name))
+    return TableShape(keyspace, table, tuple(columns))
+
+
+def _host(row: dict[str, object]) -> Host:
+    tokens = row["tokens"]
+    assert isinstance(tokens, list)
+    return Host(
+        str(row["rpc_address"]),
+        str(row["data_center"]),
+        str(row["rack"]),
+        tuple(sorted(int(token) for token in tokens)),
+    )
+
+
+def _replication(connection: CqlConnection, keyspace: str) -> Replication:
+    rows = connection.query(
+        "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?", (keyspace.encode(),)
+    )
+    if not rows:
+        raise ConfigurationError(f"there is no keyspace {keyspace}")
+    pairs = rows[0]["replication"]
+    assert isinstance(pairs, list)
+    settings = {str(name): str(value) for name, value in pairs}
+    strategy = settings.pop("class", "").rpartition(".")[2]
+    if strategy == SIMPLE:
+        return Replication(SIMPLE, (("", int(settings["replication_factor"])),))
+    if strategy == NETWORK_TOPOLOGY:
+        factors = sorted((dc, int(factor)) for dc, factor in settings.items() if factor.isdigit())
+        return Replication(NETWORK_TOPOLOGY, tuple(factors))
+    raise ConfigurationError(f"keyspace {keyspace} is local to each node and cannot be read as a whole")

@@ -1,0 +1,189 @@
+"""The data source `lockstep`: tables as Spark DataFrames, read and appended to.
+
+Owns: the schema of a table as Spark sees it, and the readers. Invariant: a reader is data (options, table
+shape, projection), so Spark may pickle it anywhere; connections and the ring are looked up by the process
+that reads. Batches have exactly the declared types.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructField, StructType
+
+from lockstep.cql.wire.messages import Value
+from lockstep.spark.columns import spark_type
+from lockstep.spark.cql_client import pool_of
+from lockstep.spark.options import Options, parse_options
+from lockstep.spark.pages import PageDecoder
+from lockstep.spark.partitions import (
+    KeyPartition,
+    RangePartition,
+    key_partitions,
+    keys_of_filters,
+    range_partitions,
+)
+from lockstep.spark.ring import Ring, TableColumn, TableShape, ask_any, quoted, read_ring, read_table
+from lockstep.spark.scan import Hosts, StatementReader
+from lockstep.spark.writer import LockstepWriter, write_plan
+from lockstep.values.errors import ConfigurationError, InvalidRequest
+from lockstep.values.tokens import token_of
+
+FORMAT: Final = "lockstep"
+_TOKEN_BYTES: Final = 8
+
+
+class LockstepSource(DataSource):
+    """`spark.read.format("lockstep")` and `df.write.format("lockstep").mode("append")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The table's columns, or those of the option `columns`, as Spark types."""
+        options = parse_options(self.options)
+        shape = _shape(options)
+        names = options.columns or tuple(column.name for column in shape.columns)
+        return StructType([_field(shape, shape.column(name), options) for name in names])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the schema's columns; one that takes filters when `filterPushdown` is true."""
+        options = parse_options(self.options)
+        shape = _shape(options)
+        projection = _projection(shape, schema, options)
+        kind = FilteringReader if options.filter_pushdown else LockstepReader
+        return kind(options, shape, projection)
+
+    def writer(self, schema: StructType, overwrite: bool) -> LockstepWriter:
+        """An appending writer, after every check of the schema that needs no data."""
+        options = parse_options(self.options)
+        return LockstepWriter(options, write_plan(_shape(options), schema, overwrite, options))
+
+
+class LockstepReader(DataSourceReader):
+    """Reads whole token ranges."""
+
+    def __init__(self, options: Options, shape: TableShape, projection: Sequence[TableColumn]) -> None:
+        self._options = options
+        self._shape = shape
+        self._projection = tuple(projection)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return range_partitions(self._ring(), self._options.splits_per_range)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Record batches of about `batchRows` rows."""
+        if isinstance(partition, KeyPartition):
+            where = " AND ".join(f"{quoted(column.name)} = ?" for column in self._shape.partition_key)
+            wanted = [(key, token_of(_partition_key(key))) for key in partition.keys]
+        else:
+            assert isinstance(partition, RangePartition)
+            token = f"token({', '.join(quoted(column.name) for column in self._shape.partition_key)})"
+            where = f"{token} > ? AND {token} <= ?"
+            wanted = [((_token_bytes(left), _token_bytes(right)), right) for left, right in partition.ranges]
+        yield from self._batches(where, wanted, partition.turn)
+
+    def _batches(
+        self, where: str, wanted: Sequence[tuple[tuple[Value, ...], int]], turn: int
+    ) -> Iterator[pa.RecordBatch]:
+        columns = ", ".join(quoted(column.name) for column in self._projection)
+        text = (
+            f"SELECT {columns} FROM {quoted(self._shape.keyspace)}.{quoted(self._shape.table)} WHERE {where}"
+        )
+        hosts = Hosts(self._options, pool_of(os.getpid()))
+        reader = StatementReader(text, len(self._projection), self._options, hosts, turn)
+        decoder = PageDecoder(
+            [(column.name, column.cql_type) for column in self._projection], self._options.decimal_scale
+        )
+        gathered: list[pa.RecordBatch] = []
+        rows = 0
+        for values, token in wanted:
+            for page in reader.pages(values, token):
+                if page.count:
+                    gathered.append(decoder.decode(page))
+                    rows += page.count
+                if rows >= self._options.batch_rows:
+                    yield pa.concat_batches(gathered)
+                    gathered, rows = [], 0
+        if gathered:
+            yield pa.concat_batches(gathered)
+
+    def _ring(self) -> Ring:
+        return ask_any(
+            pool_of(os.getpid()),
+            self._options.endpoints,
+            self._options.timeout_s,
+            lambda connection: read_ring(connection, self._options.keyspace),
+        )
+
+
+class FilteringReader(LockstepReader):
+    """Turns filters that fix the whole partition key into reads of those partitions.
+
+    A class of its own because Spark refuses every reader with `pushFilters` while its setting
+    spark.sql.python.filterPushdown.enabled is off, which is the default.
+    """
+
+    _keys: list[tuple[bytes, ...]] | None = None
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._keys, left = keys_of_filters(self._shape, filters)
+        return left
+
+    def partitions(self) -> Sequence[InputPartition]:
+        if self._keys is None:
+            return super().partitions()
+        return key_partitions(self._keys, len(self._options.hosts))
+
+
+def _shape(options: Options) -> TableShape:
+    return ask_any(
+        pool_of(os.getpid()),
+        options.endpoints,
+        options.timeout_s,
+        lambda connection: read_table(connection, options.keyspace, options.table),
+    )
+
+
+def _field(shape: TableShape, column: TableColumn, options: Options) -> StructField:
+    try:
+        return StructField(column.name, spark_type(column.cql_type, options.decimal_scale))
+    except InvalidRequest as error:
+        others = ",".join(other.name for other in shape.columns if other.name != column.name)
+        raise ConfigurationError(
+            f"column {column.name}: {error.message}; leave it out with .option('columns', '{others}')"
+        ) from None
+
+
+def _projection(shape: TableShape, schema: StructType, options: Options) -> list[TableColumn]:
+    """The columns that `schema` asks for; it may come from the user, so names and types are compared."""
+    if not schema.fields:
+        raise ConfigurationError("the schema has no columns")
+    columns = []
+    for field in schema.fields:
+        column = shape.column(field.name)
+        expected = _field(shape, column, options)
+        if field.dataType != expected.dataType or not field.nullable:
+            null = "" if field.nullable else " NOT NULL"
+            raise ConfigurationError(
+                f"column {column.name} is {expected.dataType.simpleString()} (from {column.type}), "
+                f"not {field.dataType.simpleString()}{null}"
+            )
+        columns.append(column)
+    return columns
+
+
+def _token_bytes(token: int) -> bytes:
+    return token.to_bytes(_TOKEN_BYTES, "big", signed=True)
+
+
+def _partition_key(parts: Sequence[bytes]) -> bytes:
+    """The serialised key that tokens are made of: one column as it is, several behind their lengths."""
+    if len(parts) == 1:
+        return parts[0]
+    return b"".join(len(part).to_bytes(2, "big") + part + b"\x00" for part in parts)
