@@ -8,7 +8,7 @@ answered on its stream, and the connection stays usable.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.compression import ALGORITHMS
@@ -90,8 +90,8 @@ class CqlConnection(asyncio.Protocol):
     # -- the transport ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have the interface of asyncio's without deriving from it.
+        self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple) and len(peer) >= 2:
             self.peer = (str(peer[0]), int(peer[1]))
