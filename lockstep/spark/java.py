@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+import lockstep
 from lockstep.values.errors import ConfigurationError
 
 #: Spark 4 runs on nothing older.
@@ -71,14 +72,17 @@ def find_java(environment: Mapping[str, str], cache: Path | None = None) -> Java
 
 
 def prepare_environment(environment: MutableMapping[str, str], cache: Path | None = None) -> JavaHome:
-    """Set JAVA_HOME, PYSPARK_PYTHON and PYTHONWARNINGS for a session started with `environment`.
+    """Set JAVA_HOME, and what makes Spark's Python workers this interpreter with these packages.
 
-    Spark's Python workers would otherwise be the `python3` of PATH, which may know none of our packages.
+    They would otherwise be the `python3` of PATH.
     """
     java = find_java(environment, cache)
     environment["JAVA_HOME"] = str(java.home)
     environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
     environment.setdefault("PYTHONWARNINGS", "ignore")
+    root = str(Path(lockstep.__file__).parents[1])
+    others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and path != root]
+    environment["PYTHONPATH"] = os.pathsep.join([root, *others])
     return java
 
 

@@ -158,9 +158,9 @@ class RowSender:
                 self._hosts.failed(host)
 
     def _exchange(self, connection: CqlConnection, open_max: int) -> None:
-        statement = connection.prepare(self._plan.text) if not self._open else None
+        # Prepared at once on a new connection, when nothing is in flight; known to the connection later.
+        statement = connection.prepare(self._plan.text)
         while self._waiting and len(self._open) < self._options.concurrent_writes:
-            statement = statement or connection.prepare(self._plan.text)
             parameters = QueryParameters(
                 consistency=self._options.consistency,
                 values=self._waiting[0],
@@ -184,8 +184,8 @@ def _check_type(field: spark.StructField, column: TableColumn, options: Options)
         raise ConfigurationError(f"column {column.name} cannot be written: {error.message}") from None
     if not _fits(field.dataType, expected):
         raise ConfigurationError(
-            f"column {column.name} is {field.dataType.simpleString()} in the DataFrame, but {column.type} in the "
-            f"table takes {expected.simpleString()}"
+            f"column {column.name} is {field.dataType.simpleString()} in the DataFrame, "
+            f"but {column.type} in the table takes {expected.simpleString()}"
         )
 
 
