@@ -369,6 +369,22 @@ def test_a_corrupt_frame_closes_the_connection_and_applies_nothing() -> None:
     run(test)
 
 
+def test_a_peers_epoch_is_told_when_it_rises_and_always_while_we_are_behind() -> None:
+    async def test() -> None:
+        one, two = pair()
+        one.current_epoch = two.current_epoch = 5
+        async with running(one, two):
+            for _ in range(3):
+                await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            assert one.epochs_seen == [(2, 5)]
+            two.current_epoch = 7
+            for _ in range(3):
+                await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            assert one.epochs_seen == [(2, 5), (2, 7), (2, 7), (2, 7)]
+
+    run(test)
+
+
 def test_a_message_before_the_handshake_is_not_served() -> None:
     async def test() -> None:
         served: list[str] = []
@@ -380,6 +396,8 @@ def test_a_message_before_the_handshake_is_not_served() -> None:
             assert await reader.read() == b""
             writer.close()
         assert served == []
+        reasons = [facts["reason"] for facts in two.logged("internode.stranger_closed")]
+        assert reasons == ["a message came before the handshake"]
 
     run(test)
 

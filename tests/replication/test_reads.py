@@ -137,6 +137,41 @@ def test_a_repair_during_a_move_includes_the_pending_replica() -> None:
     run(test)
 
 
+def test_a_replica_that_holds_everything_counts_and_is_not_written_again() -> None:
+    async def test() -> None:
+        wire, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
+        give(nodes[:1], upsert(1))
+        await nodes[0].coordinator.read(read_one(1), QUORUM, 1000)
+        assert [address for address, verb in wire.log if verb == verbs.READ_REPAIR] == [("n2", 1)]
+        assert [len(node.engine.applied) for node in nodes] == [1, 1, 0]
+
+    run(test)
+
+
+def test_a_reader_emptied_before_its_repair_arrives_gets_the_whole_and_not_only_what_it_lacked() -> None:
+    async def test() -> None:
+        wire, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
+        give(nodes[:2], upsert(1, b"a", b"both", 5, 1))
+        give(nodes[:1], upsert(1, b"a", b"newer", 6, 2), upsert(1, b"b", b"one", 5, 3))
+        whole = shown(await nodes[0].engine.read(read_one(1)))
+
+        def empty(address: tuple[str, int], verb: int) -> None:
+            if verb == verbs.READ_REPAIR and nodes[1].cluster.epoch == 5:
+                for node in nodes:
+                    node.cluster = whole_ring(7, [1, 2, 3], group_epoch=7)
+                nodes[1].engine.partitions.clear()
+
+        wire.before = empty
+        give(nodes[:2], upsert(1, b"c", b"both", 5, 4))
+        wire.lose = lambda address, verb: address == ("n3", 1)
+        result = await nodes[0].coordinator.read(read_one(1), QUORUM, 2000)
+        assert shown(result) == [*whole, (1, b"c", b"both")]
+        held = shown(await nodes[1].engine.read(read_one(1)))
+        assert set(shown(result)) <= set(held)
+
+    run(test)
+
+
 def test_a_repair_is_fenced_like_a_write() -> None:
     async def test() -> None:
         wire, nodes = make_nodes(4, whole_ring(5, [1, 2, 3]))
@@ -186,6 +221,44 @@ def test_a_range_that_left_while_it_was_read_is_read_again() -> None:
                 node.cluster = whole_ring(6, [2], group_epoch=6, factors={"": 1}, dcs={1: "dc1"})
 
         nodes[0].engine.on_read = leave
+        result = await nodes[0].coordinator.read(read_one(1), Consistency.ONE, 1000)
+        assert shown(result) == [(1, b"a", b"x")]
+
+    run(test)
+
+
+def test_a_replica_that_learns_of_a_change_while_it_reads_does_not_answer() -> None:
+    """Only the replica learns of it: the coordinator must be told, for its own check sees nothing."""
+
+    async def test() -> None:
+        _, nodes = make_nodes(3, whole_ring(5, [2], factors={"": 1}, dcs={1: "dc1", 3: "dc1"}))
+        after = whole_ring(6, [3], group_epoch=6, factors={"": 1}, dcs={1: "dc1", 2: "dc1"})
+        nodes[2].cluster = after
+        give(nodes[2:], upsert(1, b"a", b"x"))
+
+        def leave() -> None:
+            nodes[1].cluster = after
+
+        nodes[1].engine.on_read = leave
+        result = await nodes[0].coordinator.read(read_one(1), Consistency.ONE, 1000)
+        assert shown(result) == [(1, b"a", b"x")]
+
+    run(test)
+
+
+def test_a_coordinator_that_learns_of_a_change_while_it_waits_asks_the_new_replicas() -> None:
+    """Only the coordinator learns of it: the old replica answers in good faith."""
+
+    async def test() -> None:
+        _, nodes = make_nodes(3, whole_ring(5, [2], factors={"": 1}, dcs={1: "dc1", 3: "dc1"}))
+        after = whole_ring(6, [3], group_epoch=6, factors={"": 1}, dcs={1: "dc1", 2: "dc1"})
+        nodes[2].cluster = after
+        give(nodes[2:], upsert(1, b"a", b"x"))
+
+        def learn() -> None:
+            nodes[0].cluster = after
+
+        nodes[1].engine.on_read = learn
         result = await nodes[0].coordinator.read(read_one(1), Consistency.ONE, 1000)
         assert shown(result) == [(1, b"a", b"x")]
 
@@ -273,6 +346,19 @@ def test_a_partition_limit_counts_merged_rows() -> None:
         assert [(t, c) for t, c, _ in shown(result)] == [
             (token, clustering) for token in (1, 2, 3) for clustering in (b"3", b"4")
         ]
+
+    run(test)
+
+
+def test_a_partition_that_gave_all_it_may_is_not_read_to_its_end() -> None:
+    async def test() -> None:
+        _, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
+        give(nodes, *(upsert(1, b"%03d" % i, b"v", 5, i) for i in range(300)))
+        give(nodes, upsert(2, b"a", b"v", 5, 500))
+        command = read_range(partition_row_limit=1, row_limit=3)
+        result = await nodes[0].coordinator.read(command, QUORUM, 2000)
+        assert [token for token, _, _ in shown(result)] == [1, 2]
+        assert nodes[0].engine.reads <= 2
 
     run(test)
 
