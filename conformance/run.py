@@ -1,0 +1,90 @@
+"""`make conformance SUITE=path`: a driver's own integration tests against a local cluster of real nodes.
+
+The suite is a checkout of the Apache Cassandra Python driver. Results go to `build/conformance/results.json`;
+`--write-docs` writes `docs/reference/conformance.md` from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from conformance import report, suite_run
+from conformance.environment import BUILD, REQUIREMENTS, ROOT, copy_tests, prepare_python, wall_in
+
+FOLDER = "tests/integration/standard"
+PROTOCOL = 5
+
+
+def main() -> int:
+    arguments = _arguments()
+    suite = arguments.suite.resolve()
+    if not (suite / FOLDER).is_dir():
+        print(f"error: {suite} holds no {FOLDER}: it is not a checkout of the driver", file=sys.stderr)
+        return 2
+    python = prepare_python()
+    if not arguments.bare and not wall_in():
+        print("no namespaces here: the tests run unconfined, and 127.0.0.1:9042 must be free", flush=True)
+    copy = copy_tests(suite)
+    files = suite_run.test_files(copy, FOLDER, arguments.files)
+    cluster = suite_run.make_cluster(arguments.nodes)
+    results = []
+    try:
+        for file in files:
+            began = time.monotonic()
+            result = suite_run.run_file(
+                cluster,
+                python,
+                copy,
+                file,
+                select=arguments.select,
+                test_timeout_s=arguments.test_timeout,
+                file_timeout_s=arguments.file_timeout,
+            )
+            results.append(result)
+            counts = ", ".join(f"{result.count(word)} {word}" for word in ("passed", "failed", "skipped"))
+            print(f"{file}: {counts} in {time.monotonic() - began:.0f} s", flush=True)
+    finally:
+        for node in cluster.file.nodes:
+            kept = BUILD / "logs" / f"{node.name}.log"
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(cluster.paths.log(node.name).read_bytes())
+        cluster.destroy()
+    setting = {
+        "folder": FOLDER,
+        "nodes": arguments.nodes,
+        "driver": _driver_version(),
+        "protocol": PROTOCOL,
+    }
+    print(f"\n{report.table(results)}")
+    report.write_json(BUILD / "results.json", results, setting)
+    if arguments.write_docs:
+        (ROOT / "docs" / "reference" / "conformance.md").write_text(report.page(results, setting))
+    return 1 if arguments.strict and report.totals(results)["failed"] else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", type=Path, help="root of a checkout of the Python driver")
+    parser.add_argument("files", nargs="*", help="parts of the names of the files to run; all by default")
+    parser.add_argument("-k", dest="select", default="", help="run only tests that match, as pytest -k")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--test-timeout", type=int, default=60, metavar="S")
+    parser.add_argument("--file-timeout", type=int, default=600, metavar="S")
+    parser.add_argument("--bare", action="store_true", help="without namespaces, on this machine's loopback")
+    parser.add_argument("--strict", action="store_true", help="exit 1 when any test fails")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/reference/conformance.md")
+    return parser.parse_args()
+
+
+def _driver_version() -> str:
+    lines = REQUIREMENTS.read_text().splitlines()
+    return next(line.partition("==")[2] for line in lines if line.startswith("cassandra-driver=="))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Owns one run: the cluster, one client process per test file, and the outcome of every test."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from conformance import reasons
+from conformance.environment import BUILD, INSIDE
+from lockstep.local.clusters import LocalCluster
+from lockstep.local.processes import State
+
+CLUSTER_NAME: Final = "conformance"
+#: The suite's own setting for a server of the release that ours names in system.local.
+CASSANDRA_VERSION: Final = "5.0.2"
+
+
+class Outcome(NamedTuple):
+    """What became of one test: `outcome` is passed, failed or skipped."""
+
+    test: str
+    outcome: str
+    duration_s: float
+    text: str
+    reason: str = ""
+    missing: bool = False
+
+
+class FileResult(NamedTuple):
+    """The outcomes of a test file. `uncollected` says why pytest could not import it, "" when it could."""
+
+    file: str
+    outcomes: tuple[Outcome, ...]
+    uncollected: str = ""
+    nodes_lost: tuple[str, ...] = ()
+
+    def count(self, outcome: str) -> int:
+        return sum(one.outcome == outcome for one in self.outcomes)
+
+
+def make_cluster(nodes: int) -> LocalCluster:
+    """A fresh, running cluster at 127.0.0.1, 127.0.0.2, …, on the ports that the suite has fixed."""
+    home = BUILD / "clusters"
+    left_over = LocalCluster.open(CLUSTER_NAME, home=home) if (home / CLUSTER_NAME).exists() else None
+    if left_over is not None:
+        left_over.destroy()
+    cluster = LocalCluster.create(CLUSTER_NAME, nodes, home=home)
+    cluster.start()
+    return cluster
+
+
+def run_file(
+    cluster: LocalCluster,
+    python: Path,
+    suite: Path,
+    file: str,
+    *,
+    select: str,
+    test_timeout_s: int,
+    file_timeout_s: int,
+) -> FileResult:
+    """Run one test file in a process of its own; tests that it did not finish count as failed."""
+    slug = file.removesuffix(".py").replace("/", "_")
+    record = BUILD / "records" / f"{slug}.jsonl"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.unlink(missing_ok=True)
+    command = [str(python), "-m", "pytest", file, "-p", "recorder", "-q", "-p", "no:cacheprovider"]
+    command += ["--timeout", str(test_timeout_s), "--tb=short"]
+    command += ["-c", str(INSIDE / "pytest.ini"), "--rootdir", str(suite)]
+    if select:
+        command += ["-k", select]
+    ending = ""
+    with (record.with_suffix(".log")).open("wb") as output:
+        try:
+            subprocess.run(
+                command,
+                cwd=suite,
+                env=_environment(cluster, record),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=file_timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            ending = f"the file was ended after {file_timeout_s} s"
+    lost = tuple(name for name, state in cluster.states().items() if state is not State.RUNNING)
+    if lost:
+        mend(cluster)
+    lines = record.read_text().splitlines() if record.exists() else []
+    outcomes, uncollected = read_record((json.loads(line) for line in lines), ending)
+    if not lines:
+        uncollected = uncollected or ending or f"pytest ended early: see {record.with_suffix('.log')}"
+    return FileResult(file, outcomes, uncollected, lost)
+
+
+def mend(cluster: LocalCluster) -> None:
+    """Bring every node back that a test left stopped or paused."""
+    for name, state in cluster.states().items():
+        if state is State.PAUSED:
+            cluster.resume(name)
+    cluster.start()
+
+
+def read_record(lines: Iterable[dict[str, Any]], ending: str) -> tuple[tuple[Outcome, ...], str]:
+    """The outcomes that a record tells, in the order of collection, and what could not be collected.
+
+    A failure in any phase makes the test failed. `ending` is the reason of tests begun and not finished.
+    """
+    collected: dict[str, Outcome | None] = {}
+    uncollected = ""
+    for line in lines:
+        test = line["test"]
+        if line["event"] == "collected":
+            collected.setdefault(test, None)
+        elif line["event"] == "uncollected":
+            uncollected = line["text"]
+        elif line["event"] == "finished":
+            before = collected.get(test)
+            if before is None or line["outcome"] == "failed":
+                collected[test] = _judged(test, line["outcome"], line["duration_s"], line["text"])
+    unfinished = ending or "the process of the tests ended before this test did"
+    outcomes = (one or _judged(test, "failed", 0.0, unfinished) for test, one in collected.items())
+    return tuple(outcomes), uncollected
+
+
+def _judged(test: str, outcome: str, duration_s: float, text: str) -> Outcome:
+    if outcome != "failed":
+        return Outcome(test, outcome, duration_s, text)
+    reason, missing = reasons.judge(f"{test}\n{text}")
+    return Outcome(test, outcome, duration_s, text, reason, missing)
+
+
+def _environment(cluster: LocalCluster, record: Path) -> dict[str, str]:
+    content = cluster.file
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(BUILD),
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": str(INSIDE),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LOCKSTEP_HOME": str(cluster.paths.root.parents[1]),
+        "USE_CASS_EXTERNAL": "1",
+        "CASSANDRA_VERSION": CASSANDRA_VERSION,
+        "CLUSTER_IP": content.first_address,
+        "CCM_PATH": str(cluster.paths.root.parent),
+        "CCM_NAME": cluster.name,
+        "CONFORMANCE_RECORD": str(record),
+        "CONFORMANCE_LOCKSTEP": json.dumps([sys.executable, "-m", "lockstep.cli.main"]),
+        "CONFORMANCE_NODES": json.dumps([[node.name, node.address] for node in content.nodes]),
+    }
+
+
+def test_files(suite: Path, folder: str, wanted: Sequence[str]) -> list[str]:
+    """The test files below `folder`, relative to the suite; `wanted` are parts of names, all when empty."""
+    found = sorted((suite / folder).rglob("test_*.py"))
+    names = [str(path.relative_to(suite)) for path in found]
+    return [name for name in names if not wanted or any(part in name for part in wanted)]
