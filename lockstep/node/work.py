@@ -23,7 +23,7 @@ from lockstep.schema.model import Replication
 from lockstep.storage.engine import StorageEngine
 from lockstep.topology.stages import Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
-from lockstep.values.errors import LockstepError, SessionClosed
+from lockstep.values.errors import LockstepError, PeerUnreachable, SessionClosed
 from lockstep.values.tokens import Range
 
 #: How long one RUN_WORK request is held open before "running" is answered; bounds the coordinator's wait.
@@ -121,6 +121,12 @@ class WorkService:
         cluster = self._state.current
         dead = tuple(node.id for node in cluster.directory.nodes if not self._alive(node.id))
         tasks = [t for t in stream_plan(operation, cluster, dead) if t.target == self._own_id()]
+        starved = next((task for task in tasks if not task.sources), None)
+        if starved is not None:
+            # This node's own opinion: a newcomer has not heard from everyone yet. It is asked again.
+            raise PeerUnreachable(
+                f"too few live replicas of ({starved.range.left}, {starved.range.right}] to stream from"
+            )
         gate = asyncio.Semaphore(STREAMS_AT_ONCE_MAX)
 
         async def one(task: StreamTask) -> None:
