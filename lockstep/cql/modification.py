@@ -20,8 +20,9 @@ from lockstep.cql.operations import (
     set_operation,
 )
 from lockstep.cql.prepared import Scope
-from lockstep.cql.restrictions import Choice, Restrictions, Rule, analyse
+from lockstep.cql.restrictions import Choice, Restrictions, Rule
 from lockstep.cql.terms import Marker, TermPlan, compile_term
+from lockstep.cql.where import analyse
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import CqlType, parse_type
 from lockstep.values.errors import InvalidRequest

@@ -15,9 +15,10 @@ from lockstep.cql.filters import Check, bound_filters
 from lockstep.cql.paging import PagePosition
 from lockstep.cql.prepared import Prepared, Scope
 from lockstep.cql.ranges import partition_keys, slices, token_range
-from lockstep.cql.restrictions import Restrictions, Rule, analyse
+from lockstep.cql.restrictions import Restrictions, Rule
 from lockstep.cql.selection import Moment, Selection, compile_selection
 from lockstep.cql.terms import TermPlan, Values, compile_term
+from lockstep.cql.where import analyse
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import parse_type

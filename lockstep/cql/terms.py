@@ -58,7 +58,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "double": float,
     "decimal": decimal.Decimal,
     "boolean": lambda text: text == "true",
-    **dict.fromkeys(_INTEGERS, int),
+    **dict.fromkeys(sorted(_INTEGERS), int),
 }
 #: Python refuses to convert longer texts to int by default, and no CQL number needs them.
 _NUMBER_CHARACTERS_MAX = 4000

@@ -1,0 +1,213 @@
+"""WHERE clauses analysed: which combinations of relations a table can answer.
+
+Invariant: a clause that is accepted without ALLOW FILTERING reads no row that it does not return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.cql import tree
+from lockstep.cql.catalog import TableShape, cql_name
+from lockstep.cql.conditions import bounds, check_bounds, choice, compiled_filter, tuple_bounds, tuple_choice
+from lockstep.cql.prepared import Scope
+from lockstep.cql.restrictions import RANGE_OPERATORS, Bound, Choice, Clause, Restrictions, Rule
+from lockstep.cql.terms import TermPlan, compile_term
+from lockstep.schema.model import Column, ColumnKind
+from lockstep.schema.types import parse_type
+from lockstep.values.errors import InvalidRequest
+
+NEEDS_FILTERING = (
+    "Cannot execute this query as it might involve data filtering and thus may have unpredictable "
+    "performance. If you want to execute this query despite the performance unpredictability, use "
+    "ALLOW FILTERING"
+)
+
+
+def analyse(shape: TableShape, relations: Sequence[tree.Relation], scope: Scope, rule: Rule) -> Restrictions:
+    """Compile a WHERE clause; InvalidRequest when the table cannot answer it."""
+    clause = Clause(shape, scope, rule)
+    clause.sort(relations)
+    partition = _partition(clause)
+    tokens = _token_bounds(clause)
+    choices, lower, upper = _clustering(clause)
+    _others(clause)
+    found = Restrictions(partition, tokens, choices, lower, upper, tuple(clause.filters))
+    if (
+        rule.verb == "SELECT"
+        and not rule.allow_filtering
+        and (found.filters or (found.has_clustering and not partition))
+    ):
+        raise InvalidRequest(NEEDS_FILTERING)
+    return found
+
+
+def _partition(clause: Clause) -> tuple[Choice, ...]:
+    keys = clause.shape.table.partition_key
+    given = [column for column in keys if column.name in clause.single]
+    if clause.tokens:
+        if given:
+            raise InvalidRequest(
+                "Columns cannot be restricted by both a normal relation and a token relation: "
+                + ", ".join(column.name for column in given)
+            )
+        return ()
+    usable = all(
+        relation.operator in ("=", "IN") and relation.shape == "single"
+        for column in given
+        for relation in clause.single[column.name]
+    )
+    if not usable:
+        if clause.rule.verb != "SELECT":
+            raise InvalidRequest(
+                "Only EQ and IN relation are supported on the partition key "
+                f"(unless you use the token() function) for {clause.rule.verb} statements"
+            )
+        if not clause.rule.allow_filtering:
+            raise InvalidRequest(
+                "Only EQ and IN relation are supported on the partition key "
+                "(unless you use the token() function or allow filtering)"
+            )
+    if usable and len(given) == len(keys):
+        return tuple(choice(clause, column) for column in keys)
+    if given and clause.rule.verb == "SELECT" and not clause.rule.allow_filtering:
+        raise InvalidRequest(NEEDS_FILTERING)
+    if clause.rule.verb != "SELECT":
+        missing = ", ".join(column.name for column in keys if column.name not in clause.single)
+        raise InvalidRequest(f"Some partition key parts are missing: {missing}")
+    for column in given:
+        _filter(clause, column)
+    return ()
+
+
+def _token_bounds(clause: Clause) -> tuple[tuple[str, TermPlan], ...]:
+    keys = tuple(column.name for column in clause.shape.table.partition_key)
+    bounds = []
+    for relation in clause.tokens:
+        for name in relation.names:
+            clause.shape.column(name)
+        if clause.rule.verb != "SELECT":
+            raise InvalidRequest(
+                f"The token function cannot be used in WHERE clauses for {clause.rule.verb} statements"
+            )
+        if sorted(relation.names) != sorted(keys):
+            raise InvalidRequest(
+                "The token() function must be applied to all partition key components or none of them"
+            )
+        if relation.names != keys:
+            raise InvalidRequest(
+                f"The token function arguments must be in the partition key order: {', '.join(keys)}"
+            )
+        if relation.operator not in RANGE_OPERATORS | {"="}:
+            raise InvalidRequest(f"{relation.operator} cannot be used with the token function")
+        assert relation.value is not None
+        term = compile_term(relation.value, parse_type("bigint"), "partition key token", clause.scope)
+        bounds.append((relation.operator, term))
+    check_bounds([operator for operator, _ in bounds], "token(" + ", ".join(keys) + ")")
+    return tuple(bounds)
+
+
+def _clustering(clause: Clause) -> tuple[tuple[Choice, ...], Bound | None, Bound | None]:
+    columns = clause.shape.table.clustering
+    multi_at = {clause.shape.column(relation.names[0]).position: relation for relation in clause.multi}
+    if len(multi_at) < len(clause.multi):
+        return _multi_bounds(clause)
+    choices: list[Choice] = []
+    at = 0
+    while at < len(columns):
+        column = columns[at]
+        relations = clause.single.get(column.name, ())
+        joint = multi_at.get(at)
+        if joint is not None and relations:
+            raise InvalidRequest(
+                f'Column "{column.name}" cannot be restricted by both a tuple notation inequality and '
+                "a single column inequality"
+            )
+        if joint is not None:
+            if joint.operator not in ("=", "IN"):
+                lower, upper = tuple_bounds(clause, [joint])
+                _rest(clause, at + len(joint.names), column.name, sliced=True)
+                return tuple(choices), lower, upper
+            choices.append(tuple_choice(clause, joint))
+            at += len(joint.names)
+            continue
+        if not relations:
+            _rest(clause, at + 1, column.name, sliced=False)
+            return tuple(choices), None, None
+        if all(relation.operator in ("=", "IN") and relation.shape == "single" for relation in relations):
+            choices.append(choice(clause, column))
+            at += 1
+            continue
+        if any(
+            relation.operator not in RANGE_OPERATORS or relation.shape != "single" for relation in relations
+        ):
+            _rest(clause, at, column.name, sliced=False)
+            return tuple(choices), None, None
+        lower, upper = bounds(clause, column)
+        _rest(clause, at + 1, column.name, sliced=True)
+        return tuple(choices), lower, upper
+    return tuple(choices), None, None
+
+
+def _multi_bounds(clause: Clause) -> tuple[tuple[Choice, ...], Bound | None, Bound | None]:
+    """Two tuple inequalities that begin at one column, behind columns fixed by equality."""
+    firsts = [clause.shape.column(relation.names[0]).position for relation in clause.multi]
+    if min(firsts) != max(firsts) or any(relation.operator in ("=", "IN") for relation in clause.multi):
+        names = ", ".join(clause.multi[0].names)
+        raise InvalidRequest(
+            f"{names} cannot be restricted by more than one relation if it includes an Equal"
+        )
+    first = firsts[0]
+    columns = clause.shape.table.clustering
+    choices = []
+    for column in columns[:first]:
+        if column.name not in clause.single:
+            raise _gap(clause.multi[0].names[0], column.name)
+        choices.append(choice(clause, column))
+    lower, upper = tuple_bounds(clause, clause.multi)
+    width = max(len(relation.names) for relation in clause.multi)
+    _rest(clause, first + width, columns[first].name, sliced=True)
+    return tuple(choices), lower, upper
+
+
+def _rest(clause: Clause, start: int, stopped_at: str, *, sliced: bool) -> None:
+    """Relations on clustering columns that the prefix does not reach must be filtered."""
+    for column in clause.shape.table.clustering[start:]:
+        joint = [relation for relation in clause.multi if column.name == relation.names[0]]
+        if column.name not in clause.single and not joint:
+            continue
+        if not clause.rule.allow_filtering or joint:
+            if sliced:
+                raise InvalidRequest(
+                    f'Clustering column "{column.name}" cannot be restricted (preceding column '
+                    f'"{stopped_at}" is restricted by a non-EQ relation)'
+                )
+            if any(r.operator.startswith("CONTAINS") for r in clause.single.get(column.name, ())):
+                raise InvalidRequest(NEEDS_FILTERING)
+            if column.name == stopped_at:
+                raise InvalidRequest(NEEDS_FILTERING)
+            raise _gap(column.name, stopped_at)
+        _filter(clause, column)
+
+
+def _filter(clause: Clause, column: Column) -> None:
+    for relation in clause.single[column.name]:
+        clause.filters.append(compiled_filter(clause, column, relation))
+
+
+def _others(clause: Clause) -> None:
+    """Relations on columns outside the primary key."""
+    for name in clause.single:
+        column = clause.shape.column(name)
+        if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+            continue
+        if clause.rule.verb != "SELECT":
+            raise InvalidRequest(f"Non PRIMARY KEY columns found in where clause: {name} ")
+        _filter(clause, column)
+
+
+def _gap(name: str, preceding: str) -> InvalidRequest:
+    return InvalidRequest(
+        f'PRIMARY KEY column "{cql_name(name)}" cannot be restricted as preceding column '
+        f'"{cql_name(preceding)}" is not restricted'
+    )
