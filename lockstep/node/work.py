@@ -133,9 +133,15 @@ class WorkService:
             async with gate:
                 await self._stream_task(operation, task, progress)
 
-        async with asyncio.TaskGroup() as group:
-            for task in tasks:
-                group.create_task(one(task))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task in tasks:
+                    group.create_task(one(task))
+        except ExceptionGroup as failures:
+            expected, others = failures.split(LockstepError)
+            if expected is None or others is not None:
+                raise
+            raise _first(expected) from failures
 
     async def _stream_task(self, operation: Operation, task: StreamTask, progress: StreamProgress) -> None:
         for table in table_ids(self._state.current, task.replication):
@@ -155,6 +161,11 @@ class WorkService:
         for key in list(self._running):
             if key[2] not in open_sessions:
                 del self._running[key]
+
+
+def _first(failures: BaseExceptionGroup[LockstepError]) -> LockstepError:
+    found = failures.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
 def gained_ranges(operation: Operation, node: int) -> list[tuple[Replication, list[Range]]]:
