@@ -20,6 +20,9 @@ from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import PLANS_CACHED_MAX
 from lockstep.values.tokens import Range
 
+#: Levels whose reads are monotonic: once returned, a value is seen by every later read of the level.
+MONOTONIC_LEVELS = (Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM)
+
 
 class Target:
     """One replica as a request sees it."""
@@ -174,13 +177,16 @@ class PlanBook:
         group = placed.group
         dcs = cluster.directory.dc_by_id
         local_dc = self._local_dc(cluster)
-        if writing:
+        # While a replica is pending, what a quorum read returns must also survive the read switch, so
+        # the read hears as many write replicas as a write must, and repairs those that lack it.
+        confirming = writing or (bool(group.write_only) and consistency in MONOTONIC_LEVELS)
+        if confirming:
             needs = required_writes(
                 consistency, placement.replication, local_dc, group, lambda node: dcs[node]
             )
         else:
             needs = required_reads(consistency, placement.replication, local_dc)
-        nodes = group.writes if writing else group.reads
+        nodes = group.writes if confirming else group.reads
         by_id = cluster.directory.by_id
         targets = tuple(
             Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc) for node in nodes

@@ -159,7 +159,8 @@ class ReplicaService:
         own = self._own_id()
         for placed in placement.ring.overlapping(Range(command.left, command.right)):
             self._check_plan(cluster, placement, placed.group, request.epoch)
-            if own not in placed.group.reads:
+            # A pending replica answers too: quorum reads ask it what it lacks (see plans.Plan).
+            if own not in placed.group.writes:
                 raise NotReplica(f"node {own} answers no reads for tokens {placed.range}")
         return cluster.epoch
 

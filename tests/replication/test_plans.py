@@ -33,14 +33,26 @@ def test_a_plan_is_made_once_for_one_metadata_value_and_anew_for_the_next() -> N
     assert again is not first and again.epoch == 6 and again.needs_epoch == 1
 
 
-def test_writes_need_the_pending_replica_in_addition_and_reads_do_not_ask_it() -> None:
+def test_writes_and_quorum_reads_need_the_pending_replica_in_addition() -> None:
     book = Newest(whole_ring(6, [1, 2, 3], [1, 2, 3, 4], group_epoch=6)).book
     write = book.write_plan(TABLE_ID, 1, QUORUM)
     read = book.read_plan(TABLE_ID, 1, QUORUM)
-    assert (write.required, read.required) == (3, 2)
+    assert (write.required, read.required) == (3, 3)
     assert [t.node for t in write.targets] == [1, 2, 3, 4]
-    assert [t.node for t in read.targets] == [1, 2, 3]
+    assert [t.node for t in read.targets] == [1, 2, 3, 4]
     assert write.needs_epoch == 6
+
+
+def test_reads_that_promise_no_order_ask_read_replicas_only() -> None:
+    book = Newest(whole_ring(6, [1, 2, 3], [1, 2, 3, 4], group_epoch=6)).book
+    read = book.read_plan(TABLE_ID, 1, Consistency.ONE)
+    assert read.required == 1
+    assert [t.node for t in read.targets] == [1, 2, 3]
+
+
+def test_quorum_reads_ask_the_read_quorum_once_nothing_is_pending() -> None:
+    read = Newest(whole_ring(6, [1, 2, 3])).book.read_plan(TABLE_ID, 1, QUORUM)
+    assert read.required == 2
 
 
 def test_a_changed_table_matters_like_a_changed_group() -> None:
