@@ -300,12 +300,22 @@ class Node:
             self.processor.role_changed()
         self.topology.wake()
 
-    def _applied(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        if before.schema is not after.schema:
+            for table_id in sorted(before.schema.tables_by_id.keys() - after.schema.tables_by_id.keys()):
+                self.runtime.tasks.spawn(self._forget_table(table_id), f"storage.drop.{table_id}")
         if not self.is_leader:
             return
         for node in after.directory.nodes:
             if node.state is not NodeState.LEFT and node.id != self.node_id:
                 self.internode.send((node.address, node.internode_port), verbs.ANNOUNCE, Announce())
+
+    async def _forget_table(self, table_id: int) -> None:
+        """Its id is never given again, so what a failure leaves behind is only space."""
+        try:
+            await self.engine.drop_table(table_id)
+        except LockstepError as error:
+            self.log("storage.drop_failed", table=table_id, error=str(error))
 
     def _peer_epoch(self, peer: PeerInfo, epoch: int) -> None:
         self.topology.heard(peer, epoch)
