@@ -1,0 +1,117 @@
+"""What the benchmarks share: CPU and memory of processes, percentiles, tables and result files.
+
+Invariant: CPU is what the kernel charged to the named processes and all their threads, user and system
+time together; the process that makes the load is never among them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+#: Data of measured processes lies on the file system of the checkout: a memory file system syncs for free.
+SCRATCH = ROOT / "build" / "bench-data"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_USER_FIELD, _SYSTEM_FIELD = 11, 12
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used, with all its threads."""
+    user_s, system_s = cpu_split_s(pid)
+    return user_s + system_s
+
+
+def cpu_split_s(pid: int) -> tuple[float, float]:
+    """(user, system) seconds of CPU of a process."""
+    # The command name, in parentheses, may itself hold spaces.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[_USER_FIELD]) / _TICKS, int(fields[_SYSTEM_FIELD]) / _TICKS
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory in units of 10^6 bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES / 1e6
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of the ascending values lie."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
+
+
+class CpuMeter:
+    """CPU of some processes between `start` and `stop`."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = list(pids)
+        self._before: list[tuple[float, float]] = []
+        self._began_s = 0.0
+
+    def start(self) -> None:
+        self._began_s = time.perf_counter()
+        self._before = [cpu_split_s(pid) for pid in self._pids]
+
+    def stop(self) -> dict[str, float]:
+        """Wall seconds, and CPU seconds of all processes together."""
+        pairs = list(zip(self._before, [cpu_split_s(pid) for pid in self._pids], strict=True))
+        user_s = sum(after[0] - before[0] for before, after in pairs)
+        system_s = sum(after[1] - before[1] for before, after in pairs)
+        wall_s = time.perf_counter() - self._began_s
+        return {"wall_s": wall_s, "user_s": user_s, "system_s": system_s, "cpu_s": user_s + system_s}
+
+
+def environment() -> dict[str, Any]:
+    """What a figure depends on besides the code."""
+    revision = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "revision": revision,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def save(name: str, figures: Mapping[str, Any]) -> Path:
+    """Write bench/results/<name>.json."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    document = {"schema": f"lockstep-bench-{name}/1", "environment": environment(), **figures}
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    return path
+
+
+def table(title: str, rows: Sequence[Sequence[object]]) -> str:
+    """Rows as aligned text, the first one being the heading; numbers are right-aligned."""
+    cells = [[_shown(value) for value in row] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    numeric = [
+        all(isinstance(row[column], int | float) for row in rows[1:]) for column in range(len(cells[0]))
+    ]
+    lines = [
+        "  ".join(
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return f"\n{title}\n" + "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return (
+            f"{value:.2f}" if abs(value) < 10 else f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+        )
+    return f"{value:,}" if isinstance(value, int) else str(value)
