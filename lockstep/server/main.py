@@ -18,7 +18,8 @@ from lockstep.node.configuration import Configuration, parse
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real import real_runtime, run
-from lockstep.server.cql_server import CqlServer, serve
+from lockstep.server.admin_door import serve_admin
+from lockstep.server.cql_server import CqlServer
 from lockstep.server.log import LineLog
 from lockstep.storage.store import Store
 from lockstep.values.errors import ConfigurationError, LockstepError
@@ -93,18 +94,16 @@ async def _open_store(path: str, runtime: Runtime) -> Store:
 
 async def _serve_clients(node: Node, runtime: Runtime, stop: asyncio.Event) -> int:
     """Open the doors, wait for the end, close them; the exit code."""
-    server = await serve(node, runtime)
-    network = node.configuration.network
-    _say_ready(node)
-    from lockstep.server.admin import serve_admin
-
-    admin = await serve_admin(node, server, network.address, network.admin_port)
+    server = CqlServer(node, runtime)
+    # The clients' door is the last to open: whoever finds it open finds the others open too.
+    admin = await serve_admin(node, server)
     try:
-        code = await _until_the_end(node, stop)
+        await server.start()
+        _say_ready(node)
+        return await _until_the_end(node, stop)
     finally:
         admin.close()
         await _drain(server)
-    return code
 
 
 def _say_ready(node: Node) -> None:

@@ -139,3 +139,11 @@ SPARK_RETRY_MS_MIN: Final = 50
 SPARK_RETRY_MS_MAX: Final = 2000
 #: Partition keys that pushed filters may name before they are left to Spark: each is a read of its own.
 SPARK_POINT_READS_MAX: Final = 10_000
+#: Body of one admin HTTP request: a plan file of thousands of steps is below it.
+ADMIN_BODY_BYTES_MAX: Final = 1024 * 1024
+#: Admin HTTP connections of one node: consoles, scrapers and commands; further ones are closed at once.
+ADMIN_CONNECTIONS_MAX: Final = 256
+#: An admin connection without a request for this long is closed.
+ADMIN_IDLE_MS: Final = 60_000
+#: Asking the metadata leader for what only it knows, on behalf of a status answer.
+ADMIN_FORWARD_TIMEOUT_MS: Final = 1000

@@ -1,0 +1,266 @@
+"""The admin API: which operations there are, and how errors become answers.
+
+Invariant: every failure leaves as `{code, message, hint}` with a status that fits whose fault it is; fault
+controls answer only where the configuration opens them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from lockstep.node.configuration import split_address
+from lockstep.server import reports
+from lockstep.server.cql_server import CqlServer
+from lockstep.server.http import (
+    HttpConnection,
+    HttpRequest,
+    HttpResponse,
+    error_document,
+    json_response,
+)
+from lockstep.server.metrics import CONTENT_TYPE, exposition
+from lockstep.server.operations import Operation, Parameter, Registry
+from lockstep.server.requests import LIVE_PATH, Requests
+from lockstep.values.errors import (
+    ConfigurationError,
+    LockstepError,
+    NotLeader,
+    OutcomeUnknown,
+    PeerError,
+    PreconditionError,
+    Rejected,
+    RequestError,
+)
+from lockstep.values.limits import ADMIN_CONNECTIONS_MAX
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+_KEYSPACE = Parameter("keyspace", "Name of a keyspace", required=True)
+_FROM = Parameter("from", "First epoch", "integer", True)
+_TO = Parameter("to", "Last epoch, included", "integer", True)
+_REQUEST_BODY = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["decommission"]},
+        "node": {"type": "integer"},
+        "dry_run": {"type": "boolean"},
+    },
+    "required": ["kind", "node"],
+}
+_PARTITION_BODY = {
+    "type": "object",
+    "properties": {"peers": {"type": "array", "items": {"type": "string"}}},
+    "required": ["peers"],
+}
+
+Answer = Callable[[HttpRequest, dict[str, str]], Any]
+
+
+class Admin:
+    """`connection` makes the protocol of one HTTP connection."""
+
+    def __init__(self, node: Node, cql: CqlServer) -> None:
+        self._node = node
+        self._cql = cql
+        self._requests = Requests(node)
+        self._connections: dict[HttpConnection, None] = {}
+        self.registry = Registry(self._operations())
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def connection(self) -> HttpConnection:
+        made = HttpConnection(self._node.runtime, self.handle, self._ended)
+        if len(self._connections) >= ADMIN_CONNECTIONS_MAX:
+            # The oldest has most likely been forgotten by its owner.
+            next(iter(self._connections)).close()
+        self._connections[made] = None
+        return made
+
+    def _ended(self, connection: HttpConnection) -> None:
+        self._connections.pop(connection, None)
+
+    def close(self) -> None:
+        for connection in list(self._connections):
+            connection.close()
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        try:
+            found = self.registry.find(request.method, request.path)
+            if found is None:
+                known = ConfigurationError(
+                    f"there is no {request.path}", hint="/openapi.json lists all paths"
+                )
+                return json_response(error_document(known), 404)
+            operation, values = found
+            return await operation.perform(request, values)
+        except LockstepError as error:
+            return json_response(error_document(error), http_status(error))
+        except Exception as error:
+            fault = self._cql.fault(error)
+            return json_response(error_document(fault), 500)
+
+    def _operations(self) -> list[Operation]:
+        node, requests = self._node, self._requests
+        operations = [
+            _get("/v1/status", "Health, nodes and running operations", _later(self._status)),
+            _get("/v1/nodes", "The nodes with their share of the ring", _now(lambda *_: reports.nodes(node))),
+            _get(
+                "/v1/placements",
+                "Replicas of each token range of a keyspace",
+                _now(lambda request, _: reports.placements(node, _required(request, "keyspace"))),
+                _KEYSPACE,
+                Parameter("table", "Ranges belong to keyspaces: only checked to exist"),
+            ),
+            _get(
+                "/v1/describe",
+                "CQL that makes a keyspace or table again",
+                _now(self._describe),
+                _KEYSPACE,
+                Parameter("table", "One table of it"),
+            ),
+            _get(
+                "/v1/metadata",
+                "The metadata value at an epoch",
+                _now(self._metadata),
+                Parameter("epoch", "The newest when absent", "integer"),
+            ),
+            _get("/v1/metadata/log", "Entries of the metadata log", _now(self._log), _FROM, _TO),
+            _get("/v1/metadata/diff", "What changed between two epochs", _now(self._diff), _FROM, _TO),
+            _get("/v1/requests", "Topology operations", _later(lambda *_: requests.all())),
+            _get(
+                LIVE_PATH, "Running operations as this node alone sees them", _now(lambda *_: requests.live())
+            ),
+            _get("/v1/requests/{id}", "One topology operation", _later(lambda _, v: requests.one(v["id"]))),
+            Operation(
+                "POST",
+                "/v1/requests",
+                "Begin a topology operation, or plan it with dry_run",
+                _later(lambda request, _: requests.submit(request.body)),
+                "The request, or its plan",
+                body=_REQUEST_BODY,
+            ),
+            Operation(
+                "DELETE",
+                "/v1/requests/{id}",
+                "Take an operation back before reads move",
+                _later(lambda _, v: requests.cancel(v["id"])),
+                "The request",
+            ),
+            _get("/v1/cms", "The metadata group", _now(lambda *_: reports.cms(node))),
+            _get("/openapi.json", "This document", _now(lambda *_: self.registry.openapi())),
+            Operation(
+                "GET",
+                "/metrics",
+                "Counters for Prometheus",
+                self._metrics,
+                "Prometheus text format",
+                content_type=CONTENT_TYPE,
+            ),
+        ]
+        if node.configuration.testing.faults:
+            operations += [
+                Operation(
+                    "POST",
+                    "/v1/testing/partition",
+                    "Cut this node off from these internode addresses",
+                    _now(self._partition),
+                    "The peers it is cut off from",
+                    body=_PARTITION_BODY,
+                ),
+                Operation(
+                    "POST",
+                    "/v1/testing/heal",
+                    "End every partition of this node",
+                    _now(lambda *_: self._cut_off([])),
+                    "No peers",
+                ),
+            ]
+        return operations
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    async def _status(self, _request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+        return reports.status(self._node, await self._requests.running())
+
+    def _describe(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+        catalog = self._cql.executor.catalogs.current()
+        return reports.describe(catalog, _required(request, "keyspace"), request.query.get("table"))
+
+    def _metadata(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+        epoch = _integer(request, "epoch") if "epoch" in request.query else None
+        return reports.metadata(reports.metadata_at(self._node, epoch))
+
+    def _log(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+        return reports.metadata_log(self._node, _integer(request, "from"), _integer(request, "to"))
+
+    def _diff(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+        one = reports.metadata_at(self._node, _integer(request, "from"))
+        return reports.metadata_diff(one, reports.metadata_at(self._node, _integer(request, "to")))
+
+    async def _metrics(self, _request: HttpRequest, _values: dict[str, str]) -> HttpResponse:
+        return HttpResponse(200, exposition(self._node, self._cql), CONTENT_TYPE)
+
+    def _partition(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+        body = request.body
+        peers = body.get("peers") if isinstance(body, dict) else None
+        if not isinstance(peers, list) or not all(isinstance(peer, str) for peer in peers):
+            raise ConfigurationError('the body must be {"peers": ["host:port", ...]}')
+        return self._cut_off(peers)
+
+    def _cut_off(self, peers: list[str]) -> dict[str, Any]:
+        port = self._node.configuration.network.internode_port
+        addresses = {split_address(peer, port) for peer in peers}
+        internode = self._node.internode
+        internode.blocked_to = set(addresses)
+        internode.blocked_from = set(addresses)
+        return {"schema": "partition/1", "peers": sorted(f"{host}:{port}" for host, port in addresses)}
+
+
+def http_status(error: LockstepError) -> int:
+    """The HTTP status of an error."""
+    if isinstance(error, Rejected | PreconditionError):
+        return 409
+    if isinstance(error, OutcomeUnknown):
+        return 504
+    if isinstance(error, NotLeader | PeerError):
+        return 503
+    if isinstance(error, ConfigurationError):
+        return 400
+    return 400 if isinstance(error, RequestError) and error.fault == "client" else 500
+
+
+def _get(path: str, summary: str, perform: Any, *parameters: Parameter) -> Operation:
+    return Operation("GET", path, summary, perform, summary, parameters)
+
+
+def _now(answer: Answer) -> Callable[[HttpRequest, dict[str, str]], Awaitable[HttpResponse]]:
+    async def perform(request: HttpRequest, values: dict[str, str]) -> HttpResponse:
+        return json_response(answer(request, values))
+
+    return perform
+
+
+def _later(answer: Answer) -> Callable[[HttpRequest, dict[str, str]], Awaitable[HttpResponse]]:
+    async def perform(request: HttpRequest, values: dict[str, str]) -> HttpResponse:
+        return json_response(await answer(request, values))
+
+    return perform
+
+
+def _required(request: HttpRequest, name: str) -> str:
+    value = request.query.get(name)
+    if not value:
+        raise ConfigurationError(f"{request.path} needs the parameter {name}")
+    return value
+
+
+def _integer(request: HttpRequest, name: str) -> int:
+    text = _required(request, name)
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigurationError(f"{name} must be an integer, not {text}") from None

@@ -1,0 +1,103 @@
+"""Counters in Prometheus text format, read from the node's parts when they are asked for.
+
+Invariant: names are `lockstep_<room>_<thing>_<unit>`; nothing is counted twice, and counting costs requests
+nothing but an addition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from lockstep.metadata.directory import NodeState
+from lockstep.server.system_views import seen_epoch
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+    from lockstep.server.cql_server import CqlServer
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One value; `kind` is counter or gauge."""
+
+    name: str
+    help: str
+    kind: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
+    cluster = node.cluster
+    writes, reads = node.coordinator.in_flight()
+    open_requests = sum(connection.requests_served for connection in cql.connections)
+    yield Sample("lockstep_node_ready_bool", "Whether the node serves", "gauge", node.ready)
+    yield Sample("lockstep_metadata_epoch_entries", "Entries applied", "gauge", cluster.epoch)
+    yield Sample("lockstep_metadata_leader_bool", "Whether this node leads the log", "gauge", node.is_leader)
+    if node.driver is not None:
+        status = node.driver.raft.status()
+        yield Sample("lockstep_consensus_term_number", "Raft term", "gauge", status.term)
+        yield Sample("lockstep_consensus_commit_index", "Raft commit index", "gauge", status.commit_index)
+    for other in cluster.directory.nodes:
+        if other.state is not NodeState.LEFT:
+            labels = (("node", str(other.id)), ("address", other.address))
+            alive = node.liveness.alive(other.id)
+            yield Sample("lockstep_gossip_alive_bool", "Whether a node seems alive", "gauge", alive, labels)
+            epoch = seen_epoch(node, other.id)
+            yield Sample(
+                "lockstep_topology_acknowledged_epoch", "Newest epoch heard of a node", "gauge", epoch, labels
+            )
+    yield Sample(
+        "lockstep_topology_operations_running", "Topology operations", "gauge", len(cluster.operations)
+    )
+    yield Sample("lockstep_replication_writes_in_flight", "Writes coordinated now", "gauge", writes)
+    yield Sample("lockstep_replication_reads_in_flight", "Reads coordinated now", "gauge", reads)
+    yield Sample("lockstep_server_connections_open", "CQL connections", "gauge", len(cql.connections))
+    yield Sample(
+        "lockstep_server_connections_refused_total",
+        "CQL connections refused",
+        "counter",
+        cql.connections_refused,
+    )
+    yield Sample(
+        "lockstep_server_requests_total",
+        "CQL requests with a task or a write answered",
+        "counter",
+        cql.requests_served + open_requests,
+    )
+    yield Sample("lockstep_server_faults_total", "Defects answered as server errors", "counter", cql.faults)
+    yield Sample(
+        "lockstep_server_prepared_statements",
+        "Prepared statements kept",
+        "gauge",
+        len(cql.executor.statements),
+    )
+
+
+def exposition(node: Node, cql: CqlServer) -> bytes:
+    """All samples as Prometheus text."""
+    lines: list[str] = []
+    told: dict[str, None] = {}
+    for sample in samples(node, cql):
+        if sample.name not in told:
+            told[sample.name] = None
+            lines += (f"# HELP {sample.name} {sample.help}", f"# TYPE {sample.name} {sample.kind}")
+        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
+        lines.append(
+            f"{sample.name}{{{labels}}} {_number(sample.value)}"
+            if labels
+            else f"{sample.name} {_number(sample.value)}"
+        )
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

@@ -1,0 +1,280 @@
+"""What the admin API says of a node and its cluster, as JSON documents.
+
+Invariant: functions of the metadata value, of its log and of live counters; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lockstep.cql.catalog import Catalog
+from lockstep.cql.describe import keyspace_statement, table_statement
+from lockstep.metadata.apply import apply_entry
+from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.diff import ABSENT, diff, text_of
+from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.metadata.entries import LogEntry
+from lockstep.schema.types import uuid_text
+from lockstep.server.log_text import entry_summary, kind_name
+from lockstep.server.system_views import seen_epoch
+from lockstep.values.errors import ConfigurationError
+from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+Document = dict[str, Any]
+
+
+def status(node: Node, operations: Sequence[Document]) -> Document:
+    cluster = node.cluster
+    info = node.info
+    return {
+        "schema": "status/1",
+        "ready": node.ready,
+        "cluster": {"id": cluster.identity.cluster_id, "name": cluster.identity.cluster_name},
+        "epoch": cluster.epoch,
+        "hash": cluster.hash.hex(),
+        "node": {
+            "id": node.node_id,
+            "host_id": node.identity.value.host_id,
+            "address": info.address if info is not None else node.address[0],
+        },
+        "leader": node.leader_id,
+        "verdict": verdict(node),
+        "nodes": node_list(node),
+        "operations": list(operations),
+    }
+
+
+def nodes(node: Node) -> Document:
+    return {"schema": "nodes/1", "epoch": node.cluster.epoch, "nodes": node_list(node)}
+
+
+def node_list(node: Node) -> list[Document]:
+    """Every node that has not left."""
+    cluster = node.cluster
+    shares = ring_shares(cluster)
+    return [
+        _node(node, info, shares.get(info.id, 0.0))
+        for info in cluster.directory.nodes
+        if info.state is not NodeState.LEFT
+    ]
+
+
+def _node(node: Node, info: NodeInfo, owns: float) -> Document:
+    return {
+        "id": info.id,
+        "host_id": info.host_id,
+        "address": info.address,
+        "cql_port": info.cql_port,
+        "internode_port": info.internode_port,
+        "admin_port": info.admin_port,
+        "dc": info.dc,
+        "rack": info.rack,
+        "state": info.state.value,
+        "alive": node.liveness.alive(info.id),
+        "tokens": len(info.tokens),
+        "owns": owns,
+        "voter": info.id in node.cluster.voters,
+        "epoch": seen_epoch(node, info.id),
+    }
+
+
+def ring_shares(cluster: ClusterMetadata) -> dict[int, float]:
+    """Share of all tokens for which each node is the primary owner."""
+    owners = sorted(cluster.directory.token_owners.items())
+    if not owners:
+        return {}
+    whole = TOKEN_MAX - TOKEN_MIN
+    shares: dict[int, float] = {}
+    before = owners[-1][0] - whole
+    for token, owner in owners:
+        shares[owner] = shares.get(owner, 0.0) + (token - before) / whole
+        before = token
+    return shares
+
+
+def verdict(node: Node) -> str:
+    """One sentence that begins with healthy, degraded or unavailable."""
+    cluster = node.cluster
+    down = [
+        info.id for info in cluster.directory.nodes if info.owns_tokens and not node.liveness.alive(info.id)
+    ]
+    if not down:
+        if cluster.operations:
+            return "healthy: every range has all its replicas; topology changes are running"
+        return "healthy: every range has all its replicas"
+    names = f"node {down[0]} is down" if len(down) == 1 else f"nodes {', '.join(map(str, down))} are down"
+    lost = _keyspaces_without_quorum(cluster, down)
+    if lost:
+        return f"unavailable: {names}; no quorum for some ranges of {', '.join(lost)}"
+    return f"degraded: {names}; every range has a quorum"
+
+
+def _keyspaces_without_quorum(cluster: ClusterMetadata, down: Sequence[int]) -> list[str]:
+    gone = frozenset(down)
+    lost = []
+    for keyspace in cluster.schema.keyspaces:
+        for placed in cluster.placements.ring(keyspace.replication).ranges:
+            reads = placed.group.reads
+            if sum(1 for replica in reads if replica not in gone) <= len(reads) // 2:
+                lost.append(keyspace.name)
+                break
+    return lost
+
+
+def placements(node: Node, keyspace_name: str) -> Document:
+    cluster = node.cluster
+    keyspace = cluster.schema.by_name.get(keyspace_name)
+    if keyspace is None:
+        raise ConfigurationError(f"there is no keyspace {keyspace_name}")
+    return {
+        "schema": "placements/1",
+        "keyspace": keyspace_name,
+        "epoch": cluster.epoch,
+        "ranges": [
+            {
+                "start": placed.range.left,
+                "end": placed.range.right,
+                "reads": list(placed.group.reads),
+                "writes": list(placed.group.writes),
+                "epoch": placed.group.epoch,
+            }
+            for placed in cluster.placements.ring(keyspace.replication).ranges
+        ],
+    }
+
+
+def describe(catalog: Catalog, keyspace_name: str, table_name: str | None) -> Document:
+    found = catalog.schema.by_name.get(keyspace_name) or catalog.virtual.by_name.get(keyspace_name)
+    if found is None:
+        raise ConfigurationError(f"there is no keyspace {keyspace_name}")
+    statements: list[Document] = []
+    if table_name is None:
+        statements.append({"type": "keyspace", "name": found.name, "cql": keyspace_statement(found)})
+    for table in found.tables:
+        if table_name in (None, table.name):
+            statements.append({"type": "table", "name": table.name, "cql": table_statement(table)})
+    if not statements:
+        raise ConfigurationError(f"there is no table {keyspace_name}.{table_name}")
+    return {"schema": "describe/1", "keyspace": keyspace_name, "statements": statements}
+
+
+# -- the metadata and its log -----------------------------------------------------------------------
+
+
+def metadata_at(node: Node, epoch: int | None) -> ClusterMetadata:
+    """The value at an epoch, by replay. ConfigurationError when this node does not have it."""
+    newest = node.cluster
+    if epoch is None or epoch == newest.epoch:
+        return newest
+    if not 0 <= epoch <= newest.epoch:
+        raise ConfigurationError(f"this node has epochs 0 to {newest.epoch}, not {epoch}")
+    value = empty_cluster()
+    for entry in node.state.entries[:epoch]:
+        value = apply_entry(value, entry, node.registry)
+    return value
+
+
+def metadata(value: ClusterMetadata) -> Document:
+    return {
+        "schema": "metadata/1",
+        "epoch": value.epoch,
+        "hash": value.hash.hex(),
+        "cluster": msgspec.to_builtins(value.identity),
+        "voters": list(value.voters),
+        "nodes": [_fields(info) for info in value.directory.nodes],
+        "keyspaces": [
+            {
+                "name": keyspace.name,
+                "replication": text_of(keyspace.replication),
+                "tables": [table.name for table in keyspace.tables],
+                "epoch": keyspace.epoch,
+            }
+            for keyspace in value.schema.keyspaces
+        ],
+        "operations": [_fields(operation) for operation in value.operations],
+        "locks": [_fields(lock) for lock in value.locks],
+        "sessions": [_fields(session) for session in value.sessions],
+    }
+
+
+def _fields(value: msgspec.Struct) -> Document:
+    """A struct by the names of its fields; what is no plain value as text."""
+    found: Document = {}
+    for name in value.__struct_fields__:
+        field = getattr(value, name)
+        plain = field is None or isinstance(field, bool | int | float) or type(field) is str
+        found[name] = field if plain else text_of(field)
+    return found
+
+
+def metadata_diff(one: ClusterMetadata, other: ClusterMetadata) -> Document:
+    changes = [
+        {
+            "path": found.path,
+            "before": None if found.before == ABSENT else found.before,
+            "after": None if found.after == ABSENT else found.after,
+        }
+        for found in diff(one, other)
+    ]
+    return {"schema": "metadata-diff/1", "from": one.epoch, "to": other.epoch, "changes": changes}
+
+
+def metadata_log(node: Node, first: int, last: int) -> Document:
+    """At most LOG_FETCH_ENTRIES_MAX entries from `first` on."""
+    if first < 1 or last < first:
+        raise ConfigurationError(f"epochs {first} to {last} are no range; the first epoch is 1")
+    chosen = node.state.entries[first - 1 : min(last, first - 1 + LOG_FETCH_ENTRIES_MAX)]
+    return {
+        "schema": "metadata-log/1",
+        "from": first,
+        "to": last,
+        "entries": [_entry(node, entry) for entry in chosen],
+    }
+
+
+def _entry(node: Node, entry: LogEntry) -> Document:
+    return {
+        "epoch": entry.epoch,
+        "entry_id": uuid_text(entry.entry_id),
+        "kind": kind_name(entry.kind),
+        "actor": entry.actor,
+        "term": entry.term,
+        "committed_at_us": entry.commit_time_us,
+        "previous_hash": entry.previous_hash.hex(),
+        "hash": entry.hash.hex(),
+        "summary": entry_summary(node.registry, entry),
+    }
+
+
+def cms(node: Node) -> Document:
+    cluster = node.cluster
+    status = node.driver.raft.status() if node.driver is not None else None
+    members = []
+    for voter in cluster.voters:
+        info = cluster.directory.by_id[voter]
+        members.append(
+            {
+                "node": voter,
+                "address": info.address,
+                "alive": node.liveness.alive(voter),
+                "leader": voter == node.leader_id,
+                "epoch": seen_epoch(node, voter),
+            }
+        )
+    return {
+        "schema": "cms/1",
+        "epoch": cluster.epoch,
+        "leader": node.leader_id,
+        "asked": node.node_id,
+        "role": status.role.value if status is not None else "learner",
+        "term": status.term if status is not None else None,
+        "commit_index": status.commit_index if status is not None else None,
+        "members": members,
+    }

@@ -1,0 +1,223 @@
+"""Topology operations for the admin API: running ones with what they wait for, ended ones from the log.
+
+Invariant: what only the metadata leader knows (who blocks, progress) is asked of the leader, so every node
+answers alike; without a leader the rest is still told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.diff import diff
+from lockstep.metadata.directory import NodeInfo
+from lockstep.metadata.operations import Operation, OperationKind
+from lockstep.metadata.registry import EntryKind
+from lockstep.server.http import get_json
+from lockstep.topology.stages import TABLES
+from lockstep.topology.transformations import CancelOperation, PrepareOperation
+from lockstep.values.errors import ConfigurationError, LockstepError
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+Document = dict[str, Any]
+
+#: Where a node says what it knows by itself.
+LIVE_PATH = "/v1/requests/live"
+_OPERATION_KINDS = (EntryKind.PREPARE_OPERATION, EntryKind.ADVANCE_OPERATION, EntryKind.CANCEL_OPERATION)
+#: Metadata differences that a dry run shows.
+_DIFFERENCES_SHOWN_MAX = 200
+
+
+class Requests:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def live(self) -> Document:
+        """Running operations with what this node knows of them."""
+        node = self._node
+        now_us = node.runtime.clock.wall_us()
+        blocking: dict[int, list[Document]] = {}
+        for one in node.topology.blocking:
+            since_s = max(0.0, (now_us - one.since_us) / 1e6)
+            blocking.setdefault(one.operation_id, []).append(
+                {"node": one.node, "reason": one.reason, "since_s": round(since_s, 3)}
+            )
+        running = [
+            self._running(operation, blocking.get(operation.id, [])) for operation in node.cluster.operations
+        ]
+        return {"schema": "requests-live/1", "leads": node.is_leader, "requests": running}
+
+    async def running(self) -> list[Document]:
+        """Running operations as the metadata leader sees them, or as this node does when it cannot ask."""
+        node = self._node
+        if node.is_leader or not node.cluster.operations:
+            return list(self.live()["requests"])
+        for info in self._leaders():
+            try:
+                document = await get_json(
+                    node.runtime, info.address, info.admin_port, LIVE_PATH, ADMIN_FORWARD_TIMEOUT_MS
+                )
+            except LockstepError as error:
+                node.log("admin.leader_waits", node=info.id, error=error.message)
+                continue
+            if document.get("leads"):
+                return list(document.get("requests", []))
+        return list(self.live()["requests"])
+
+    def _leaders(self) -> list[NodeInfo]:
+        """Live voters, the likeliest leader first."""
+        node = self._node
+        known = node.leader_id
+        voters = sorted(node.cluster.voters, key=lambda voter: voter != known)
+        return [
+            node.cluster.directory.by_id[voter]
+            for voter in voters
+            if voter != node.node_id and node.liveness.alive(voter)
+        ]
+
+    async def all(self) -> Document:
+        running = await self.running()
+        return {"schema": "requests/1", "requests": [*running, *self._ended()]}
+
+    async def one(self, request_id: str) -> Document:
+        """ConfigurationError when there is no such request."""
+        for found in [*await self.running(), *self._ended()]:
+            if found["id"] == request_id:
+                return {"schema": "request/1", **found}
+        raise ConfigurationError(f"there is no request {request_id}", hint="lockstep topology requests")
+
+    def _running(self, operation: Operation, waiting: list[Document]) -> Document:
+        done = self._node.topology.progress.get(operation.id)
+        return {
+            "id": str(operation.id),
+            "kind": operation.kind.value,
+            "node": operation.node,
+            "state": "cancelling" if operation.cancel_reason else "running",
+            "stage": operation.stage.value,
+            "stage_epoch": operation.stage_epoch,
+            "ranges": len(operation.transitions),
+            "history": [{"stage": stage.value, "epoch": epoch} for stage, epoch in operation.history],
+            "progress": {"bytes": done.moved_bytes, "fragments": done.moved_fragments} if done else {},
+            "waiting": waiting,
+        }
+
+    def _ended(self) -> list[Document]:
+        """Operations that the log began and that run no more, newest first."""
+        node = self._node
+        live = {operation.id for operation in node.cluster.operations}
+        found: dict[int, Document] = {}
+        count = 0
+        for entry in node.state.entries:
+            if entry.kind not in _OPERATION_KINDS:
+                continue
+            body: Any = node.registry.decode(entry.kind, entry.body)
+            if isinstance(body, PrepareOperation):
+                count += 1
+                found[count] = {
+                    "id": str(count),
+                    "kind": body.kind.value,
+                    "node": body.node,
+                    "state": "done",
+                    "stage": None,
+                    "began_epoch": entry.epoch,
+                    "ended_epoch": entry.epoch,
+                }
+            elif body.operation_id in found:
+                request = found[body.operation_id]
+                request["ended_epoch"] = entry.epoch
+                if isinstance(body, CancelOperation):
+                    request["state"] = "cancelled"
+                    request["reason"] = body.reason
+        return [found[number] for number in sorted(found, reverse=True) if number not in live]
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    async def submit(self, body: Any) -> Document:
+        """Begin an operation, or say what it would do. Rejected or ConfigurationError."""
+        wanted = _wanted(body)
+        if wanted.dry_run:
+            return self._plan(wanted)
+        epoch = await self._node.submit(wanted.transformation)
+        for operation in self._node.cluster.operations:
+            if operation.history and operation.history[0][1] == epoch:
+                return {"schema": "request/1", **self._running(operation, [])}
+        for request in self._ended():
+            if request["began_epoch"] == epoch:
+                return {"schema": "request/1", **request}
+        raise LockstepError(f"the operation of epoch {epoch} is not in the metadata of this node")
+
+    async def cancel(self, request_id: str) -> Document:
+        """Send a running operation back. Rejected when it goes forward only."""
+        if not request_id.isdecimal():
+            raise ConfigurationError(f"there is no request {request_id}", hint="lockstep topology requests")
+        await self._node.submit(CancelOperation(int(request_id), "cancelled by an operator"))
+        return await self.one(request_id)
+
+    def _plan(self, wanted: _Wanted) -> Document:
+        before = self._node.cluster
+        after = wanted.transformation.apply(before, before.epoch + 1)
+        operation = after.operations[-1]
+        gained: dict[int, int] = {}
+        for transition in operation.transitions:
+            for node in transition.gained:
+                gained[node] = gained.get(node, 0) + 1
+        return {
+            "schema": "request-plan/1",
+            "kind": wanted.kind.value,
+            "node": wanted.node,
+            "epoch": before.epoch,
+            "ranges": len(operation.transitions),
+            "way_back": "can be cancelled until reads move to the new replicas",
+            "steps": [
+                {
+                    "stage": row.stage.value,
+                    "writes": row.writes.value,
+                    "reads": row.reads.value,
+                    "barrier": row.barrier,
+                    "drain": row.drain.value,
+                    "work": row.work.value,
+                }
+                for row in TABLES[operation.kind]
+            ],
+            "receives": [{"node": node, "ranges": count} for node, count in sorted(gained.items())],
+            "changes": _changes(before, after),
+        }
+
+
+class _Wanted(msgspec.Struct, frozen=True):
+    kind: OperationKind
+    node: int
+    dry_run: bool = False
+
+    @property
+    def transformation(self) -> PrepareOperation:
+        return PrepareOperation(self.kind, NodeId(self.node))
+
+
+def _wanted(body: Any) -> _Wanted:
+    try:
+        wanted = msgspec.convert(body, _Wanted)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"not a request: {error}") from error
+    if wanted.kind is not OperationKind.DECOMMISSION:
+        raise ConfigurationError(
+            f"{wanted.kind.value} is not asked for here",
+            hint="a new node bootstraps by itself when it starts",
+        )
+    return wanted
+
+
+def _changes(before: ClusterMetadata, after: ClusterMetadata) -> list[Document]:
+    found = [change for change in diff(before, after) if not change.path.startswith(("epoch", "hash"))]
+    return [
+        {"path": change.path, "before": change.before, "after": change.after}
+        for change in found[:_DIFFERENCES_SHOWN_MAX]
+    ]
