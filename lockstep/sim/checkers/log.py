@@ -1,0 +1,99 @@
+"""LOG-1, LOG-2 and one leader per term, from what nodes say they applied.
+
+Invariant: the monitor sees every applied epoch of every incarnation; it remembers the first value seen
+at each epoch, and all later ones must equal it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.entries import LogEntry
+from lockstep.sim.checkers.violation import Violation
+
+#: Told (value before, value after, label of the process) when an epoch is applied for the first time anywhere.
+FirstApplied = Callable[[ClusterMetadata, ClusterMetadata, str], None]
+
+
+class LogMonitor:
+    """`values[e]` is the value of epoch e; `seen` the newest epoch each node (by process name) applied."""
+
+    def __init__(self, first_applied: FirstApplied) -> None:
+        self.values: list[ClusterMetadata] = [empty_cluster()]
+        self.seen: dict[str, int] = {}
+        self.leaders: dict[int, str] = {}
+        self._digests: list[bytes] = [b""]
+        self._incarnations: dict[str, int] = {}
+        self._first_applied = first_applied
+
+    def __call__(self, _now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
+        if kind == "metadata.applied":
+            self.applied(label, facts["cluster"], facts["digest"])
+        elif kind == "raft.role" and facts["role"] == "leader":
+            self.elected(label, facts["term"])
+
+    def forget(self, name: str) -> None:
+        """The node's disk was emptied on purpose: it begins anew."""
+        self.seen.pop(name, None)
+
+    def elected(self, label: str, term: int) -> None:
+        former = self.leaders.setdefault(term, label)
+        if former != label:
+            raise Violation("LOG-1", f"{former} and {label} both lead term {term}")
+
+    def applied(self, label: str, cluster: ClusterMetadata, digest: bytes) -> None:
+        """`label` is name.incarnation."""
+        name, epoch = label.rpartition(".")[0], cluster.epoch
+        if label not in self._incarnations:
+            before = self.seen.get(name, 0)
+            if epoch < before:
+                raise Violation("LOG-1", f"{label} is back at epoch {epoch}, after {before}")
+        elif epoch != self._incarnations[label] + 1:
+            raise Violation("LOG-1", f"{label} applied {epoch} after {self._incarnations[label]}")
+        self._incarnations[label] = epoch
+        self.seen[name] = max(epoch, self.seen.get(name, 0))
+        if epoch < len(self.values):
+            self._same(label, cluster, digest)
+        elif epoch == len(self.values):
+            before_value = self.values[-1]
+            self.values.append(cluster)
+            self._digests.append(digest)
+            self._first_applied(before_value, cluster, label)
+        else:
+            raise Violation("LOG-1", f"{label} is at epoch {epoch}; nobody applied {len(self.values)}")
+
+    def _same(self, label: str, cluster: ClusterMetadata, digest: bytes) -> None:
+        epoch = cluster.epoch
+        if epoch == 0:
+            return
+        if cluster.hash != self.values[epoch].hash:
+            raise Violation("LOG-1", f"{label} applied another entry at epoch {epoch}")
+        if digest != self._digests[epoch]:
+            raise Violation("LOG-1", f"{label} has another state at epoch {epoch}")
+
+
+class Submitted(msgspec.Struct, kw_only=True):
+    """One submission of the harness. outcome: ok (then `epoch` is set), unknown, rejected or failed."""
+
+    entry_id: bytes
+    outcome: str
+    epoch: int = 0
+
+
+def check_submissions(entries: Iterable[LogEntry], submissions: Iterable[Submitted]) -> None:
+    """LOG-2 over the whole log of one node."""
+    at: dict[bytes, int] = {}
+    for entry in entries:
+        if entry.entry_id in at:
+            raise Violation("LOG-2", f"one entry id at epochs {at[entry.entry_id]} and {entry.epoch}")
+        at[entry.entry_id] = entry.epoch
+    for submission in submissions:
+        found = at.get(submission.entry_id)
+        if submission.outcome == "ok" and found != submission.epoch:
+            raise Violation("LOG-2", f"acknowledged at epoch {submission.epoch}, found at {found}")
+        if submission.outcome in ("rejected", "failed") and found is not None:
+            raise Violation("LOG-2", f"{submission.outcome}, but in the log at epoch {found}")

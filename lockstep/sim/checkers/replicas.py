@@ -1,0 +1,197 @@
+"""What replicas' disks certainly hold, and whether acknowledged writes are on enough of them.
+
+PLC-3 and REP-1 from the other side: not what clients saw, but what would survive if every node lost its
+power now. Invariant: only bytes covered by a finished sync count, decoded without the storage engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.placement.quorums import dc_factors, majority
+from lockstep.schema.model import Replication
+from lockstep.sim.checkers.registers import Place
+from lockstep.sim.checkers.violation import Violation
+from lockstep.sim.disk import SimDisk
+from lockstep.sim.door import KEYSPACE, clustering_bytes
+from lockstep.sim.history import Change, Event, Outcome
+from lockstep.storage import keys
+from lockstep.storage.fragments import decode_header, decode_row
+from lockstep.values import codec, limits
+from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.tokens import Range, token_of
+
+_OPERATIONS = codec.decoder(list[tuple[Any, ...]])
+_PAIRS = codec.decoder(list[tuple[bytes, bytes]])
+_STORE = "store"
+_BINDING = (Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM, Consistency.ALL)
+
+
+class _Partition:
+    """Newest timestamps of one partition on one disk."""
+
+    __slots__ = ("deletion", "ranges", "rows")
+
+    def __init__(self) -> None:
+        self.deletion = -1
+        self.ranges: list[tuple[bytes, bytes, int]] = []
+        self.rows: dict[bytes, int] = {}
+
+    def state(self, clustering: bytes) -> int:
+        newest = max(self.deletion, self.rows.get(clustering, -1))
+        for start, end, timestamp in self.ranges:
+            if start <= clustering and (not end or clustering < end):
+                newest = max(newest, timestamp)
+        return newest
+
+
+class DurableContent:
+    """The content of one disk's store, kept up to date by reading what was appended."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self.disk = disk
+        self._pairs: dict[bytes, bytes] = {}
+        self._log = ""
+        self._read = b""
+        self._partitions: dict[tuple[int, bytes], _Partition] | None = None
+
+    def state(self, table_id: int, key: bytes, clustering: bytes) -> int:
+        """Timestamp of the newest write that certainly reached the row; -1 for none."""
+        partition = self._folded().get((table_id, key))
+        return -1 if partition is None else partition.state(clustering)
+
+    def refresh(self) -> None:
+        files = self.disk.durable()
+        generation = max(
+            (int(name.rpartition("-")[2]) for name in files if name.startswith(f"{_STORE}/checkpoint-")),
+            default=0,
+        )
+        log = f"{_STORE}/log-{generation}"
+        content = files.get(log, b"")
+        if log != self._log or not content.startswith(self._read):
+            self._log, self._read = log, b""
+            self._pairs = {}
+            self._partitions = None
+            for body in _bodies(files.get(f"{_STORE}/checkpoint-{generation}", b"")):
+                self._pairs.update(_PAIRS.decode(body))
+        if len(content) > len(self._read):
+            self._append(content)
+
+    def _append(self, content: bytes) -> None:
+        taken = len(self._read)
+        for end, body in codec.scan_records(
+            self._log, content[taken:], record_bytes_max=limits.MODEL_STORE_RECORD_BYTES_MAX
+        ):
+            for operation in _OPERATIONS.decode(body):
+                self._apply(operation)
+            self._read = content[: taken + end]
+        self._partitions = None
+
+    def _apply(self, operation: tuple[Any, ...]) -> None:
+        if operation[0] == "put":
+            self._pairs[operation[1]] = operation[2]
+        elif operation[0] == "delete":
+            self._pairs.pop(operation[1], None)
+        else:
+            lower, upper = operation[1], operation[2]
+            for key in [key for key in self._pairs if lower <= key < upper]:
+                del self._pairs[key]
+
+    def _folded(self) -> dict[tuple[int, bytes], _Partition]:
+        if self._partitions is None:
+            self._partitions = {}
+            for store_key, value in self._pairs.items():
+                if store_key[:1] == b"\x10":
+                    self._fold(store_key, value)
+        return self._partitions
+
+    def _fold(self, store_key: bytes, value: bytes) -> None:
+        assert self._partitions is not None
+        _, key, prefix = keys.split_partition(store_key)
+        table_id = int.from_bytes(store_key[1:5], "big")
+        partition = self._partitions.setdefault((table_id, key), _Partition())
+        if store_key[len(prefix) : len(prefix) + 1] == keys.KIND_HEADER:
+            header = decode_header(store_key, value)
+            if header.deletion is not None:
+                partition.deletion = max(partition.deletion, header.deletion.timestamp_us)
+            partition.ranges.extend((r.start, r.end, r.deletion.timestamp_us) for r in header.range_deletions)
+            return
+        clustering = keys.clustering_of(store_key, prefix)
+        row = decode_row(store_key, value, clustering)
+        times = [cell.timestamp_us for cell in row.cells]
+        times += [part.timestamp_us for part in (row.liveness, row.deletion) if part is not None]
+        partition.rows[clustering] = max(partition.rows.get(clustering, -1), *times, -1)
+
+
+def _bodies(content: bytes) -> Iterable[bytes]:
+    for _, body in codec.scan_records("", content, record_bytes_max=limits.MODEL_STORE_RECORD_BYTES_MAX):
+        yield body
+
+
+class AcknowledgedWrites:
+    """The newest acknowledged write of each register that a quorum read must meet."""
+
+    def __init__(self, events: Sequence[Event], rows_per_partition: int) -> None:
+        self.newest: dict[Place, int] = {}
+        for event in events:
+            change = event.request
+            if isinstance(change, Change) and event.outcome is Outcome.OK and change.consistency in _BINDING:
+                for clustering in range(rows_per_partition):
+                    if change.touches(clustering):
+                        place = (change.table, change.key, clustering)
+                        self.newest[place] = max(self.newest.get(place, -1), change.timestamp_us)
+
+
+def check_held(
+    invariant: str,
+    cluster: ClusterMetadata,
+    newest: Mapping[Place, int],
+    contents: Mapping[NodeId, DurableContent],
+    only: Mapping[Replication, Sequence[Range]] | None = None,
+) -> int:
+    """Every read quorum of each range meets a replica that durably holds the newest acknowledged write.
+
+    `only` limits the check to some ranges. Returns how many registers were judged.
+    """
+    for content in contents.values():
+        content.refresh()
+    judged = 0
+    for (table_name, key, clustering), timestamp in newest.items():
+        table = cluster.schema.table(KEYSPACE, table_name)
+        if table is None:
+            continue
+        replication = cluster.schema.by_name[KEYSPACE].replication
+        token = token_of(key)
+        if only is not None and not any(r.contains(token) for r in only.get(replication, ())):
+            continue
+        readers = cluster.group_for(replication, token).reads
+        place = clustering_bytes(clustering)
+        states = {node: contents[node].state(table.id, key, place) for node in readers if node in contents}
+        judged += 1
+        _judge(invariant, cluster, replication, readers, states, timestamp, (table_name, key, clustering))
+    return judged
+
+
+def _judge(
+    invariant: str,
+    cluster: ClusterMetadata,
+    replication: Replication,
+    readers: Sequence[NodeId],
+    states: Mapping[NodeId, int],
+    timestamp: int,
+    place: Place,
+) -> None:
+    lacking = [node for node in readers if states.get(node, -1) < timestamp]
+    quorums = [("", majority(replication.total))]
+    quorums += [(dc, majority(factor)) for dc, factor in dc_factors(replication)]
+    for dc, quorum in quorums:
+        there = [n for n in lacking if not dc or cluster.directory.dc_by_id[n] == dc]
+        if len(there) >= quorum:
+            table, key, clustering = place
+            raise Violation(
+                invariant,
+                f"at epoch {cluster.epoch} a read quorum {there} of {list(readers)} lacks timestamp "
+                f"{timestamp} of {table}/{key.decode()}[{clustering}]; disks hold {dict(states)}",
+            )

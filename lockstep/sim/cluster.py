@@ -1,0 +1,236 @@
+"""A simulated cluster: nodes on hosts of their own, restarted when they end, with settings drawn by seed.
+
+Invariant: a node process runs the product's Node on its own disk; whatever happens to it, `heal` brings
+it back on the same disk. A node that left is parked with an empty disk, and joins as a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.directory import NodeState
+from lockstep.node.configuration import (
+    ClusterSection,
+    Configuration,
+    NetworkSection,
+    NodeSection,
+    PlacementSection,
+    RaftSection,
+    TimeoutsSection,
+)
+from lockstep.node.node import Node
+from lockstep.runtime.ports import Runtime
+from lockstep.sim.door import open_door
+from lockstep.sim.history import History
+from lockstep.sim.process import Main, Process
+from lockstep.sim.streams import Stream
+from lockstep.sim.world import World
+from lockstep.storage.model import open_model_store
+from lockstep.storage.store import Store
+from lockstep.values.errors import LockstepError
+
+#: A node that ended by itself is started again after this long, as a service manager would.
+_RESTART_S = (0.2, 2.0)
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What is drawn once for a cluster. Times in the unit of their name."""
+
+    founders: int = 3
+    spares: int = 2
+    factor: int = 3
+    strategy: str = "SimpleStrategy"
+    tokens: int = 2
+    tick_ms: int = 50
+    election_ticks: int = 10
+    heartbeat_ticks: int = 2
+    write_ms: int = 2000
+    read_ms: int = 2000
+    store_log_bytes: int = 1 << 22
+    #: Probability that an internode frame is delivered a second time, later.
+    duplicate: float = 0.0
+
+
+def draw_shape(draw: Stream, *, founders: tuple[int, ...] = (1, 3, 3, 3), spares: int = 2) -> Shape:
+    count = draw.choice(founders)
+    return Shape(
+        founders=count,
+        spares=spares,
+        factor=count if count < 3 else draw.choice((3, 3, 3, 2)),
+        strategy=draw.choice(("SimpleStrategy", "NetworkTopologyStrategy")),
+        tokens=draw.choice((1, 2, 4)),
+        tick_ms=draw.choice((20, 50, 50, 100)),
+        election_ticks=draw.choice((5, 10, 15)),
+        heartbeat_ticks=draw.choice((1, 2, 3)),
+        write_ms=draw.choice((500, 2000)),
+        read_ms=draw.choice((500, 2000)),
+        store_log_bytes=draw.choice((2000, 20_000, 1 << 22)),
+        duplicate=draw.choice((0.0, 0.0, 0.02)),
+    )
+
+
+class SimCluster:
+    """`cluster` is the newest value that any node has applied, as the monitors saw it."""
+
+    def __init__(self, world: World, shape: Shape) -> None:
+        self.world = world
+        self.shape = shape
+        self.history = History()
+        self.nodes: dict[str, Node] = {}
+        self.parked: dict[str, None] = {}
+        self._serving: dict[str, Node] = {}
+        self.newest: ClusterMetadata = empty_cluster()
+        #: (term, node name) of the last leader that was seen to be elected.
+        self.leader: tuple[int, str] = (0, "")
+        self.facts: dict[str, int] = {}
+        self.story: list[tuple[int, str, str]] | None = [] if world.settings.keep_trace else None
+        #: Told the name of each node that is parked.
+        self.on_park: Callable[[str], None] = lambda name: None
+        self._draw = world.stream("cluster")
+        self._duplicates = world.stream("duplicates")
+        names = [f"n{number}" for number in range(1, shape.founders + shape.spares + 1)]
+        self.processes: dict[str, Process] = {
+            name: world.process(name, f"127.0.0.{name[1:]}") for name in names
+        }
+        for name in names[shape.founders :]:
+            self.parked[name] = None
+        for process in self.processes.values():
+            process.expected_errors = (LockstepError,)
+
+    # ---- what is known
+
+    def fact(self, name: str) -> None:
+        """Something that must happen sometimes did."""
+        self.facts[name] = self.facts.get(name, 0) + 1
+
+    def tell(self, who: str, text: str) -> None:
+        """Add to the readable story of the run."""
+        if self.story is not None:
+            self.story.append((self.world.now_ns, who, text))
+
+    def hosts(self) -> list[str]:
+        """Hosts of all nodes that are not parked."""
+        return [process.host for name, process in self.processes.items() if name not in self.parked]
+
+    def live(self) -> list[str]:
+        """Names of nodes whose process runs."""
+        return [name for name, process in self.processes.items() if process.alive]
+
+    def in_service(self) -> list[str]:
+        """Names of nodes that are not parked, whether they run or not."""
+        return [name for name in self.processes if name not in self.parked]
+
+    def ready(self, name: str) -> bool:
+        """Whether the node serves clients, as a normal member."""
+        node = self._serving.get(name)
+        if node is None or node is not self.nodes.get(name) or not node.ready:
+            return False
+        info = node.info
+        return self.processes[name].alive and info is not None and info.state is NodeState.NORMAL
+
+    def node_id(self, name: str) -> int:
+        """0 for a node that is in no directory."""
+        host = self.processes[name].host
+        found = [n.id for n in self.newest.directory.nodes if n.address == host and n.state != NodeState.LEFT]
+        return found[0] if found else 0
+
+    def name_of(self, node_id: int) -> str:
+        """The process that is, or last was, this node."""
+        info = self.newest.directory.by_id.get(node_id)  # type: ignore[call-overload]
+        return "" if info is None else f"n{info.address.rpartition('.')[2]}"
+
+    # ---- life
+
+    def start(self) -> None:
+        """Start the founders."""
+        for name in self.in_service():
+            self.start_node(name)
+
+    def start_node(self, name: str) -> None:
+        self.parked.pop(name, None)
+        self.processes[name].start(self._main(name))
+
+    def park(self, name: str) -> None:
+        """Take a node that left out of service: end it and empty its disk."""
+        process = self.processes[name]
+        self.parked[name] = None
+        process.crash()
+        process.wipe_disk()
+        self.nodes.pop(name, None)
+        self.on_park(name)
+        self.tell(name, "is parked")
+
+    def restart_later(self, name: str, *, reboot: bool = False) -> None:
+        """After a while, as a service manager does; with `reboot` the host loses its page cache first."""
+        low, high = _RESTART_S
+        delay_s = low + (high - low) * self._draw.random()
+        self.world.after(delay_s, self._restart, name, reboot, label=f"restart {name}")
+
+    def _restart(self, name: str, reboot: bool) -> None:
+        process = self.processes[name]
+        if process.alive or name in self.parked:
+            return
+        if reboot:
+            process.disk.power_loss()
+        process.start(self._main(name))
+
+    def configuration(self, name: str) -> Configuration:
+        shape = self.shape
+        founders = tuple(f"127.0.0.{number}:7000" for number in range(1, shape.founders + 1))
+        host = self.processes[name].host
+        founding = f"{host}:7000" in founders
+        return Configuration(
+            node=NodeSection(name=name, data_directory="."),
+            cluster=ClusterSection(founders=founders if founding else (), seeds=() if founding else founders),
+            network=NetworkSection(address=host),
+            placement=PlacementSection(num_tokens=shape.tokens),
+            timeouts=TimeoutsSection(write_ms=shape.write_ms, read_ms=shape.read_ms),
+            raft=RaftSection(
+                tick_ms=shape.tick_ms,
+                election_ticks=shape.election_ticks,
+                heartbeat_ticks=shape.heartbeat_ticks,
+            ),
+        )
+
+    def _main(self, name: str) -> Main:
+        async def main(runtime: Runtime) -> None:
+            if name in self.parked:
+                return
+            node = Node(runtime, self.configuration(name), self._open_store, self._log(name))
+            if self.shape.duplicate:
+                node.internode.duplicate = self._duplicate
+            self.nodes[name] = node
+            try:
+                await node.start()
+            except LockstepError as error:
+                self.tell(name, f"cannot start: {error}")
+                self.restart_later(name, reboot=True)
+                return
+            await open_door(node, runtime)
+            self._serving[name] = node
+            self.tell(name, f"is ready at epoch {node.state.epoch}")
+            assert node.broken is not None
+            error = await node.broken
+            self.tell(name, f"is broken: {error}")
+            self.restart_later(name, reboot=True)
+
+        return main
+
+    async def _open_store(self, runtime: Runtime) -> Store:
+        return await open_model_store(runtime.disk, "store", log_bytes_max=self.shape.store_log_bytes)
+
+    def _duplicate(self) -> bool:
+        return self._duplicates.random() < self.shape.duplicate
+
+    def _log(self, name: str) -> Any:
+        def log(event: str, **facts: Any) -> None:
+            text = " ".join(f"{key}={value}" for key, value in facts.items())
+            self.world.note(name, "log", event, text)
+            self.fact(f"log.{event}")
+            self.tell(name, f"{event} {text}")
+
+        return log

@@ -1,0 +1,268 @@
+"""The kinds of faults: what each does to a cluster, and which counters prove that it had an effect.
+
+Invariant: a fault draws from the stream it is given and undoes itself after its time; `Nemesis` undoes
+everything that is left. No fault destroys what a disk promised to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from lockstep.sim.probes import CrashRule, DelayRule
+from lockstep.sim.process import KILL, POWER
+from lockstep.sim.streams import Stream
+
+if TYPE_CHECKING:
+    from lockstep.sim.nemesis import Nemesis
+
+#: Where a node may be crashed by name.
+CRASH_PROBES = (
+    "disk.sync.inflight",
+    "metadata.apply.before_sync",
+    "metadata.apply.after_sync",
+    "processor.appended",
+    "raft.became_leader",
+    "raft.persist.before",
+    "raft.persist.after",
+    "replica.write.accepted",
+    "replica.write.applied",
+    "replica.write.synced",
+    "replica.drain",
+    "storage.batch.written",
+    "storage.sync.started",
+    "storage.sync.finished",
+    "stream.source.drained",
+    "stream.target.chunk",
+    "topology.propose",
+    "work.done",
+)
+#: These are reached all the time, so a rule on them fires seldom.
+_FREQUENT = ("disk.sync.inflight", "replica.write", "storage.", "raft.persist")
+LINGER_PROBES = ("replica.drain", "stream.target.broken")
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """`strike(nemesis, draw)` does it once. One of `effects` must grow somewhere in a batch."""
+
+    name: str
+    strike: Callable[[Nemesis, Stream], None]
+    effects: tuple[str, ...]
+    weight: float = 1.0
+
+
+def _down_s(draw: Stream) -> float:
+    return draw.choice((0.05, 0.3, 1.0, 3.0)) * (0.5 + draw.random())
+
+
+def _kind(draw: Stream) -> str:
+    return POWER if draw.random() < 0.5 else KILL
+
+
+# ---- processes
+
+
+def kill(nemesis: Nemesis, draw: Stream) -> None:
+    nemesis.crash(nemesis.some_live(draw), KILL, _down_s(draw))
+
+
+def power(nemesis: Nemesis, draw: Stream) -> None:
+    nemesis.crash(nemesis.some_live(draw), POWER, _down_s(draw))
+
+
+def kill_then_power(nemesis: Nemesis, draw: Stream) -> None:
+    """The process restarts on the page cache of its predecessor, then the host loses it."""
+    name = nemesis.some_live(draw)
+    nemesis.crash(name, KILL, 0.05)
+    nemesis.later(0.05 + draw.random() * 0.4, lambda: nemesis.crash(name, POWER, 0.2))
+
+
+def all_down(nemesis: Nemesis, draw: Stream) -> None:
+    for name in list(nemesis.cluster.live()):
+        nemesis.crash(name, _kind(draw), _down_s(draw))
+
+
+def crash_at_callback(nemesis: Nemesis, draw: Stream) -> None:
+    name = nemesis.some_live(draw)
+    if name:
+        nemesis.crash_after(name, 1 + draw.randrange(400), _kind(draw), _down_s(draw))
+
+
+def crash_at_probe(nemesis: Nemesis, draw: Stream) -> None:
+    label = draw.choice(CRASH_PROBES)
+    chance = 0.02 if label.startswith(_FREQUENT) else 0.5
+    nemesis.add_rule(
+        CrashRule(label=label, kind=_kind(draw), probability=chance, restart_after_s=_down_s(draw)),
+        seconds=5.0,
+    )
+
+
+def linger(nemesis: Nemesis, draw: Stream) -> None:
+    rule = DelayRule(label=draw.choice(LINGER_PROBES), high_s=draw.choice((0.05, 1.0)), probability=0.7)
+    nemesis.add_rule(rule, seconds=5.0)
+
+
+def pause(nemesis: Nemesis, draw: Stream) -> None:
+    name = nemesis.some_live(draw)
+    if name:
+        nemesis.tell(f"pauses {name}")
+        nemesis.cluster.processes[name].pause_for(draw.choice((0.2, 1.0, 5.0)) * (0.5 + draw.random()))
+
+
+def slow_node(nemesis: Nemesis, draw: Stream) -> None:
+    name = nemesis.some_live(draw)
+    if name:
+        process = nemesis.cluster.processes[name]
+        process.slow_down(draw.choice((50, 200, 800)))
+        nemesis.tell(f"slows {name}")
+        nemesis.later(1.0 + draw.random() * 3, lambda: process.slow_down(0))
+
+
+def clock_drift(nemesis: Nemesis, draw: Stream) -> None:
+    name = nemesis.some_live(draw)
+    if name:
+        nemesis.cluster.processes[name].drift_clock(draw.choice((0.95, 0.99, 1.01, 1.05)))
+
+
+def wall_jump(nemesis: Nemesis, draw: Stream) -> None:
+    name = nemesis.some_live(draw)
+    if name:
+        nemesis.cluster.processes[name].jump_wall(draw.choice((-3600.0, -5.0, 5.0, 3600.0)))
+
+
+# ---- disks
+
+
+def slow_disk(nemesis: Nemesis, draw: Stream) -> None:
+    name = nemesis.some_live(draw)
+    if name:
+        nemesis.set_disk(name, 1.0 + draw.random() * 4, sync_high_s=draw.choice((0.15, 0.5, 2.0)))
+
+
+def disk_error(nemesis: Nemesis, draw: Stream) -> None:
+    name = nemesis.some_live(draw)
+    if name:
+        nemesis.set_disk(name, 0.2 + draw.random(), sync_error=draw.choice((0.1, 0.5)))
+
+
+def torn_disks(nemesis: Nemesis, draw: Stream) -> None:
+    """Crash everything in the middle of a sync, so that files end in the middle of a record."""
+    nemesis.add_rule(
+        CrashRule(label="disk.sync.inflight", kind=POWER, probability=0.05, times=3, restart_after_s=0.3),
+        seconds=3.0,
+    )
+
+
+# ---- the network
+
+
+def latency(nemesis: Nemesis, draw: Stream) -> None:
+    high = draw.choice((10.0, 50.0, 200.0))
+    shape = draw.choice(("uniform", "exponential", "heavy"))
+    nemesis.set_links(1.0 + draw.random() * 4, shape=shape, high_ms=high)
+
+
+def loss(nemesis: Nemesis, draw: Stream) -> None:
+    nemesis.set_links(1.0 + draw.random() * 4, loss=draw.choice((0.02, 0.1, 0.3)))
+
+
+def corrupt(nemesis: Nemesis, draw: Stream) -> None:
+    nemesis.set_links(0.5 + draw.random() * 2, corrupt=draw.choice((0.001, 0.02)))
+
+
+def partition(nemesis: Nemesis, draw: Stream) -> None:
+    """Two halves, in one or both directions, clients on all sides."""
+    hosts = nemesis.cluster.hosts()
+    if len(hosts) > 1:
+        chosen = draw.sample(hosts, 1 + draw.randrange(len(hosts) - 1))
+        others = [host for host in hosts if host not in chosen]
+        nemesis.cut(chosen, others, symmetric=draw.random() < 0.6, seconds=0.3 + draw.random() * 4)
+
+
+def partial_partition(nemesis: Nemesis, draw: Stream) -> None:
+    """Two nodes do not hear each other; both reach all others."""
+    hosts = nemesis.cluster.hosts()
+    if len(hosts) > 1:
+        one, other = draw.sample(hosts, 2)
+        nemesis.cut([one], [other], symmetric=True, seconds=0.5 + draw.random() * 4)
+
+
+def isolate_leader(nemesis: Nemesis, draw: Stream) -> None:
+    leader = nemesis.cluster.leader[1]
+    if leader:
+        host = nemesis.cluster.processes[leader].host
+        others = [other for other in nemesis.cluster.hosts() if other != host]
+        nemesis.cut([host], others, symmetric=draw.random() < 0.5, seconds=1.0 + draw.random() * 3)
+
+
+def flapping(nemesis: Nemesis, draw: Stream) -> None:
+    hosts = nemesis.cluster.hosts()
+    if len(hosts) > 1:
+        one, other = draw.sample(hosts, 2)
+        nemesis.tell(f"flaps {one} {other}")
+        nemesis.network.flap(one, other, draw.choice((0.1, 0.4)), 6)
+
+
+def reset(nemesis: Nemesis, draw: Stream) -> None:
+    nemesis.tell("resets connections")
+    nemesis.network.break_connections(draw.choice((0.2, 1.0)))
+
+
+def blackhole(nemesis: Nemesis, draw: Stream) -> None:
+    nemesis.tell("makes connections silent")
+    nemesis.network.blackhole_connections(draw.choice((0.1, 0.5)), nemesis.cluster.hosts())
+
+
+def clog(nemesis: Nemesis, draw: Stream) -> None:
+    hosts = nemesis.cluster.hosts()
+    for source in hosts:
+        for target in hosts:
+            if source != target and draw.random() < 0.3:
+                nemesis.network.clog(source, target, draw.random() * 3)
+    nemesis.tell("clogs links")
+
+
+def syn_loss(nemesis: Nemesis, draw: Stream) -> None:
+    nemesis.set_links(2.0 + draw.random() * 3, syn_loss=0.4, dead_on_accept=draw.choice((0.0, 0.2)))
+
+
+#: All kinds that strike by time; those that strike at stages of operations are the nemesis's own.
+FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        Fault("kill", kill, ("process.kill",)),
+        Fault("power", power, ("process.power", "disk.lost", "disk.torn", "disk.holes")),
+        Fault("kill_then_power", kill_then_power, ("process.kill",), 0.5),
+        Fault("all_down", all_down, ("fault.all_down",), 0.4),
+        Fault("crash_at_callback", crash_at_callback, ("process.crash_at_callback",), 1.5),
+        Fault("crash_at_probe", crash_at_probe, ("probe.crash",), 2.0),
+        Fault("linger", linger, ("probe.linger",)),
+        Fault("pause", pause, ("process.pause",)),
+        Fault("slow_node", slow_node, ("process.slow_callback",), 0.5),
+        Fault("clock_drift", clock_drift, ("clock.drift",), 0.5),
+        Fault("wall_jump", wall_jump, ("clock.jump",), 0.5),
+        Fault("slow_disk", slow_disk, ("disk.slow_sync",)),
+        Fault("disk_error", disk_error, ("disk.sync_error",), 0.5),
+        Fault("torn_disks", torn_disks, ("disk.torn", "disk.holes")),
+        Fault("latency", latency, ("fault.latency",)),
+        Fault("loss", loss, ("net.retransmitted",)),
+        Fault("corrupt", corrupt, ("net.corrupted",), 0.5),
+        Fault("partition", partition, ("net.held", "net.syn_blocked")),
+        Fault("partial_partition", partial_partition, ("net.held",)),
+        Fault("isolate_leader", isolate_leader, ("net.held",)),
+        Fault("flapping", flapping, ("net.held",)),
+        Fault("reset", reset, ("net.broken",)),
+        Fault("blackhole", blackhole, ("net.blackholed",)),
+        Fault("clog", clog, ("net.clogged",)),
+        Fault("syn_loss", syn_loss, ("net.syn_lost",), 0.5),
+    )
+}
+#: Kinds that strike when an operation enters a stage, with the counter of their effect.
+STAGE_FAULTS: dict[str, str] = {
+    "crash_coordinator": "fault.crash_coordinator",
+    "crash_newcomer": "fault.crash_newcomer",
+    "crash_source": "fault.crash_source",
+}
+ALL_KINDS: Sequence[str] = (*FAULTS, *STAGE_FAULTS)

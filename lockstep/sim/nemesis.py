@@ -1,0 +1,209 @@
+"""The nemesis: draws which kinds of faults a seed suffers, and strikes with them.
+
+Invariant: which kinds are on, and how often they strike, is drawn once per seed (swarm); `stop` undoes
+all of it, so that afterwards whatever does not recover is the product's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from lockstep.metadata.operations import Operation, Stage
+from lockstep.sim.cluster import SimCluster
+from lockstep.sim.disk import DiskSettings
+from lockstep.sim.faults import FAULTS, STAGE_FAULTS, Fault
+from lockstep.sim.network import Fabric
+from lockstep.sim.probes import CrashRule, DelayRule
+from lockstep.sim.process import KILL, POWER
+from lockstep.sim.streams import Stream
+from lockstep.sim.watch import Watch
+
+#: Half of the kinds a scenario allows are on in a seed: too many at once hide each other.
+_KIND_ON = 0.4
+_PAUSES_S = (0.15, 0.5, 1.5)
+
+
+class Swarm(msgspec.Struct, frozen=True):
+    """`pause_s` is the mean time between two strikes; `stage_chance` of a stage fault at each stage."""
+
+    kinds: tuple[str, ...] = ()
+    pause_s: float = 1.0
+    stage_chance: float = 0.3
+
+
+def draw_swarm(draw: Stream, allowed: Sequence[str]) -> Swarm:
+    kinds = tuple(kind for kind in allowed if draw.random() < _KIND_ON)
+    return Swarm(kinds, draw.choice(_PAUSES_S), draw.choice((0.1, 0.5)))
+
+
+class Nemesis:
+    def __init__(self, cluster: SimCluster, watch: Watch, swarm: Swarm) -> None:
+        self.cluster = cluster
+        self.swarm = swarm
+        self.network: Fabric = cluster.world.network
+        self._faults: list[Fault] = [FAULTS[kind] for kind in swarm.kinds if kind in FAULTS]
+        self._draw = cluster.world.stream("nemesis")
+        self._stages = cluster.world.stream("nemesis/stages")
+        self._active = False
+        self._rules: list[CrashRule | DelayRule] = []
+        if any(kind in STAGE_FAULTS for kind in swarm.kinds):
+            watch.listeners.append(self._stage_entered)
+
+    def start(self) -> None:
+        self._active = True
+        if self._faults:
+            self._plan()
+
+    def stop(self) -> None:
+        """Undo everything: links, disks, clocks, speeds, rules, pauses."""
+        self._active = False
+        self.cluster.world.probes.clear()
+        self.network.heal()
+        self._default_links()
+        for process in self.cluster.processes.values():
+            process.disk.settings = DiskSettings()
+            process.slow_down(0)
+            process.resume()
+            if process.clock.rate != 1.0:
+                process.drift_clock(1.0)
+            if process.loop is not None:
+                process.loop.crash_in = 0
+
+    def _plan(self) -> None:
+        delay_s = self._draw.expovariate(1 / self.swarm.pause_s)
+        self.cluster.world.after(delay_s, self._strike, label="nemesis")
+
+    def _strike(self) -> None:
+        if not self._active:
+            return
+        fault = self._draw.choices(self._faults, [fault.weight for fault in self._faults])[0]
+        self.cluster.world.note("nemesis", fault.name)
+        fault.strike(self, self._draw)
+        self._plan()
+
+    # ---- what faults use
+
+    def tell(self, text: str) -> None:
+        self.cluster.tell("nemesis", text)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """`action` unless the nemesis has stopped by then."""
+        self.cluster.world.after(seconds, self._act, action, label="nemesis later")
+
+    def _act(self, action: Callable[[], None]) -> None:
+        if self._active:
+            action()
+
+    def some_live(self, draw: Stream) -> str:
+        """A running node; "" when there is none."""
+        live = self.cluster.live()
+        return draw.choice(live) if live else ""
+
+    def crash(self, name: str, kind: str, down_s: float) -> None:
+        process = self.cluster.processes.get(name)
+        if process is None or not process.alive:
+            return
+        self.tell(f"{kind} {name}")
+        self._count_loss(name)
+        process.crash(kind)
+        if not self.cluster.live():
+            self.cluster.world.count("fault.all_down")
+        process.start_after(down_s)
+
+    def crash_after(self, name: str, callbacks: int, kind: str, down_s: float) -> None:
+        process = self.cluster.processes[name]
+        if process.alive:
+            self.tell(f"{kind} {name} after {callbacks} callbacks")
+            process.crash_after(callbacks, kind, down_s)
+
+    def _count_loss(self, name: str) -> None:
+        if name == self.cluster.leader[1] and self.cluster.newest.operations:
+            self.cluster.fact("coordinator crashed during an operation")
+
+    def add_rule(self, rule: CrashRule | DelayRule, seconds: float) -> None:
+        """A rule on a probe that ends after a while."""
+        self.tell(f"sets {rule.label} {type(rule).__name__}")
+        self.cluster.world.probes.add(rule)
+        self._rules.append(rule)
+        self.later(seconds, lambda: self._expire(rule))
+
+    @staticmethod
+    def _expire(rule: CrashRule | DelayRule) -> None:
+        rule.times = rule.fired
+
+    def set_disk(self, name: str, seconds: float, **changes: float) -> None:
+        disk = self.cluster.processes[name].disk
+        self.tell(f"sets disk of {name}: {changes}")
+        disk.settings = msgspec.structs.replace(disk.settings, **changes)
+
+        def restore() -> None:
+            disk.settings = DiskSettings()
+
+        self.later(seconds, restore)
+
+    def set_links(self, seconds: float, **changes: Any) -> None:
+        """Change all links between nodes."""
+        self.tell(f"sets links: {changes}")
+        self._each_link(**changes)
+        self.cluster.world.count("fault.latency", "shape" in changes)
+        self.later(seconds, self._default_links)
+
+    def _each_link(self, **changes: Any) -> None:
+        hosts = self.cluster.hosts()
+        for source in hosts:
+            for target in hosts:
+                if source != target:
+                    self.network.configure(source, target, **changes)
+
+    def _default_links(self) -> None:
+        defaults = msgspec.structs.asdict(self.cluster.world.settings.links)
+        hosts = [process.host for process in self.cluster.processes.values()]
+        for source in hosts:
+            for target in hosts:
+                if source != target:
+                    self.network.configure(source, target, **defaults)
+
+    def cut(self, left: list[str], right: list[str], *, symmetric: bool, seconds: float) -> None:
+        """A partition between nodes that heals after a while; clients reach every node."""
+        self.tell(f"cuts {left} {'<->' if symmetric else '->'} {right} for {seconds:.1f} s")
+        self.network.partition(left, right, symmetric=symmetric)
+
+        def mend() -> None:
+            for source in left:
+                for target in right:
+                    self.network.unblock(source, target)
+                    self.network.unblock(target, source)
+
+        self.later(seconds, mend)
+
+    # ---- faults at stages
+
+    def _stage_entered(self, operation: Operation, stage: Stage | None) -> None:
+        if not self._active or stage is None:
+            return
+        draw = self._stages
+        victims = {
+            "crash_coordinator": self.cluster.leader[1],
+            "crash_newcomer": self.cluster.name_of(operation.node),
+            "crash_source": self._giver(operation),
+        }
+        for kind, victim in victims.items():
+            if kind in self.swarm.kinds and draw.random() < self.swarm.stage_chance:
+                self._crash_soon(kind, victim)
+
+    def _crash_soon(self, kind: str, victim: str) -> None:
+        if victim and self.cluster.processes[victim].alive:
+            self._count_loss(victim)
+            self.cluster.world.count(STAGE_FAULTS[kind])
+            how = KILL if self._stages.random() < 0.5 else POWER
+            down_s = self._stages.choice((0.1, 1.0, 3.0))
+            self.crash_after(victim, 1 + self._stages.randrange(120), how, down_s)
+
+    def _giver(self, operation: Operation) -> str:
+        for transition in operation.transitions:
+            if transition.old:
+                return self.cluster.name_of(self._stages.choice(transition.lost or transition.old))
+        return ""

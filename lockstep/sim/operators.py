@@ -1,0 +1,168 @@
+"""The operator of a simulated cluster: schema, joins, decommissions, cancels, through any node's door.
+
+Invariant: every submission has an entry id of its own that all its retries keep, and its outcome is
+recorded, so that LOG-2 can be judged at the end. What is refused is dropped; what is unknown is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.runtime.ports import Runtime
+from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn
+from lockstep.schema.model import ColumnKind
+from lockstep.sim.checkers.log import Submitted
+from lockstep.sim.cluster import SimCluster
+from lockstep.sim.door import KEYSPACE, Answer, DoorClient, Submission
+from lockstep.sim.streams import Stream
+from lockstep.topology.transformations import CancelOperation, PrepareOperation
+from lockstep.values.codec import encode
+from lockstep.values.ids import NodeId
+
+_CONNECT_MS = 500
+_PATIENCE_S = 12.0
+#: How long one submission is retried before its outcome stays unknown.
+_TRIES_MAX = 4
+#: A node that left is stopped and emptied this much later.
+_PARK_AFTER_S = 0.5
+
+
+class Operators:
+    """`busy_s`: mean pause between two operations; `cancel`: probability that one is cancelled half-way."""
+
+    def __init__(self, cluster: SimCluster, *, busy_s: float, cancel: float, tables: list[str]) -> None:
+        self.cluster = cluster
+        self.submissions: list[Submitted] = []
+        self.stopped = False
+        self.ready = False
+        self._busy_s = busy_s
+        self._cancel = cancel
+        self._tables = tables
+        self._draw: Stream = cluster.world.stream("operators")
+        self._number = 0
+
+    def start(self) -> None:
+        """Create the schema, then go on with operations until `stopped`."""
+        self.cluster.world.process("operator", "127.0.2.1").start(self._run)
+
+    # ---- submitting
+
+    async def submit(self, runtime: Runtime, kind: EntryKind, transformation: Any) -> Submitted:
+        self._number += 1
+        entry_id = self._number.to_bytes(4, "big") + runtime.random.bytes(12)
+        submitted = Submitted(entry_id=entry_id, outcome="unknown")
+        self.submissions.append(submitted)
+        request = Submission(entry_id, int(kind), encode(transformation))
+        for _ in range(_TRIES_MAX):
+            answer = await self._ask(runtime, request)
+            if answer is None:
+                await asyncio.sleep(0.2 + self._draw.random())
+                continue
+            if not answer.code:
+                submitted.outcome, submitted.epoch = "ok", answer.epoch
+                break
+            if answer.code == "REJECTED":
+                submitted.outcome = "rejected"
+                break
+            await asyncio.sleep(0.2 + self._draw.random())
+        name = type(transformation).__name__
+        self.cluster.tell("operator", f"{name} {submitted.outcome} {submitted.epoch or ''}")
+        return submitted
+
+    async def _ask(self, runtime: Runtime, request: Submission) -> Answer | None:
+        """None when the outcome is unknown."""
+        host = self.cluster.processes[self._draw.choice(self.cluster.in_service())].host
+        try:
+            door = await DoorClient.connect(runtime, host, _CONNECT_MS)
+        except (OSError, TimeoutError):
+            return None
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                answer = await door.ask(request)
+        except (TimeoutError, ConnectionError):
+            return None
+        finally:
+            door.close()
+        return answer
+
+    # ---- what to do
+
+    async def _run(self, runtime: Runtime) -> None:
+        await self._create_schema(runtime)
+        self.ready = True
+        while not self.stopped:
+            await asyncio.sleep(self._draw.expovariate(1 / self._busy_s))
+            if not self.stopped:
+                await self._operate(runtime)
+
+    async def _create_schema(self, runtime: Runtime) -> None:
+        shape = self.cluster.shape
+        place = "replication_factor" if shape.strategy == "SimpleStrategy" else "dc1"
+        options = (("class", shape.strategy), (place, str(shape.factor)))
+        keyspace = ChangeSchema(CreateKeyspace(KEYSPACE, options, True, True))
+        while self.cluster.newest.schema.by_name.get(KEYSPACE) is None:
+            await self.submit(runtime, EntryKind.SCHEMA_CHANGE, keyspace)
+        while not await self._create_table(runtime, self._tables[0]):
+            pass
+
+    async def _create_table(self, runtime: Runtime, name: str) -> bool:
+        """Whether the table is there."""
+        columns = (
+            NewColumn("pk", "blob", ColumnKind.PARTITION_KEY, 0),
+            NewColumn("ck", "int", ColumnKind.CLUSTERING, 0),
+            NewColumn("v", "blob"),
+        )
+        change = ChangeSchema(CreateTable(KEYSPACE, name, runtime.random.uuid(), columns))
+        submitted = await self.submit(runtime, EntryKind.SCHEMA_CHANGE, change)
+        if submitted.outcome == "ok":
+            self.cluster.fact("table created")
+        return self.cluster.newest.schema.table(KEYSPACE, name) is not None
+
+    async def _operate(self, runtime: Runtime) -> None:
+        missing = [t for t in self._tables if self.cluster.newest.schema.table(KEYSPACE, t) is None]
+        choices = ["join"] * (2 * bool(self.cluster.parked)) + ["leave"] * 2 + ["cancel"]
+        choices += ["table"] * bool(missing)
+        chosen = self._draw.choice(choices)
+        if chosen == "join":
+            self.join()
+        elif chosen == "leave":
+            await self._leave(runtime)
+        elif chosen == "table":
+            await self._create_table(runtime, missing[0])
+        elif self._draw.random() < self._cancel:
+            await self._cancel_one(runtime)
+
+    def join(self) -> None:
+        """Start a parked node; it registers and bootstraps by itself."""
+        name = self._draw.choice(list(self.cluster.parked))
+        self.cluster.tell("operator", f"starts {name}")
+        self.cluster.start_node(name)
+
+    async def _leave(self, runtime: Runtime) -> None:
+        newest = self.cluster.newest
+        normal = [n.id for n in newest.directory.in_state(NodeState.NORMAL) if n.id not in newest.voters]
+        if normal:
+            leaving = PrepareOperation(OperationKind.DECOMMISSION, self._draw.choice(normal))
+            await self.submit(runtime, EntryKind.PREPARE_OPERATION, leaving)
+
+    async def _cancel_one(self, runtime: Runtime) -> None:
+        operations = self.cluster.newest.operations
+        if operations:
+            chosen = self._draw.choice(operations)
+            cancel = CancelOperation(chosen.id, "operator")
+            await self.submit(runtime, EntryKind.CANCEL_OPERATION, cancel)
+
+    def left(self, node_id: int) -> None:
+        """A decommission ended: its node is stopped and emptied, as an operator would."""
+        name = self.cluster.name_of(node_id)
+        self.cluster.world.after(_PARK_AFTER_S, self._park, name, NodeId(node_id), label=f"park {name}")
+
+    def _park(self, name: str, node_id: NodeId) -> None:
+        node = self.cluster.nodes.get(name)
+        if name and name not in self.cluster.parked and node is not None:
+            self.cluster.park(name)

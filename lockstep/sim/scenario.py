@@ -1,0 +1,258 @@
+"""One run of one seed: build, disturb, heal, settle, judge.
+
+Invariant: everything a run does follows from (scenario, seed). After healing, bounded virtual time must
+bring every node back, end every operation, and let a fresh write and read succeed.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+
+import msgspec
+
+from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.runtime.ports import Runtime
+from lockstep.sim.checkers.log import check_submissions
+from lockstep.sim.checkers.registers import check_registers
+from lockstep.sim.checkers.violation import Violation
+from lockstep.sim.cluster import Shape, SimCluster, draw_shape
+from lockstep.sim.door import DoorClient
+from lockstep.sim.history import Change, Event, Look, Outcome
+from lockstep.sim.faults import ALL_KINDS
+from lockstep.sim.nemesis import Nemesis, draw_swarm
+from lockstep.sim.operators import Operators
+from lockstep.sim.watch import Watch
+from lockstep.sim.workload import Client, Load, Workload, draw_load
+from lockstep.sim.world import World, WorldSettings
+from lockstep.values.ids import Consistency
+
+#: Virtual seconds for founding, with the schema.
+_FOUND_S = 30.0
+#: Virtual seconds for everything to settle after the last fault: elections, joins, streams.
+_SETTLE_S = 120.0
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """`faults`: kinds that a seed may draw; empty is a calm run. Times in virtual seconds."""
+
+    name: str
+    chaos_s: float = 12.0
+    faults: tuple[str, ...] = ()
+    founders: tuple[int, ...] = (1, 3, 3, 3)
+    spares: int = 2
+    busy_s: float = 1.5
+    cancel: float = 0.5
+    #: Facts that a batch of seeds must show at least once.
+    sometimes: tuple[str, ...] = ()
+
+
+class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one seed gave; `violation` is empty when everything held."""
+
+    scenario: str
+    seed: int
+    violation: str = ""
+    invariant: str = ""
+    digest: str = ""
+    events: int = 0
+    virtual_s: float = 0.0
+    wall_s: float = 0.0
+    requests: int = 0
+    acknowledged: int = 0
+    judged: int = 0
+    epochs: int = 0
+    effects: dict[str, int] = {}
+    facts: dict[str, int] = {}
+    probes: dict[str, int] = {}
+    faults: tuple[str, ...] = ()
+
+
+class Run:
+    """`result()` runs it all; afterwards `cluster.story` tells what happened when a trace was asked for."""
+
+    def __init__(self, scenario: Scenario, seed: int, *, trace: bool = False) -> None:
+        self.scenario = scenario
+        self.seed = seed
+        self.world = World(seed, WorldSettings(keep_trace=trace))
+        draw = self.world.stream("scenario")
+        shape: Shape = draw_shape(draw, founders=scenario.founders, spares=scenario.spares)
+        load: Load = draw_load(draw)
+        self.cluster = SimCluster(self.world, shape)
+        self.watch = Watch(self.cluster, load.rows)
+        tables = ["t1", "t2"]
+        self.workload = Workload(self.cluster, load, tables)
+        self.operators = Operators(
+            self.cluster, busy_s=scenario.busy_s, cancel=scenario.cancel, tables=tables
+        )
+        self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
+        self.watch.listeners.append(self._operation_ended)
+        self.judged = 0
+
+    def result(self) -> SeedResult:
+        began = time.process_time()
+        invariant = violation = ""
+        with self.world:
+            try:
+                self._phases()
+            except Violation as found:
+                invariant, violation = found.invariant, str(found)
+            except AssertionError as found:
+                invariant, violation = self._classify(found)
+            digest = self.world.digest()
+        history = self.cluster.history
+        return SeedResult(
+            scenario=self.scenario.name,
+            seed=self.seed,
+            violation=violation,
+            invariant=invariant,
+            digest=digest,
+            events=self.world.trace.count,
+            virtual_s=self.world.now_s(),
+            wall_s=time.process_time() - began,
+            requests=len(history.events),
+            acknowledged=history.count(Outcome.OK),
+            judged=self.judged,
+            epochs=self.cluster.newest.epoch,
+            effects=dict(self.world.effects),
+            facts=dict(self.cluster.facts),
+            probes=dict(self.world.probes.counts),
+            faults=self.nemesis.swarm.kinds,
+        )
+
+    def _classify(self, found: AssertionError) -> tuple[str, str]:
+        if not self.world.errors:
+            return "HARNESS", "".join(traceback.format_exception(found))
+        first = self.world.errors[0]
+        if isinstance(first.error, Violation):
+            return first.error.invariant, str(first)
+        text = str(first)
+        if first.error is not None:
+            text += "\n" + "".join(traceback.format_exception(first.error))
+        return first.kind.upper(), text
+
+    # ---- phases
+
+    def _phases(self) -> None:
+        self.cluster.start()
+        self.operators.start()
+        self._wait(_FOUND_S, "founding", lambda: self.operators.ready)
+        self.workload.start()
+        self.nemesis.start()
+        self.world.run_for(self.scenario.chaos_s)
+        self.world.check()
+        self._heal()
+        self._settle()
+        self._final_requests()
+        self._judge()
+
+    def _wait(self, seconds: float, what: str, done: Callable[[], bool]) -> None:
+        self.world.run_for(seconds, done=done)
+        self.world.check()
+        if not done():
+            raise Violation(
+                "LIVENESS", f"{what} took more than {seconds} virtual seconds: {self._blockers()}"
+            )
+
+    def _heal(self) -> None:
+        self.cluster.tell("world", "heals")
+        self.nemesis.stop()
+        self.operators.stopped = True
+        self.workload.stop()
+        for name in self.cluster.in_service():
+            if not self.cluster.processes[name].alive:
+                self.cluster.start_node(name)
+
+    def _settle(self) -> None:
+        self._wait(_SETTLE_S, "settling", self._settled)
+
+    def _settled(self) -> bool:
+        cluster = self.cluster
+        newest = cluster.newest
+        if newest.operations or not self.workload.idle:
+            return False
+        for name in cluster.in_service():
+            node = cluster.nodes.get(name)
+            if not cluster.ready(name) or node is None or node.state.epoch != newest.epoch:
+                return False
+        return True
+
+    def _blockers(self) -> str:
+        cluster = self.cluster
+        parts = [operation.title() + f" in {operation.stage}" for operation in cluster.newest.operations]
+        for name in cluster.in_service():
+            if not cluster.ready(name):
+                parts.append(f"{name} is not ready (running: {cluster.processes[name].alive})")
+            elif cluster.nodes[name].state.epoch != cluster.newest.epoch:
+                parts.append(f"{name} is at epoch {cluster.nodes[name].state.epoch}")
+        for node in cluster.nodes.values():
+            parts.extend(f"waits for node {b.node}: {b.reason}" for b in node.topology.blocking)
+        if not self.workload.idle:
+            parts.append("a client does not end")
+        return "; ".join(parts)
+
+    # ---- the end
+
+    def _final_requests(self) -> None:
+        names = [name for name in self.cluster.in_service() if self.cluster.ready(name)]
+        for number, name in enumerate(names):
+            requests = self._fresh_requests(number) + self.workload.final_reads()
+            self._perform(name, requests)
+
+    def _fresh_requests(self, number: int) -> list[Change | Look]:
+        table, key = self.workload.tables[0], self.workload.keys()[0]
+        timestamp = self.workload.next_timestamp()
+        puts = ((0, f"{timestamp}/final{number}".encode()),)
+        return [
+            Change(table, key, timestamp, Consistency.QUORUM, 5000, puts),
+            Look(table, key, 0, Consistency.QUORUM, 5000),
+            Look(table, key, None, Consistency.ALL, 5000),
+        ]
+
+    def _perform(self, name: str, requests: list[Change | Look]) -> None:
+        host = self.cluster.processes[name].host
+        client = Client(self.workload, f"final-{name}", self.world.stream(f"final/{name}"))
+
+        async def main(runtime: Runtime) -> list[Event]:
+            door = await DoorClient.connect(runtime, host, 2000)
+            return [await client.perform(door, request) for request in requests]
+
+        events = self.world.call(main, name=f"final-{name}", limit_s=60.0)
+        for event in events:
+            if event.outcome is not Outcome.OK:
+                raise Violation(
+                    "LIVENESS", f"after healing, {event.request.text()} through {name} is {event.error}"
+                )
+
+    def _judge(self) -> None:
+        self.judged = check_registers(self.cluster.history.events, self.workload.load.rows)
+        self.watch.inspect("REP-1", self.cluster.newest)
+        for name in self.cluster.in_service():
+            check_submissions(self.cluster.nodes[name].state.entries, self.operators.submissions)
+
+    def _operation_ended(self, operation: Operation, stage: Stage | None) -> None:
+        if stage is None and operation.kind is OperationKind.DECOMMISSION:
+            if operation.stage is not Stage.ROLLBACK_TO_NORMAL:
+                self.operators.left(operation.node)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            name="swarm",
+            chaos_s=15.0,
+            faults=tuple(ALL_KINDS),
+        ),
+        Scenario(
+            name="calm",
+            chaos_s=8.0,
+            sometimes=("join completed", "decommission completed", "operation cancelled", "table created"),
+        ),
+    )
+}
+
+
+def run_seed(scenario: Scenario, seed: int, *, trace: bool = False) -> SeedResult:
+    return Run(scenario, seed, trace=trace).result()

@@ -1,0 +1,133 @@
+"""The monitors of one run, joined: what happens at each new epoch, and who leads.
+
+Invariant: everything is judged at the very instant a node says it; an objection ends the run there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.schema.model import Replication
+from lockstep.sim.checkers.log import LogMonitor
+from lockstep.sim.checkers.ownership import check_epoch, check_stale
+from lockstep.sim.checkers.replicas import AcknowledgedWrites, DurableContent, check_held
+from lockstep.sim.cluster import SimCluster
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import Range
+
+#: Told (operation, stage entered) or (operation, None) when it ended.
+StageListener = Callable[[Operation, Stage | None], None]
+
+
+class Watch:
+    """`rows`: clusterings of a partition, for the inspection of disks."""
+
+    def __init__(self, cluster: SimCluster, rows: int) -> None:
+        self.cluster = cluster
+        self.log = LogMonitor(self._first_applied)
+        self.listeners: list[StageListener] = []
+        self.inspected = 0
+        self._rows = rows
+        self._contents: dict[str, DurableContent] = {}
+        cluster.world.monitors.append(self)
+        cluster.on_park = self.log.forget
+
+    def __call__(self, now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
+        self.log(now_ns, label, kind, facts)
+        if kind == "raft.role" and facts["role"] == "leader":
+            self._elected(label, facts["term"])
+
+    def _elected(self, label: str, term: int) -> None:
+        name = label.rpartition(".")[0]
+        if term > self.cluster.leader[0]:
+            if self.cluster.leader[1] not in ("", name):
+                self.cluster.fact("leader changed")
+            self.cluster.leader = (term, name)
+        self.cluster.tell(name, f"leads term {term}")
+
+    def _first_applied(self, before: ClusterMetadata, after: ClusterMetadata, label: str) -> None:
+        cluster = self.cluster
+        cluster.newest = after
+        cluster.tell(label.rpartition(".")[0], f"is first at epoch {after.epoch}{_change(before, after)}")
+        check_epoch(before, after)
+        check_stale(self.log.values, self._seen_by_id(after))
+        self._stages(before, after)
+
+    def _seen_by_id(self, after: ClusterMetadata) -> dict[NodeId, int]:
+        seen = {}
+        for node in after.directory.nodes:
+            name = self.cluster.name_of(node.id)
+            # A node that was stopped for good, or whose host another node has now, answers nobody.
+            gone = name in self.cluster.parked or self._is_another(name, node.id)
+            seen[node.id] = after.epoch if gone else self.log.seen.get(name, 0)
+        return seen
+
+    def _is_another(self, name: str, node_id: NodeId) -> bool:
+        """Whether the process now is a node with another id."""
+        return self.cluster.node_id(name) not in (0, node_id)
+
+    def _stages(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
+        for operation in after.operations:
+            former = before.operations_by_id.get(operation.id)
+            if former is None or former.stage is not operation.stage:
+                if operation.stage is Stage.WRITE_BOTH_READ_NEW:
+                    self.inspect("PLC-3", after, operation)
+                self._tell_stage(operation, operation.stage)
+        for operation in before.operations:
+            if operation.id not in after.operations_by_id:
+                self._ended(operation)
+                self._tell_stage(operation, None)
+
+    def _ended(self, operation: Operation) -> None:
+        if operation.stage is Stage.ROLLBACK_TO_NORMAL:
+            self.cluster.fact("operation cancelled")
+        elif operation.kind is OperationKind.BOOTSTRAP:
+            self.cluster.fact("join completed")
+        else:
+            self.cluster.fact("decommission completed")
+
+    def _tell_stage(self, operation: Operation, stage: Stage | None) -> None:
+        for listener in self.listeners:
+            listener(operation, stage)
+
+    def inspect(self, invariant: str, metadata: ClusterMetadata, operation: Operation | None = None) -> None:
+        """Whether the disks hold every acknowledged write, in all ranges or in an operation's."""
+        cluster = self.cluster
+        only: dict[Replication, list[Range]] | None = None
+        if operation is not None:
+            only = {}
+            for transition in operation.transitions:
+                only.setdefault(transition.replication, []).append(transition.range)
+        contents: dict[NodeId, DurableContent] = {}
+        for node in metadata.directory.nodes:
+            name = cluster.name_of(node.id)
+            if cluster.node_id(name) == node.id:
+                contents[node.id] = self._content(name)
+        writes = AcknowledgedWrites(cluster.history.events, self._rows)
+        self.inspected += check_held(invariant, metadata, writes.newest, contents, only)
+
+    def _content(self, name: str) -> DurableContent:
+        content = self._contents.get(name)
+        disk = self.cluster.processes[name].disk
+        if content is None or content.disk is not disk:
+            content = self._contents[name] = DurableContent(disk)
+        return content
+
+
+def _change(before: ClusterMetadata, after: ClusterMetadata) -> str:
+    """What the entry did, for people."""
+    for operation in after.operations:
+        former = before.operations_by_id.get(operation.id)
+        if former is None or former.stage is not operation.stage:
+            return f": {operation.title()} enters {operation.stage}"
+    for operation in before.operations:
+        if operation.id not in after.operations_by_id:
+            return f": {operation.title()} ends after {operation.stage}"
+    if before.schema is not after.schema:
+        return ": the schema changes"
+    if before.directory is not after.directory:
+        return ": the directory changes"
+    return ""

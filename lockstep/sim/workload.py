@@ -1,0 +1,201 @@
+"""Clients of a simulated cluster: writes with unique values and timestamps, reads of all shapes.
+
+Invariant: one generator gives all timestamps, so the newest write of a register is known; a value begins
+with its timestamp, so a read says which write it saw. What a client asks never depends on what it saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from lockstep.runtime.ports import Runtime
+from lockstep.sim.clock import NS
+from lockstep.sim.cluster import SimCluster
+from lockstep.sim.door import KEYSPACE, Answer, DoorClient
+from lockstep.sim.history import Change, Event, Look, Outcome
+from lockstep.sim.streams import Stream
+from lockstep.values.ids import Consistency
+
+#: A client waits this much longer than it tells the server to.
+_PATIENCE_MS = 500
+_CONNECT_MS = 300
+_FIRST_TIMESTAMP_US = 1_000_000
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What is drawn once for a run. `think_ms` is the mean pause between two requests of a client."""
+
+    clients: int = 3
+    partitions: int = 5
+    rows: int = 4
+    think_ms: float = 30.0
+    timeout_ms: int = 1000
+    write_share: float = 0.5
+    delete_share: float = 0.2
+    weak_share: float = 0.1
+    page_rows: int = 3
+    sticky: float = 0.9
+
+
+def draw_load(draw: Stream) -> Load:
+    return Load(
+        clients=draw.choice((2, 3, 4)),
+        partitions=draw.choice((2, 5, 12)),
+        rows=draw.choice((2, 4)),
+        think_ms=draw.choice((10.0, 30.0, 60.0)),
+        timeout_ms=draw.choice((300, 1000, 2000)),
+        write_share=draw.choice((0.4, 0.6)),
+        delete_share=draw.choice((0.0, 0.15, 0.3)),
+        weak_share=draw.choice((0.0, 0.1, 0.3)),
+        page_rows=draw.choice((2, 100)),
+        sticky=draw.choice((0.3, 0.95)),
+    )
+
+
+class Workload:
+    """`stop` ends the clients after their present requests."""
+
+    def __init__(self, cluster: SimCluster, load: Load, tables: list[str]) -> None:
+        self.cluster = cluster
+        self.load = load
+        self.tables = tables
+        self.stopped = False
+        self._timestamp = _FIRST_TIMESTAMP_US
+        self._names = [f"c{number}" for number in range(1, load.clients + 1)]
+
+    def start(self) -> None:
+        world = self.cluster.world
+        for number, name in enumerate(self._names, start=1):
+            process = world.process(name, f"127.0.1.{number}")
+            client = Client(self, name, world.stream(f"client/{name}"))
+            process.start(client.run)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    @property
+    def idle(self) -> bool:
+        return not any(self.cluster.world.processes[name].alive for name in self._names)
+
+    def next_timestamp(self) -> int:
+        self._timestamp += 1
+        return self._timestamp
+
+    def known_tables(self) -> list[str]:
+        """Tables that some node knows; others may not know them yet."""
+        schema = self.cluster.newest.schema
+        return [table for table in self.tables if schema.table(KEYSPACE, table) is not None]
+
+    def keys(self) -> list[bytes]:
+        return [f"p{number}".encode() for number in range(self.load.partitions)]
+
+    def final_reads(self) -> list[Look]:
+        """Quorum reads of every partition of every table, whole."""
+        return [
+            Look(table, key, None, Consistency.QUORUM, 5000)
+            for table in self.known_tables()
+            for key in self.keys()
+        ]
+
+
+class Client:
+    def __init__(self, workload: Workload, name: str, draw: Stream) -> None:
+        self._workload = workload
+        self._load = workload.load
+        self._cluster = workload.cluster
+        self._name = name
+        self._draw = draw
+        self._door: DoorClient | None = None
+
+    async def run(self, runtime: Runtime) -> None:
+        while not self._workload.stopped:
+            await asyncio.sleep(self._draw.expovariate(1000 / self._load.think_ms))
+            door = await self._connected(runtime)
+            if door is not None:
+                await self.perform(door, self._request())
+        if self._door is not None:
+            self._door.close()
+
+    async def _connected(self, runtime: Runtime) -> DoorClient | None:
+        door = self._door
+        if door is not None and not door.closed and self._draw.random() < self._load.sticky:
+            return door
+        if door is not None:
+            door.close()
+        self._door = None
+        names = self._cluster.in_service()
+        host = self._cluster.processes[self._draw.choice(names)].host
+        try:
+            self._door = await DoorClient.connect(runtime, host, _CONNECT_MS)
+        except (OSError, TimeoutError):
+            return None
+        return self._door
+
+    async def perform(self, door: DoorClient, request: Change | Look) -> Event:
+        """Send, wait, record."""
+        world, history = self._cluster.world, self._cluster.history
+        event = history.began(self._name, request, world.now_ns)
+        try:
+            async with asyncio.timeout((request.timeout_ms + _PATIENCE_MS) / 1000):
+                answer = await door.ask(request)
+        except (TimeoutError, ConnectionError) as error:
+            history.ended(event, world.now_ns, Outcome.UNKNOWN, error=type(error).__name__)
+            door.close()
+        else:
+            history.ended(event, world.now_ns, _outcome(answer), answer.rows, answer.code)
+        self._tell(event)
+        return event
+
+    def _tell(self, event: Event) -> None:
+        if self._cluster.story is not None:
+            rows = " ".join(f"{k.decode()}[{c}]={v.decode()}" for k, c, v in event.rows)
+            took_ms = (event.end_ns - event.start_ns) / NS * 1000
+            text = f"{event.request.text()} -> {event.outcome} {event.error}{rows} ({took_ms:.0f} ms)"
+            self._cluster.tell(self._name, text)
+
+    # ---- what to ask
+
+    def _request(self) -> Change | Look:
+        draw, load = self._draw, self._load
+        table = draw.choice(self._workload.known_tables())
+        key = draw.choice(self._workload.keys())
+        level = self._level()
+        if draw.random() < load.write_share:
+            return self._change(table, key, level)
+        shape = draw.random()
+        if shape < 0.1:
+            return Look(table, None, None, level, load.timeout_ms, load.page_rows)
+        clustering = draw.randrange(load.rows) if shape < 0.6 else None
+        return Look(table, key, clustering, level, load.timeout_ms, load.page_rows)
+
+    def _level(self) -> Consistency:
+        if self._draw.random() < self._load.weak_share:
+            return self._draw.choice((Consistency.ONE, Consistency.ALL))
+        return self._draw.choice((Consistency.QUORUM, Consistency.QUORUM, Consistency.LOCAL_QUORUM))
+
+    def _change(self, table: str, key: bytes, level: Consistency) -> Change:
+        draw, load = self._draw, self._load
+        timestamp = self._workload.next_timestamp()
+        timeout_ms = load.timeout_ms
+        clustering = draw.randrange(load.rows)
+        if draw.random() < load.delete_share:
+            shape = draw.random()
+            if shape < 0.5:
+                return Change(table, key, timestamp, level, timeout_ms, delete_row=clustering)
+            if shape < 0.8:
+                rows = (clustering, clustering + 1 + draw.randrange(load.rows))
+                return Change(table, key, timestamp, level, timeout_ms, delete_rows=rows)
+            return Change(table, key, timestamp, level, timeout_ms, delete_partition=True)
+        chosen = [clustering]
+        if draw.random() < 0.2:
+            chosen = list(range(load.rows))
+        puts = tuple((at, f"{timestamp}/{self._name}".encode()) for at in chosen)
+        return Change(table, key, timestamp, level, timeout_ms, puts)
+
+
+def _outcome(answer: Answer) -> Outcome:
+    if not answer.code:
+        return Outcome.OK
+    return Outcome.FAILED if answer.known else Outcome.UNKNOWN
