@@ -22,16 +22,22 @@ _BURST_S: Final = 0.1
 
 
 class _Rhythm:
-    __slots__ = ("deviation_s", "heard_s", "mean_s", "measured_s")
+    __slots__ = ("deviation_s", "heard_s", "mean_s", "measured_s", "silent_after_s")
 
     def __init__(self, now_s: float) -> None:
         self.heard_s = now_s
         self.measured_s = now_s
         self.mean_s = SILENCE_S_MIN / _TOLERANCE
         self.deviation_s = 0.0
+        #: When silence begins to be suspicious; kept because every request asks.
+        self.silent_after_s = now_s + self.allowed_s()
 
     def hear(self, now_s: float) -> None:
         self.heard_s = max(self.heard_s, now_s)
+        self._measure(now_s)
+        self.silent_after_s = self.heard_s + self.allowed_s()
+
+    def _measure(self, now_s: float) -> None:
         interval_s = now_s - self.measured_s
         if interval_s < _BURST_S:
             return
@@ -62,7 +68,7 @@ class FailureDetector:
 
     def alive(self, node: int, now_s: float) -> bool:
         rhythm = self._rhythms.get(node)
-        return rhythm is not None and now_s - rhythm.heard_s <= rhythm.allowed_s()
+        return rhythm is not None and now_s <= rhythm.silent_after_s
 
     def explain(self, node: int, now_s: float) -> str:
         """Why `alive` says what it says, for people."""
@@ -70,7 +76,7 @@ class FailureDetector:
         if rhythm is None:
             return "never heard"
         silent_s = now_s - rhythm.heard_s
-        verb = "alive" if silent_s <= rhythm.allowed_s() else "suspected"
+        verb = "alive" if now_s <= rhythm.silent_after_s else "suspected"
         return f"{verb}: silent for {silent_s:.1f} s, {rhythm.allowed_s():.1f} s allowed"
 
     def forget(self, node: int) -> None:
@@ -82,3 +88,4 @@ class FailureDetector:
             assert SILENCE_S_MIN <= rhythm.allowed_s() <= SILENCE_S_MAX, f"rhythm of node {node}"
             assert rhythm.mean_s >= 0 and rhythm.deviation_s >= 0, f"rhythm of node {node}"
             assert rhythm.measured_s <= rhythm.heard_s, f"rhythm of node {node}"
+            assert rhythm.silent_after_s == rhythm.heard_s + rhythm.allowed_s(), f"rhythm of node {node}"

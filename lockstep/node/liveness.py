@@ -41,6 +41,7 @@ class Liveness:
         self._detector = detector
         self._own_id = own_id
         self._generation = generation
+        self._monotonic_s = runtime.clock.monotonic_s
         self._opinions: dict[int, bool] = {}
         self._listeners: list[LivenessListener] = []
         internode.register_fast(verbs.PING, Ping, Ping, self._receive)
@@ -53,7 +54,7 @@ class Liveness:
 
     def alive(self, node: int) -> bool:
         """This node always seems alive to itself."""
-        return node == self._own_id() or self._detector.alive(node, self._runtime.clock.monotonic_s())
+        return self._detector.alive(node, self._monotonic_s()) or node == self._own_id()
 
     def heard(self, peer: PeerInfo) -> None:
         """A sign of life of a peer that has introduced itself."""

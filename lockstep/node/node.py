@@ -21,7 +21,8 @@ from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.registry import Registry
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.configuration import Configuration, split_address
-from lockstep.node.identity import IdentityFile
+from lockstep.node.identity import Identity, IdentityFile
+from lockstep.node.journal import settle
 from lockstep.node.liveness import Liveness
 from lockstep.node.membership import Membership
 from lockstep.node.messages import Announce, EpochQuery, EpochReply
@@ -46,6 +47,8 @@ from lockstep.values.ids import mutation_id
 
 #: The Raft group of the metadata log.
 METADATA_GROUP = 1
+#: Files that are loaded when a node starts.
+JOURNALS = ("identity", "metadata/log", f"raft/group-{METADATA_GROUP}")
 
 StoreOpener = Callable[[Runtime], Awaitable[Store]]
 
@@ -68,14 +71,15 @@ class Node:
         self._open_store = open_store
         self._sequence = 0
         self._engine_open = False
+        #: The metadata value and identity for which `_known_id` was looked up: requests ask often.
+        self._id_of: tuple[ClusterMetadata, Identity] | None = None
+        self._known_id = 0
         self.registry = Registry(
             metadata_transformations.KINDS, schema_transformations.KINDS, topology_transformations.KINDS
         )
         self.identity = IdentityFile(runtime)
         self.state = MetadataState(runtime, self.registry, self._break)
-        self.internode = Internode(
-            runtime, self._hello, lambda: self.state.epoch, self._peer_epoch, self._accept, log
-        )
+        self.internode = Internode(runtime, self._hello, self._epoch_now, self._peer_epoch, self._accept, log)
         self.catch_up = CatchUp(runtime, self.state, self.internode, log)
         self.driver: RaftDriver | None = None
         self.processor: Processor | None = None
@@ -126,8 +130,7 @@ class Node:
     @property
     def node_id(self) -> int:
         """0 until the log gave one."""
-        info = self.info
-        return info.id if info is not None else 0
+        return self._own_id()
 
     @property
     def is_leader(self) -> bool:
@@ -154,8 +157,17 @@ class Node:
     def _cluster_now(self) -> ClusterMetadata:
         return self.state.current
 
+    def _epoch_now(self) -> int:
+        return self.state.current.epoch
+
     def _own_id(self) -> int:
-        return self.node_id
+        cluster, identity = self.state.current, self.identity.value
+        known = self._id_of
+        if known is None or known[0] is not cluster or known[1] is not identity:
+            info = self.info
+            self._known_id = info.id if info is not None else 0
+            self._id_of = (cluster, identity)
+        return self._known_id
 
     def _leads(self) -> bool:
         return self.is_leader
@@ -176,10 +188,11 @@ class Node:
             raise
 
     async def _start(self) -> None:
+        await settle(self.runtime.disk, JOURNALS)
         identity = await self.identity.boot()
         self.state.load()
         self.store = await self._open_store(self.runtime)
-        self.engine = StorageEngine(self.store, self.runtime)
+        self.engine = StorageEngine(self.store, self.runtime, on_failure=self._break)
         self._engine_open = True
         self._build_request_path(identity.generation)
         await self.internode.start(*self.address)

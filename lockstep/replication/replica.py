@@ -103,9 +103,12 @@ class ReplicaService:
         """
         mutation = request.mutation
         cluster = self._metadata()
-        placement = self._known_table(cluster, mutation.table_id, request.epoch)
+        placement = self._plans.placement(mutation.table_id) or self._known_table(
+            cluster, mutation.table_id, request.epoch
+        )
         group = placement.group_for(mutation.token)
-        self._check_plan(cluster, placement, group, request.epoch)
+        if group.epoch > request.epoch or placement.changed_epoch > request.epoch:
+            raise StaleEpoch(cluster.epoch)
         if self._own_id() not in group.writes:
             raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
         self._probes.reach("replica.write.accepted")

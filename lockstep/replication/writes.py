@@ -186,8 +186,10 @@ class Write:
 
     def _answered_here(self, answer: WriteReply | LockstepError) -> None:
         own = self._owner.own_id()
-        target = next((t for t in self._plan.targets if t.node == own), None)
-        if target is None:
+        for target in self._plan.targets:
+            if target.node == own:
+                break
+        else:
             return  # a newer plan does without this node
         if isinstance(answer, LockstepError):
             self.failed(target, answer)

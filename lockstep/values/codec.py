@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,9 +23,8 @@ _HEADER = struct.Struct(">II")
 RECORD_HEADER_BYTES = _HEADER.size
 
 
-def encode(value: Any) -> bytes:
-    """MessagePack bytes of a struct or plain value."""
-    return _ENCODER.encode(value)
+#: MessagePack bytes of a struct or plain value. The bound method itself: requests encode several times.
+encode: Callable[[Any], bytes] = _ENCODER.encode
 
 
 def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
