@@ -186,7 +186,7 @@ def metadata(value: ClusterMetadata) -> Document:
         "schema": "metadata/1",
         "epoch": value.epoch,
         "hash": value.hash.hex(),
-        "cluster": msgspec.to_builtins(value.identity),
+        "cluster": _fields(value.identity),
         "voters": list(value.voters),
         "nodes": [_fields(info) for info in value.directory.nodes],
         "keyspaces": [

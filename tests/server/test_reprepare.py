@@ -1,0 +1,69 @@
+"""Statements whose table got other columns are prepared again, so that clients take the new columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.cql.catalog import Catalog
+from lockstep.cql.context import Context
+from lockstep.cql.ddl import schema_change
+from lockstep.cql.prepare import prepare
+from lockstep.schema.changes import apply_change
+from lockstep.schema.model import Schema
+from lockstep.server.statements import Statements
+from lockstep.values.errors import Unprepared
+
+KEYSPACE = "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
+
+
+class Shelf:
+    """A schema that changes, and the statements of a node that follows it."""
+
+    def __init__(self) -> None:
+        self.catalog = Catalog(Schema())
+        self.epoch = 0
+        self.run(KEYSPACE)
+        self.run("CREATE TABLE ks.t (k int PRIMARY KEY, v int)")
+        self.statements = Statements(lambda: self.catalog)
+
+    def run(self, text: str) -> None:
+        self.epoch += 1
+        context = Context(self.epoch, 0, self.epoch, bytes(14), lambda: self.epoch.to_bytes(16, "big"))
+        change = schema_change(prepare(text, None, self.catalog), context)
+        schema, _ = apply_change(self.catalog.schema, change, self.epoch)
+        self.catalog = Catalog(schema)
+
+
+@pytest.mark.parametrize("text", ["SELECT * FROM ks.t", "INSERT INTO ks.t (k, v) VALUES (?, ?)"])
+def test_another_column_outdates_a_statement_until_it_is_prepared_again(text: str) -> None:
+    shelf = Shelf()
+    first = shelf.statements.prepare(text, None)
+    shelf.run("ALTER TABLE ks.t ADD w int")
+    with pytest.raises(Unprepared):
+        shelf.statements.by_id(first.id)
+    again = shelf.statements.prepare(text, None)
+    assert again.id == first.id
+    assert shelf.statements.by_id(first.id) is again
+
+
+def test_clients_that_hold_the_old_columns_are_known_after_another_client_prepared_again() -> None:
+    shelf = Shelf()
+    first = shelf.statements.prepare("SELECT * FROM ks.t", None)
+    shelf.run("ALTER TABLE ks.t ADD w int")
+    with pytest.raises(Unprepared):
+        shelf.statements.by_id(first.id)
+    again = shelf.statements.prepare("SELECT * FROM ks.t", None)
+    assert again.shape_changed
+    assert again.result_id != first.result_id
+
+
+@pytest.mark.parametrize("text", ["ALTER TABLE ks.t WITH comment = 'x'", "TRUNCATE ks.t"])
+def test_what_leaves_the_columns_alone_leaves_the_statement_prepared(text: str) -> None:
+    shelf = Shelf()
+    first = shelf.statements.prepare("SELECT * FROM ks.t", None)
+    shelf.run(text)
+    found = shelf.statements.by_id(first.id)
+    table = shelf.catalog.schema.table("ks", "t")
+    assert table is not None
+    assert found is first
+    assert found.prepared.table_id == table.id
