@@ -21,6 +21,7 @@ from lockstep.schema.changes import (
     DropColumns,
     DropKeyspace,
     DropTable,
+    EmptyTable,
     NewColumn,
     RenameColumns,
     SchemaChange,
@@ -31,7 +32,7 @@ from lockstep.values.errors import ConfigurationInvalid, InvalidRequest, SyntaxE
 
 
 def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
-    """The change that a prepared DDL statement asks for; a new table gets a uuid from the context.
+    """The change that a prepared DDL or TRUNCATE statement asks for; a new table gets its uuid from `context`.
 
     InvalidRequest, SyntaxError_ or ConfigurationInvalid for what the text alone shows to be wrong.
     """
@@ -49,6 +50,8 @@ def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
         return _create_table(statement, prepared.keyspace, context)
     if isinstance(statement, tree.DropTableStatement):
         return DropTable(prepared.keyspace, prepared.table, statement.if_exists)
+    if isinstance(statement, tree.Truncate):
+        return EmptyTable(prepared.keyspace, prepared.table)
     assert isinstance(statement, tree.AlterTableStatement), f"{prepared.kind} is no schema statement"
     return _alter_table(statement, prepared.keyspace, context)
 

@@ -22,6 +22,8 @@ from lockstep.values.errors import InvalidRequest, Rejected
 
 ALREADY_EXISTS: Final = 0x2400
 CREATED, UPDATED, DROPPED = "CREATED", "UPDATED", "DROPPED"
+#: Clients are not told of this one.
+EMPTIED: Final = "EMPTIED"
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _KEYSPACE_CHARACTERS_MAX = 48
 _TABLE_CHARACTERS_MAX = 222
@@ -121,12 +123,22 @@ class DropTable(msgspec.Struct, frozen=True, array_like=True, tag="drop_table"):
     if_exists: bool = False
 
 
+class EmptyTable(msgspec.Struct, frozen=True, array_like=True, tag="empty_table"):
+    """TRUNCATE: the table gets a new storage prefix; rows under the old one are out of reach at once."""
+
+    keyspace: str
+    name: str
+
+
 TableChange = AddColumns | DropColumns | RenameColumns | AlterOptions
-SchemaChange = CreateKeyspace | AlterKeyspace | DropKeyspace | CreateTable | TableChange | DropTable
+SchemaChange = (
+    CreateKeyspace | AlterKeyspace | DropKeyspace | CreateTable | TableChange | DropTable | EmptyTable
+)
 
 
 class ChangeSummary(msgspec.Struct, frozen=True, array_like=True):
-    """What drivers are told. `change`: CREATED, UPDATED, DROPPED; `target`: KEYSPACE or TABLE."""
+    """What drivers are told. `change`: CREATED, UPDATED, DROPPED (or EMPTIED, which they are not told);
+    `target`: KEYSPACE or TABLE."""
 
     change: str
     target: str
@@ -153,6 +165,8 @@ def apply_change(
         return create_table(schema, change, epoch)
     if isinstance(change, DropTable):
         return drop_table(schema, change)
+    if isinstance(change, EmptyTable):
+        return empty_table(schema, change, epoch)
     return alter_table(schema, change, epoch)
 
 
@@ -285,6 +299,20 @@ def drop_table(schema: Schema, change: DropTable) -> Applied:
     return (
         _with_keyspace(schema, replace(keyspace, tables=kept)),
         ChangeSummary(DROPPED, "TABLE", change.keyspace, change.name),
+    )
+
+
+def empty_table(schema: Schema, change: EmptyTable, epoch: int) -> Applied:
+    table = schema.table(change.keyspace, change.name)
+    if table is None:
+        raise _no_table(change.keyspace, change.name)
+    keyspace = schema.by_name[change.keyspace]
+    others = tuple(other for other in keyspace.tables if other.id != table.id)
+    made = replace(table, id=schema.next_table_id, epoch=epoch)
+    grown = replace(schema, next_table_id=schema.next_table_id + 1)
+    return (
+        _with_table(grown, replace(keyspace, tables=others), made),
+        ChangeSummary(EMPTIED, "TABLE", change.keyspace, change.name),
     )
 
 

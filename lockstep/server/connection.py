@@ -34,7 +34,7 @@ from lockstep.cql.wire.messages import (
 )
 from lockstep.cql.wire.segments import SegmentReader, encode_segments
 from lockstep.server.execution import Answer, Session
-from lockstep.values.errors import LockstepError, ProtocolViolation
+from lockstep.values.errors import InvalidRequest, LockstepError, ProtocolViolation
 from lockstep.values.limits import (
     CQL_ANSWER_BYTES_COALESCED,
     CQL_BYTES_IN_FLIGHT_MAX,
@@ -221,7 +221,14 @@ class CqlConnection(asyncio.Protocol):
             return
         self._in_flight += 1
         self._bytes_in_flight += size
-        future.add_done_callback(_Written(self, stream, size))
+        future.add_done_callback(_Written(self, stream, request, size))
+
+    def again(self, stream: int, request: Execute, size: int) -> None:
+        """Run a counted request whose table was emptied or dropped meanwhile: under the present schema it
+        reaches the table, or is refused for what it is."""
+        assert self.session is not None
+        work = self._run(self.session, stream, request, size, "")
+        self._server.runtime.tasks.spawn(work, "cql.request")
 
     def _spawn(self, session: Session, stream: int, request: Request, size: int, warning: str) -> None:
         self._in_flight += 1
@@ -335,15 +342,19 @@ class CqlConnection(asyncio.Protocol):
 class _Written:
     """Answers one write when its future is done."""
 
-    __slots__ = ("_connection", "_size", "_stream")
+    __slots__ = ("_connection", "_request", "_size", "_stream")
 
-    def __init__(self, connection: CqlConnection, stream: int, size: int) -> None:
+    def __init__(self, connection: CqlConnection, stream: int, request: Execute, size: int) -> None:
         self._connection = connection
         self._stream = stream
+        self._request = request
         self._size = size
 
     def __call__(self, future: asyncio.Future[None]) -> None:
         error: BaseException | None
         error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        if isinstance(error, InvalidRequest):
+            self._connection.again(self._stream, self._request, self._size)
+            return
         self._connection.written(self._stream, error)
         self._connection.ended(self._size)

@@ -133,6 +133,17 @@ class Executor:
 
     async def run(self, session: Session, request: Request) -> Answer:
         """Answer QUERY, EXECUTE or BATCH. RequestError, or a MetadataError of a schema change."""
+        schema = self._node.cluster.schema
+        try:
+            return await self._run_once(session, request)
+        except InvalidRequest:
+            # TRUNCATE gives a table a new id. What was planned against the old one has no effect that
+            # can be seen, so it is run under the new one; a batch may have had effects elsewhere.
+            if self._node.cluster.schema is schema or isinstance(request, Batch):
+                raise
+        return await self._run_once(session, request)
+
+    async def _run_once(self, session: Session, request: Request) -> Answer:
         if isinstance(request, Query):
             keyspace = request.parameters.keyspace or session.keyspace
             statement = self.statements.by_text(request.text, keyspace)
@@ -161,12 +172,10 @@ class Executor:
         if kind == "USE":
             session.keyspace = prepared.keyspace
             return Answer(responses.set_keyspace(prepared.keyspace))
-        if kind == "DDL":
+        if kind in ("DDL", "TRUNCATE"):
             return Answer(await self._schema.run(prepared, self.context(parameters)))
-        if kind == "DESCRIBE":
-            return Answer(self._schema.describe(session.version, prepared, self.catalogs.current()))
-        assert kind == "TRUNCATE", f"a statement of kind {kind}"
-        raise InvalidRequest("TRUNCATE is not supported; DROP TABLE and CREATE TABLE empty a table")
+        assert kind == "DESCRIBE", f"a statement of kind {kind}"
+        return Answer(self._schema.describe(session.version, prepared, self.catalogs.current()))
 
     # -- writes -----------------------------------------------------------------------------------
 

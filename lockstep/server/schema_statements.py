@@ -1,7 +1,7 @@
-"""Schema statements: through the metadata log, and their answers; DESCRIBE.
+"""Schema statements and TRUNCATE: through the metadata log, and their answers; DESCRIBE.
 
 Invariant: an answer SCHEMA_CHANGE means that the change is in the log and applied here; VOID that the
-statement found nothing to change.
+statement found nothing to change, or that every live node has emptied the table.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from lockstep.cql.describe import ClusterFacts, describe
 from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire import responses
 from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.schema.changes import EMPTIED
 from lockstep.server.schema_watch import SchemaWatch
-from lockstep.values.errors import OutcomeUnknown, ServerFault
+from lockstep.values.errors import OutcomeUnknown, ServerFault, TruncateError
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -39,7 +40,11 @@ class SchemaStatements:
         found = self._watch.summary_at(epoch)
         if found is None:
             return responses.VOID
-        await self._watch.agreed(epoch)
+        agreed = await self._watch.agreed(epoch)
+        if found.change == EMPTIED:
+            if not agreed:
+                raise TruncateError("Some live nodes have not emptied the table yet, but will")
+            return responses.VOID
         return responses.schema_change(found.change, found.target, found.keyspace, found.name)
 
     def describe(self, version: int, prepared: Prepared, catalog: Catalog) -> bytes:

@@ -18,7 +18,7 @@ from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.messages import Announce
 from lockstep.replication import verbs
-from lockstep.schema.changes import ChangeSummary
+from lockstep.schema.changes import EMPTIED, ChangeSummary
 from lockstep.schema.model import Schema
 from lockstep.server.statements import digest16
 from lockstep.values.limits import SCHEMA_AGREEMENT_WAIT_MS, SCHEMA_VERSIONS_KEPT_MAX
@@ -26,7 +26,7 @@ from lockstep.values.limits import SCHEMA_AGREEMENT_WAIT_MS, SCHEMA_VERSIONS_KEP
 if TYPE_CHECKING:
     from lockstep.node.node import Node
 
-#: Told what an entry has changed in the schema.
+#: Told what an entry has changed in the schema as clients see it.
 SchemaListener = Callable[[ChangeSummary], None]
 
 
@@ -118,8 +118,9 @@ class SchemaWatch:
             self._summaries.pop(self._epochs[0], None)
             del self._epochs[0], self._versions[0]
         self._tell_peers(after)
-        for listener in self._listeners:
-            listener(found)
+        if found.change != EMPTIED:
+            for listener in self._listeners:
+                listener(found)
 
     def _tell_peers(self, cluster: ClusterMetadata) -> None:
         """Clients compare versions at once after a change: let the peers know now that it is applied here."""

@@ -1,7 +1,8 @@
 """Statements that can be executed again without parsing: prepared ones, and texts that come often.
 
 Invariants: a statement's id is a function of its keyspace (none for a statement that names its own) and its
-text, so it is the same on every node; a statement is planned against the schema it is executed under.
+text, so it is the same on every node; a statement is planned against the schema it is executed under; one
+whose table got other columns must be prepared again, because only then do clients take the new columns.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lockstep.cql.prepare import prepare
 from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire.constants import VERSION_MAX
 from lockstep.cql.wire.responses import RowsMetadata, encode_rows_metadata
-from lockstep.values.errors import InvalidRequest, Unprepared
+from lockstep.values.errors import Unprepared
 from lockstep.values.limits import (
     PREPARED_STATEMENTS_MAX,
     TEXT_STATEMENT_CHARACTERS_MAX,
@@ -34,13 +35,15 @@ def digest16(data: bytes) -> bytes:
 
 class Statement:
     """One statement and what is encoded of it once. `shape_changed`: its result columns have changed since
-    it was first prepared here, so clients may hold outdated ones. `is_direct`: a write of one partition."""
+    it was first prepared here, so clients may hold outdated ones. `is_direct`: a write of one partition.
+    `is_outdated`: it must be prepared again before it is executed."""
 
     __slots__ = (
         "_metadata",
         "catalog",
         "id",
         "is_direct",
+        "is_outdated",
         "keyspace",
         "prepared",
         "result_id",
@@ -52,6 +55,7 @@ class Statement:
         self.text = text
         self.keyspace = keyspace
         self.shape_changed = False
+        self.is_outdated = False
         named = "" if keyspace is None or _names_its_keyspace(prepared.statement) else keyspace
         self.id = digest16(f"{named}\x00{text}".encode())
         self._take(prepared, catalog)
@@ -71,16 +75,24 @@ class Statement:
         return found
 
     def follow(self, catalog: Catalog) -> None:
-        """Plan anew when the schema has moved under the statement. InvalidRequest when it fits no more."""
+        """Plan anew when the schema has moved under the statement, unless that outdates it."""
         if self.catalog is catalog:
             return
         if self._still_fits(catalog):
             self.catalog = catalog
-            return
-        before = self.result_id
-        self._take(prepare(self.text, self.keyspace, catalog), catalog)
-        if self.result_id != before:
-            self.shape_changed = True
+        elif self._columns_moved(catalog):
+            self.is_outdated = True
+        else:
+            self._take(prepare(self.text, self.keyspace, catalog), catalog)
+
+    def _columns_moved(self, catalog: Catalog) -> bool:
+        """Whether the table is gone or has other columns than those planned against."""
+        prepared = self.prepared
+        before = self.catalog.schema.table(prepared.keyspace, prepared.table)
+        after = catalog.schema.table(prepared.keyspace, prepared.table)
+        if before is None or after is None:
+            return before is not after
+        return before.columns != after.columns or before.uuid != after.uuid
 
     def _still_fits(self, catalog: Catalog) -> bool:
         prepared = self.prepared
@@ -155,12 +167,11 @@ class Statements:
             raise Unprepared(statement_id)
         catalog = self._catalog()
         if found.catalog is not catalog:
-            try:
-                found.follow(catalog)
-            except InvalidRequest:
-                # Preparing it again tells the client why it fits no more.
-                self._prepared.drop(statement_id)
-                raise Unprepared(statement_id) from None
+            found.follow(catalog)
+        if found.is_outdated:
+            # It is kept for `prepare`, which compares the result columns. Preparing it again also tells
+            # the client when it fits no more.
+            raise Unprepared(statement_id)
         return found
 
     def by_text(self, text: str, keyspace: str | None) -> Statement:

@@ -124,6 +124,14 @@ class ProtocolViolation(RequestError):
     cql_code = 0x000A
 
 
+class TruncateError(RequestError):
+    """The table is emptied in the log, but a live node may still show old rows for a while."""
+
+    code: ClassVar[str] = "CQL_TRUNCATE"
+    fault: ClassVar[Fault] = "server"
+    cql_code = 0x1003
+
+
 class ServerFault(RequestError):
     code: ClassVar[str] = "CQL_SERVER"
     fault: ClassVar[Fault] = "server"

@@ -279,3 +279,22 @@ def test_equal_histories_give_equal_bytes() -> None:
     texts = (KEYSPACE, TABLE, "ALTER TABLE t ADD w int", "CREATE TABLE a (k int PRIMARY KEY)")
     assert codec.encode(build(*texts)) == codec.encode(build(*texts))
     assert msgspec.msgpack.decode(codec.encode(build(*texts)), type=Schema) == build(*texts)
+
+
+def test_an_emptied_table_gets_a_new_storage_id_and_keeps_all_else() -> None:
+    before = build(KEYSPACE, TABLE, "CREATE TABLE ks.u (k int PRIMARY KEY)")
+    after, summary = run(before, "TRUNCATE ks.t", 9)
+    old, new = before.table("ks", "t"), after.table("ks", "t")
+    assert old is not None and new is not None
+    assert summary == ChangeSummary("EMPTIED", "TABLE", "ks", "t")
+    assert new == msgspec.structs.replace(old, id=3, epoch=9)
+    assert before.table("ks", "u") == after.table("ks", "u")
+
+
+def test_a_missing_table_cannot_be_emptied() -> None:
+    schema = build(KEYSPACE, TABLE)
+    change = schema_change(
+        prepare("TRUNCATE ks.t", None, Catalog(schema)), Context(0, 0, 0, bytes(14), lambda: bytes(16))
+    )
+    with pytest.raises(Rejected):
+        apply_change(build(KEYSPACE), change, 5)
