@@ -6,6 +6,8 @@ only; loading cuts a torn tail off and refuses anything else that is damaged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lockstep.runtime.ports import Disk
 from lockstep.values.codec import frame_record, scan_records
 
@@ -47,3 +49,15 @@ class Journal:
             await self._disk.sync_names(self._directory)
             self._named = True
         self._writing = False
+
+
+async def settle(disk: Disk, paths: Sequence[str]) -> None:
+    """Make durable what the files hold, before it is read as such.
+
+    A predecessor that was killed between an append and its sync leaves bytes that every read shows and
+    a power cut still takes back.
+    """
+    for path in paths:
+        if disk.exists(path):
+            await disk.sync(path)
+            await disk.sync_names(path.rpartition("/")[0])

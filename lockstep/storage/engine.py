@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lockstep.runtime.ports import Runtime
 from lockstep.storage import keys
@@ -44,10 +44,18 @@ class StorageEngine:
     """Owns its store: nothing else writes data to it or syncs it. Errors: DiskRefused once the disk
     failed, CorruptFile when content cannot be read back."""
 
-    def __init__(self, store: Store, runtime: Runtime, *, background_merge: bool = True) -> None:
+    def __init__(
+        self,
+        store: Store,
+        runtime: Runtime,
+        *,
+        background_merge: bool = True,
+        on_failure: Callable[[StorageError], None] | None = None,
+    ) -> None:
+        """`on_failure` is told once when the store can make nothing durable any more."""
         self._store = store
         self._runtime = runtime
-        self._commit = GroupCommit(store, runtime)
+        self._commit = GroupCommit(store, runtime, on_failure)
         self._merge = BackgroundMerge(store, runtime)
         self._ask_merge = self._merge.ask if background_merge else None
 

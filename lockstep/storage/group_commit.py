@@ -8,6 +8,7 @@ saw. After one failed sync every later call fails: nothing more can be promised.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.store import Store
@@ -43,9 +44,12 @@ class _Unsynced:
 
 
 class GroupCommit:
-    def __init__(self, store: Store, runtime: Runtime) -> None:
+    def __init__(
+        self, store: Store, runtime: Runtime, on_failure: Callable[[StorageError], None] | None = None
+    ) -> None:
         self._store = store
         self._runtime = runtime
+        self._on_failure = on_failure
         self._covered = 0
         self._written = 0
         #: Written since the last sync began, and while it runs, what it is about to cover.
@@ -104,6 +108,8 @@ class GroupCommit:
             self._failure = error.message
             for waiter in self._taken():
                 waiter.set_exception(DiskRefused(error.message))
+            if self._on_failure is not None:
+                self._on_failure(error)
         finally:
             self._task = None
             # Only a cancelled task still has waiters here; they cannot be told anything true.
