@@ -164,19 +164,15 @@ class SimCluster:
         self.on_park(name)
         self.tell(name, "is parked")
 
-    def restart_later(self, name: str, *, reboot: bool = False) -> None:
-        """After a while, as a service manager does; with `reboot` the host loses its page cache first."""
+    def restart_later(self, name: str) -> None:
+        """After a while, as a service manager does."""
         low, high = _RESTART_S
         delay_s = low + (high - low) * self._draw.random()
-        self.world.after(delay_s, self._restart, name, reboot, label=f"restart {name}")
+        self.world.after(delay_s, self._restart, name, label=f"restart {name}")
 
-    def _restart(self, name: str, reboot: bool) -> None:
-        process = self.processes[name]
-        if process.alive or name in self.parked:
-            return
-        if reboot:
-            process.disk.power_loss()
-        process.start(self._main(name))
+    def _restart(self, name: str) -> None:
+        if name not in self.parked:
+            self.processes[name].start(self._main(name))
 
     def configuration(self, name: str) -> Configuration:
         shape = self.shape
@@ -208,15 +204,14 @@ class SimCluster:
                 await node.start()
             except LockstepError as error:
                 self.tell(name, f"cannot start: {error}")
-                self.restart_later(name, reboot=True)
+                self.restart_later(name)
                 return
             await open_door(node, runtime)
             self._serving[name] = node
             self.tell(name, f"is ready at epoch {node.state.epoch}")
             assert node.broken is not None
-            error = await node.broken
-            self.tell(name, f"is broken: {error}")
-            self.restart_later(name, reboot=True)
+            self.tell(name, f"is broken: {await node.broken}")
+            self.restart_later(name)
 
         return main
 

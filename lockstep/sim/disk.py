@@ -99,6 +99,8 @@ class SimDisk:
         self.settings = DiskSettings()
         self.files: dict[str, _File] = {}
         self.syncs = 0
+        #: A sync failed: pages were dropped that reads still show, until the host starts anew.
+        self.failed = False
         self._durable_names: dict[str, _File] = {}
         self._name_changes: list[_NameChange] = []
         self._name_sequence = 0
@@ -159,6 +161,7 @@ class SimDisk:
         file.pending = file.pending[len(covered) :]
         if self.settings.sync_error and self._damage.random() < self.settings.sync_error:
             self._world.count("disk.sync_error")
+            self.failed = True
             raise DiskRefused(f"sync of {path} failed: input/output error", hint="replace the disk")
         file.persist(covered)
         self.syncs += 1
@@ -200,6 +203,7 @@ class SimDisk:
 
     def power_loss(self) -> None:
         """Drop or damage whatever is not synced."""
+        self.failed = False
         self._lose_names()
         for path in sorted(self._durable_names):
             file = self._durable_names[path]

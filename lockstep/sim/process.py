@@ -139,7 +139,8 @@ class Process:
         self._paused = False
         self.powered = kind != POWER
         self.world.network.process_ended(self, loop, kind)
-        if kind == POWER:
+        if kind == POWER or self.disk.failed:
+            # A host whose disk dropped pages is started anew before anything may trust its cache.
             self.disk.power_loss()
         self.world.bury(loop)
 

@@ -6,6 +6,7 @@ bring every node back, end every operation, and let a fresh write and read succe
 
 from __future__ import annotations
 
+import asyncio
 import time
 import traceback
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
 from lockstep.sim.door import DoorClient
-from lockstep.sim.history import Change, Event, Look, Outcome
 from lockstep.sim.faults import ALL_KINDS
+from lockstep.sim.history import Change, Event, Look, Outcome
 from lockstep.sim.nemesis import Nemesis, draw_swarm
 from lockstep.sim.operators import Operators
 from lockstep.sim.watch import Watch
@@ -32,6 +33,8 @@ from lockstep.values.ids import Consistency
 _FOUND_S = 30.0
 #: Virtual seconds for everything to settle after the last fault: elections, joins, streams.
 _SETTLE_S = 120.0
+#: Virtual seconds for a request to succeed on a healed cluster: silent connections are noticed after five.
+_INSIST_S = 20.0
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,15 +218,37 @@ class Run:
         client = Client(self.workload, f"final-{name}", self.world.stream(f"final/{name}"))
 
         async def main(runtime: Runtime) -> list[Event]:
-            door = await DoorClient.connect(runtime, host, 2000)
-            return [await client.perform(door, request) for request in requests]
+            return [await self._insist(runtime, client, host, request) for request in requests]
 
-        events = self.world.call(main, name=f"final-{name}", limit_s=60.0)
-        for event in events:
+        for event in self.world.call(main, name=f"final-{name}", limit_s=1000.0):
             if event.outcome is not Outcome.OK:
+                text = event.request.text()
                 raise Violation(
-                    "LIVENESS", f"after healing, {event.request.text()} through {name} is {event.error}"
+                    "LIVENESS", f"{_INSIST_S:.0f} s after healing, {text} through {name} is {event.error}"
                 )
+
+    async def _insist(self, runtime: Runtime, client: Client, host: str, request: Change | Look) -> Event:
+        """Ask until it succeeds: nodes may need a moment to notice who is back."""
+        deadline_s = self.world.now_s() + _INSIST_S
+        while True:
+            try:
+                door = await DoorClient.connect(runtime, host, 2000)
+            except (OSError, TimeoutError):
+                await asyncio.sleep(0.5)
+                continue
+            event = await client.perform(door, request)
+            door.close()
+            if event.outcome is Outcome.OK or self.world.now_s() > deadline_s:
+                return event
+            await asyncio.sleep(0.5)
+            if isinstance(request, Change):
+                request = self._renewed(request)
+
+    def _renewed(self, change: Change) -> Change:
+        """The same puts as a new write: every write has a timestamp of its own."""
+        timestamp = self.workload.next_timestamp()
+        puts = tuple((at, f"{timestamp}/again".encode()) for at, _ in change.puts)
+        return msgspec.structs.replace(change, timestamp_us=timestamp, puts=puts)
 
     def _judge(self) -> None:
         self.judged = check_registers(self.cluster.history.events, self.workload.load.rows)
@@ -232,9 +257,9 @@ class Run:
             check_submissions(self.cluster.nodes[name].state.entries, self.operators.submissions)
 
     def _operation_ended(self, operation: Operation, stage: Stage | None) -> None:
-        if stage is None and operation.kind is OperationKind.DECOMMISSION:
-            if operation.stage is not Stage.ROLLBACK_TO_NORMAL:
-                self.operators.left(operation.node)
+        completed = stage is None and operation.stage is not Stage.ROLLBACK_TO_NORMAL
+        if completed and operation.kind is OperationKind.DECOMMISSION:
+            self.operators.left(operation.node)
 
 
 SCENARIOS: dict[str, Scenario] = {

@@ -15,7 +15,7 @@ from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.entries import LogEntry
 from lockstep.sim.checkers.violation import Violation
 
-#: Told (value before, value after, label of the process) when an epoch is applied for the first time anywhere.
+#: Told (value before, value after, label of the process) when an epoch is first applied anywhere.
 FirstApplied = Callable[[ClusterMetadata, ClusterMetadata, str], None]
 
 
