@@ -82,7 +82,12 @@ def _options(rocksdict: Any, settings: RocksSettings) -> Any:
 
 
 class RocksStore:
-    """See `Store`. Writes hold the interpreter for microseconds; a sync runs in a worker thread."""
+    """See `Store`. Writes hold the interpreter for microseconds; a sync runs in a worker thread.
+
+    Writes are staged: those of a turn or two reach the library as one batch, in order, before anything
+    looks (`_write_staged`) and before the sync that makes them durable. One call of the library costs
+    more than the rest of a small write.
+    """
 
     def __init__(self, path: str, tasks: Tasks, database: Any) -> None:
         import rocksdict
@@ -90,8 +95,10 @@ class RocksStore:
         self._path = path
         self._tasks = tasks
         self._database: Any = database
-        self._put = database.put
         self._new_batch = rocksdict.WriteBatch
+        self._staged: Any = None
+        self._staged_count = 0
+        self._staged_bytes = 0
         self._new_read_options = rocksdict.ReadOptions
         self._library = rocksdict
         self._snapshots: dict[int, RocksSnapshot] = {}
@@ -103,28 +110,47 @@ class RocksStore:
         if self._failure is not None:
             raise DiskRefused(self._failure)
         check_batch(batch)
+        # The library consumes a batch object when it is written, so it cannot be kept for the next one.
+        staged = self._staged
+        if staged is None:
+            staged = self._staged = self._new_batch(raw_mode=True)
+        size = 0
         try:
-            if len(batch) == 1 and batch[0][0] == "put":
-                self._put(batch[0][1], batch[0][2])
-            elif batch:
-                self._database.write(self._prepared(batch))
+            for operation in batch:
+                if operation[0] == "put":
+                    _, key, value = operation
+                    staged.put(key, value)
+                    size += len(key) + len(value)
+                elif operation[0] == "delete":
+                    staged.delete(operation[1])
+                else:
+                    staged.delete_range(operation[1], operation[2])
         except Exception as error:
+            # What was staged of this batch must never be written: a batch is visible whole or not at all.
             raise self._died(f"cannot write to {self._path}: {error}") from error
         self._sequence += 1
+        self._staged_count += len(batch)
+        self._staged_bytes += size
+        if (
+            self._staged_count >= limits.STORE_STAGED_OPERATIONS_MAX
+            or self._staged_bytes >= limits.STORE_STAGED_BYTES_MAX
+        ):
+            self._write_staged()
         return self._sequence
 
-    def _prepared(self, batch: Batch) -> Any:
-        # The library consumes a batch object when it is written, so it cannot be kept for the next one.
-        prepared = self._new_batch(raw_mode=True)
-        put, delete = prepared.put, prepared.delete
-        for operation in batch:
-            if operation[0] == "put":
-                put(operation[1], operation[2])
-            elif operation[0] == "delete":
-                delete(operation[1])
-            else:
-                prepared.delete_range(operation[1], operation[2])
-        return prepared
+    def _write_staged(self) -> None:
+        """Give the library what is staged. DiskRefused when it does not take it."""
+        staged = self._staged
+        if staged is None:
+            return
+        self._staged = None
+        self._staged_count = self._staged_bytes = 0
+        if self._failure is not None:
+            raise DiskRefused(self._failure)
+        try:
+            self._database.write(staged)
+        except Exception as error:
+            raise self._died(f"cannot write to {self._path}: {error}") from error
 
     def _died(self, reason: str) -> DiskRefused:
         self._failure = reason
@@ -133,6 +159,7 @@ class RocksStore:
     async def sync(self) -> int:
         if self._failure is not None:
             raise DiskRefused(self._failure)
+        self._write_staged()
         covered = self._sequence
         database = self._database
         try:
@@ -142,6 +169,7 @@ class RocksStore:
         return covered
 
     def get(self, key: bytes) -> bytes | None:
+        self._write_staged()
         try:
             value: bytes | None = self._database.get(key)
         except Exception as error:
@@ -151,12 +179,17 @@ class RocksStore:
     def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
         options = self._new_read_options()
         if reverse:
-            return _scan_back(self._path, self._database.iter, options, lower, upper)
-        return _scan_on(self._path, self._database.iter, options, lower, upper)
+            return _scan_back(self._path, self._cursor, options, lower, upper)
+        return _scan_on(self._path, self._cursor, options, lower, upper)
+
+    def _cursor(self, options: Any) -> Any:
+        """An iterator that shows everything written before this call."""
+        self._write_staged()
+        return self._database.iter(options)
 
     def snapshot(self) -> RocksSnapshot:
         self._next_snapshot += 1
-        made = RocksSnapshot(self, self._next_snapshot, self._database.iter(self._new_read_options()))
+        made = RocksSnapshot(self, self._next_snapshot, self._cursor(self._new_read_options()))
         self._snapshots[self._next_snapshot] = made
         return made
 
@@ -174,6 +207,7 @@ class RocksStore:
             return self.write([("put", key, value) for key, value in found])
         if self._failure is not None:
             raise DiskRefused(self._failure)
+        self._write_staged()
         path = f"{self._path}/ingest.sst"
         try:
             writer = self._library.SstFileWriter(self._library.Options(raw_mode=True))
@@ -192,8 +226,12 @@ class RocksStore:
     def close(self) -> None:
         for snapshot in list(self._snapshots.values()):
             snapshot.close()
-        self._failure = self._failure or f"{self._path} is closed"
-        self._database.close()
+        try:
+            if self._failure is None:
+                self._write_staged()
+        finally:
+            self._failure = self._failure or f"{self._path} is closed"
+            self._database.close()
 
 
 class RocksSnapshot:

@@ -17,6 +17,10 @@ PEER_REQUESTS_IN_FLIGHT_MAX: Final = 4096
 CQL_REQUESTS_IN_FLIGHT_MAX: Final = 32768
 #: Rows in one prebuilt storage batch: 2,000 rows block the loop for 0.75 ms, 20,000 for 15 ms.
 STORE_BATCH_ROWS_MAX: Final = 2000
+#: Operations staged for one write of the store: two thousand are written in 2 ms, which a request may wait.
+STORE_STAGED_OPERATIONS_MAX: Final = 2000
+#: Bytes staged for one write of the store; small against its write buffer, so that both fill evenly.
+STORE_STAGED_BYTES_MAX: Final = 1024 * 1024
 #: Metadata entries one fetch returns; a longer gap is fetched in several rounds.
 LOG_FETCH_ENTRIES_MAX: Final = 256
 #: Bytes of one metadata entry's body. A schema statement is far below; a runaway body is refused.
