@@ -265,7 +265,7 @@ class Membership:
 
     async def _request_bootstrap(self, own: NodeInfo) -> None:
         directory = self._state.current.directory
-        owned = [token for node in directory.nodes for token in node.tokens]
+        owned = [node.tokens for node in directory.nodes]
         tokens = splitting_tokens(owned, self._configuration.placement.num_tokens)
         await self._submitter.submit(
             PrepareOperation(kind=OperationKind.BOOTSTRAP, node=own.id, tokens=tokens), SUBMIT_TIMEOUT_MS

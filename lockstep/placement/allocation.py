@@ -6,11 +6,13 @@ Invariant: results never repeat a token that is already owned, and never contain
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from typing import Final
 
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 _RING = 1 << 64
+#: Largest share of a range that one new token takes, as a fraction: the former owner keeps a part.
+_PIECE_LARGEST: Final = (3, 4)
 
 
 def even_tokens(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -30,32 +32,40 @@ def even_tokens(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(tokens) for tokens in dealt)
 
 
-def splitting_tokens(owned: Sequence[int], count: int) -> tuple[int, ...]:
-    """`count` new tokens, each in the middle of the widest gap that is left (first such gap on a tie)."""
-    cuts = sorted(set(owned))
+def splitting_tokens(owned: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
+    """`count` new tokens for a node that joins nodes with the tokens `owned[i]`.
+
+    Each takes the front of the widest range of whichever node owns most by then, so that all nodes give;
+    how much is what the newcomer still lacks of a share in proportion to its tokens, but never a whole
+    range. Ties go to the first node, then to the lowest token.
+    """
+    widths = [widths_of for widths_of in _widths(owned) if widths_of]
+    if not widths:
+        return even_tokens([count])[0]
+    totals = [sum(widths_of.values()) for widths_of in widths]
+    lacking = _RING * count // (sum(map(len, widths)) + count)
     chosen: list[int] = []
-    for _ in range(count):
-        token = _middle_of_widest_gap(cuts)
-        chosen.append(token)
-        cuts.append(token)
-        cuts.sort()
+    for still in range(count, 0, -1):
+        giver = totals.index(max(totals))
+        end, width = max(widths[giver].items(), key=lambda item: (item[1], -item[0]))
+        piece = max(1, min(lacking // still, width * _PIECE_LARGEST[0] // _PIECE_LARGEST[1]))
+        while _moved(end, piece - width) in (TOKEN_MIN, TOKEN_MAX):
+            piece += 1
+        assert piece < width, "no range is left to split"
+        chosen.append(_moved(end, piece - width))
+        widths[giver][end] -= piece
+        totals[giver] -= piece
+        lacking -= piece
     return tuple(sorted(chosen))
 
 
-def _middle_of_widest_gap(cuts: Sequence[int]) -> int:
-    if not cuts:
-        return 0
-    wrap = (cuts[0] - TOKEN_MIN) + (TOKEN_MAX - cuts[-1])
-    best, middle = wrap, _middle_of_wrap(cuts, wrap)
-    for left, right in pairwise(cuts):
-        if right - left > best:
-            best, middle = right - left, left + (right - left) // 2
-    assert middle not in cuts
-    return middle
+def _widths(owned: Sequence[Sequence[int]]) -> list[dict[int, int]]:
+    """For each node: its tokens, in order, with the width of the range that ends there."""
+    everyone = sorted(token for tokens in owned for token in tokens)
+    before = dict(zip(everyone, everyone[-1:] + everyone[:-1], strict=True))
+    return [{end: (end - before[end] - 1) % _RING + 1 for end in sorted(tokens)} for tokens in owned]
 
 
-def _middle_of_wrap(cuts: Sequence[int], width: int) -> int:
-    middle = cuts[-1] + width // 2
-    if middle >= TOKEN_MAX:
-        middle = TOKEN_MIN + (middle - TOKEN_MAX) + 1
-    return middle
+def _moved(token: int, by: int) -> int:
+    """The token `by` further along the ring."""
+    return (token - TOKEN_MIN + by) % _RING + TOKEN_MIN
