@@ -268,6 +268,13 @@ class ConnectionPool:
         else:
             idle.append(connection)
 
+    def close(self) -> None:
+        """Close every idle connection; the pool may be used again."""
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.close()
+        self._idle.clear()
+
 
 @functools.cache
 def pool_of(process_id: int) -> ConnectionPool:

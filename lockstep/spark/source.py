@@ -47,14 +47,14 @@ class LockstepSource(DataSource):
     def schema(self) -> StructType:
         """The table's columns, or those of the option `columns`, as Spark types."""
         options = parse_options(self.options)
-        shape = _shape(options)
+        shape = table_shape(options)
         names = options.columns or tuple(column.name for column in shape.columns)
         return StructType([_field(shape, shape.column(name), options) for name in names])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the schema's columns; one that takes filters when `filterPushdown` is true."""
         options = parse_options(self.options)
-        shape = _shape(options)
+        shape = table_shape(options)
         projection = _projection(shape, schema, options)
         kind = FilteringReader if options.filter_pushdown else LockstepReader
         return kind(options, shape, projection)
@@ -62,7 +62,7 @@ class LockstepSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> LockstepWriter:
         """An appending writer, after every check of the schema that needs no data."""
         options = parse_options(self.options)
-        return LockstepWriter(options, write_plan(_shape(options), schema, overwrite, options))
+        return LockstepWriter(options, write_plan(table_shape(options), schema, overwrite, options))
 
 
 class LockstepReader(DataSourceReader):
@@ -141,7 +141,8 @@ class FilteringReader(LockstepReader):
         return key_partitions(self._keys, len(self._options.hosts))
 
 
-def _shape(options: Options) -> TableShape:
+def table_shape(options: Options) -> TableShape:
+    """The table that the options name. PeerUnreachable, or ConfigurationError when there is none."""
     return ask_any(
         pool_of(os.getpid()),
         options.endpoints,

@@ -1,0 +1,187 @@
+"""Cells to Arrow and values to cells: every type there and back, nulls, and what does not fit."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import struct
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+
+from lockstep.schema.types import parse_type
+from lockstep.spark.columns import arrow_type, decode_cells, spark_type
+from lockstep.spark.encoding import encoder
+from lockstep.spark.pages import PageDecoder, RawPage
+from lockstep.values.errors import InvalidRequest, ProtocolViolation
+
+pytestmark = pytest.mark.spark
+
+UTC = datetime.UTC
+ONE_UUID = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6"
+#: CQL type -> (Spark type, values as Spark shows them).
+SAMPLES: dict[str, tuple[str, list[Any]]] = {
+    "tinyint": ("tinyint", [-128, 0, 127]),
+    "smallint": ("smallint", [-32768, 7]),
+    "int": ("int", [-(1 << 31), (1 << 31) - 1]),
+    "bigint": ("bigint", [-(1 << 63), (1 << 63) - 1]),
+    "float": ("float", [1.5, -0.25]),
+    "double": ("double", [1e300, -2.5]),
+    "boolean": ("boolean", [True, False]),
+    "text": ("string", ["", "naïve ☃"]),
+    "ascii": ("string", ["plain"]),
+    "blob": ("binary", [b"", b"\x00\xff"]),
+    "inet": ("binary", [b"\x7f\x00\x00\x01", bytes(15) + b"\x01"]),
+    "uuid": ("string", [ONE_UUID, "00000000-0000-4000-8000-000000000000"]),
+    "timeuuid": ("string", [ONE_UUID]),
+    "time": ("bigint", [0, 86_399_999_999_999]),
+    "date": ("date", [datetime.date(1969, 12, 31), datetime.date(2024, 2, 29)]),
+    "timestamp": ("timestamp", [datetime.datetime(1969, 7, 20, 20, 17, 40, 123000, UTC)]),
+    "varint": ("decimal(38,0)", [decimal.Decimal(10**38 - 1), decimal.Decimal(-129)]),
+    "decimal": ("decimal(38,18)", [decimal.Decimal("-12.500000000000000000"), decimal.Decimal(0)]),
+    "list<int>": ("array<int>", [[3, 1, 2], []]),
+    "set<text>": ("array<string>", [["a", "b"]]),
+    "map<text, int>": ("map<string,int>", [[("a", 1), ("b", 2)], []]),
+    "frozen<map<uuid, frozen<list<timestamp>>>>": (
+        "map<string,array<timestamp>>",
+        [[(ONE_UUID, [datetime.datetime(2020, 1, 1, tzinfo=UTC)])]],
+    ),
+    "frozen<tuple<int, text>>": (
+        "struct<_1:int,_2:string>",
+        [{"_1": 1, "_2": None}, {"_1": None, "_2": "x"}],
+    ),
+    "vector<float, 3>": ("array<float>", [[1.0, 2.0, 3.0]]),
+}
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_values_come_back_with_the_declared_type(text: str) -> None:
+    kind = parse_type(text)
+    shown, values = SAMPLES[text]
+    encode = encoder(kind)
+    array = decode_cells(kind, [*(encode(value) for value in values), None])
+    array.validate(full=True)
+    assert spark_type(kind).simpleString() == shown
+    assert array.type == arrow_type(kind)
+    assert array.to_pylist() == [*values, None]
+
+
+@pytest.mark.parametrize("text", ["int", "bigint", "uuid", "timestamp", "boolean", "varint"])
+def test_the_empty_value_is_null(text: str) -> None:
+    assert decode_cells(parse_type(text), [b"", None]).to_pylist() == [None, None]
+
+
+@pytest.mark.parametrize("text", ["counter", "duration", "frozen<list<duration>>"])
+def test_types_without_a_spark_type_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="no Spark type"):
+        spark_type(parse_type(text))
+
+
+def test_a_decimal_is_never_rounded() -> None:
+    kind = parse_type("decimal")
+    cell = encoder(kind)(decimal.Decimal("0.125"))
+    assert decode_cells(kind, [cell], 3).to_pylist() == [decimal.Decimal("0.125")]
+    with pytest.raises(InvalidRequest, match="exactly"):
+        decode_cells(kind, [cell], 2)
+    with pytest.raises(InvalidRequest, match="exactly"):
+        decode_cells(kind, [encoder(kind)(decimal.Decimal("1E+30"))], 18)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False), st.integers(0, 38))
+@settings(max_examples=150, deadline=None)
+def test_decimals_are_exact_or_refused(value: decimal.Decimal, scale: int) -> None:
+    kind = parse_type("decimal")
+    with decimal.localcontext(decimal.Context(prec=10_000, Emax=10**9, Emin=-(10**9))):
+        expected = value.is_zero() or (
+            value.as_tuple().exponent > -2000
+            and value.adjusted() < 60
+            and value.scaleb(scale) == value.scaleb(scale).to_integral_value()
+            and abs(value.scaleb(scale)) < 10**38
+        )
+    cell = kind.serialize(value)
+    if expected:
+        assert decode_cells(kind, [cell], scale).to_pylist() == [value]
+    else:
+        with pytest.raises(InvalidRequest):
+            decode_cells(kind, [cell], scale)
+
+
+def test_a_varint_of_39_digits_is_refused() -> None:
+    kind = parse_type("varint")
+    with pytest.raises(InvalidRequest, match="exactly"):
+        decode_cells(kind, [kind.serialize(10**38)])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("uuid", "no"),
+        ("timestamp", datetime.datetime.fromisoformat("2020-01-01T00:00:00")),
+        ("inet", b"123"),
+        ("varint", decimal.Decimal("1.5")),
+        ("frozen<list<int>>", [1, None]),
+        ("vector<float, 2>", [1.0]),
+        ("date", 3),
+        ("int", "1"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(text: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        encoder(parse_type(text))(value)
+
+
+def page_of(rows: list[tuple[bytes | None, ...]]) -> RawPage:
+    body = b"head" + b"".join(
+        struct.pack(">i", -1) if cell is None else struct.pack(">i", len(cell)) + cell
+        for row in rows
+        for cell in row
+    )
+    return RawPage(body, 4, len(rows), None)
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.none() | st.integers(-(1 << 31), (1 << 31) - 1),
+        st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+        st.none() | st.uuids(version=4).map(str),
+    ),
+    max_size=20,
+)
+
+
+@given(ROWS, st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_pages_decode_alike_by_table_and_by_cell(rows: list[tuple[Any, ...]], with_nulls: bool) -> None:
+    if not with_nulls:
+        rows = [row for row in rows if None not in row]
+    kinds = [parse_type(text) for text in ("int", "bigint", "uuid")]
+    encoders = [encoder(kind) for kind in kinds]
+    cells = [
+        tuple(None if value is None else encode(value) for encode, value in zip(encoders, row, strict=True))
+        for row in rows
+    ]
+    page = page_of(cells)
+    batch = PageDecoder(list(zip("abc", kinds, strict=True)), 18).decode(page)
+    assert [tuple(row.values()) for row in batch.to_pylist()] == rows
+    assert batch.schema == pa.schema([("a", pa.int32()), ("b", pa.int64()), ("c", pa.string())])
+
+
+@pytest.mark.parametrize("damage", [lambda body: body[:-1], lambda body: body + b"\x00"])
+def test_a_damaged_page_is_refused(damage: Any) -> None:
+    whole = page_of([(b"\x00\x00\x00\x01", b"text"), (None, b"more")])
+    page = RawPage(damage(whole.body), whole.at, whole.count, None)
+    with pytest.raises(ProtocolViolation):
+        PageDecoder([("a", parse_type("int")), ("b", parse_type("text"))], 18).decode(page)
+
+
+def test_uuid_text_equals_the_standard_library() -> None:
+    values = [uuid.UUID(int=number * 0x123456789ABCDEF0123456789ABCDEF % (1 << 128)) for number in range(50)]
+    array = decode_cells(parse_type("uuid"), [value.bytes for value in values])
+    assert array.to_pylist() == [str(value) for value in values]

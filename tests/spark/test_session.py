@@ -1,0 +1,119 @@
+"""The data source through a real session: what Spark itself adds, from planning to pickling to types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
+
+from lockstep.local.clusters import LocalCluster
+
+from .conftest import EVENT_ROWS, EVENTS_PER_DAY
+from .support import connect, options
+from .test_columns import SAMPLES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
+
+Load = Callable[..., "DataFrame"]
+
+
+@pytest.fixture
+def load(spark: SparkSession, cluster: LocalCluster) -> Load:
+    def loaded(table: str = "events", **others: str) -> DataFrame:
+        return spark.read.format("lockstep").options(**options(cluster, table, **others)).load()
+
+    return loaded
+
+
+def test_the_format_is_found_without_registering_it(load: Load) -> None:
+    events = load()
+    found = events.agg(F.count("*"), F.sum("at"), F.min("what"), F.countDistinct("day", "at")).first()
+    days = EVENT_ROWS // EVENTS_PER_DAY
+    assert tuple(found) == (EVENT_ROWS, days * sum(range(EVENTS_PER_DAY)), "event 0", EVENT_ROWS)
+
+
+def test_a_sql_view_reads_the_table(spark: SparkSession, cluster: LocalCluster) -> None:
+    listed = ", ".join(f"{name} '{value}'" for name, value in options(cluster, "events").items())
+    spark.sql(f"CREATE OR REPLACE TEMP VIEW events USING lockstep OPTIONS ({listed})")
+    assert spark.sql("SELECT count(*) FROM events WHERE at = 3").first()[0] == EVENT_ROWS // EVENTS_PER_DAY
+
+
+def test_every_type_survives_a_write_and_a_read(
+    spark: SparkSession, cluster: LocalCluster, load: Load
+) -> None:
+    columns = {f"c{number}": text for number, text in enumerate(SAMPLES)}
+    connection = connect(cluster)
+    listed = ", ".join(f"{name} {text}" for name, text in columns.items())
+    connection.query(f"CREATE TABLE shop.everything (id int PRIMARY KEY, {listed})")
+    connection.close()
+    values: list[Any] = []
+    for text in columns.values():
+        value = SAMPLES[text][1][0]
+        values.append(dict(value) if "map<" in text else value)
+    schema = load("everything").schema
+    row = dict(zip(columns, values, strict=True))
+    rows = [{"id": 1, **row}, {"id": 2, **dict.fromkeys(columns)}]
+    frame = spark.createDataFrame([tuple(one[name] for name in schema.names) for one in rows], schema)
+    frame.write.format("lockstep").mode("append").options(**options(cluster, "everything")).save()
+    back = [one.asDict(recursive=True) for one in load("everything").orderBy("id").collect()]
+    sent = [one.asDict(recursive=True) for one in frame.orderBy("id").collect()]
+    assert back == sent
+
+
+@pytest.mark.parametrize(
+    ("condition", "rows"),
+    [
+        ("day = 3", EVENTS_PER_DAY),
+        ("day IN (3, 5, 99999)", 2 * EVENTS_PER_DAY),
+        ("day = 3 AND at < 4", 4),
+        ("day IN (3, 4) AND what LIKE 'event 6%'", 10),
+        ("day = 3 OR day = 8", 2 * EVENTS_PER_DAY),
+        ("day > 297 AND at = 1", 2),
+        ("what = 'event 77'", 1),
+        ("day = -1", 0),
+        ("day IS NULL", 0),
+    ],
+)
+def test_filters_change_no_result(load: Load, condition: str, rows: int) -> None:
+    plain = sorted(load().where(condition).collect())
+    pushed = sorted(load(filterPushdown="true").where(condition).collect())
+    assert plain == pushed
+    assert len(plain) == rows
+
+
+def test_a_key_filter_reads_one_partition(load: Load) -> None:
+    assert load(filterPushdown="true").where("day = 3").rdd.getNumPartitions() == 1
+    assert load().where("day = 3").rdd.getNumPartitions() > 1
+
+
+def test_a_users_schema_prunes_columns(spark: SparkSession, cluster: LocalCluster) -> None:
+    reading = spark.read.format("lockstep").options(**options(cluster, "events")).schema("at INT")
+    assert reading.load().agg(F.max("at")).first()[0] == EVENTS_PER_DAY - 1
+
+
+def test_a_limit_ends_early_and_leaves_the_source_usable(load: Load) -> None:
+    assert len(load(batchRows="100", pageSize="50").limit(5).collect()) == 5
+    assert load().count() == EVENT_ROWS
+
+
+def test_an_unknown_option_lists_the_known_ones(load: Load) -> None:
+    with pytest.raises(AnalysisException, match="valid options: hosts, port, keyspace"):
+        load(nonsense="1")
+
+
+def test_a_write_that_cannot_work_fails_before_any_task(spark: SparkSession, cluster: LocalCluster) -> None:
+    frame = spark.range(3).selectExpr("CAST(id AS INT) AS day", "'x' AS what")
+    writing = frame.write.format("lockstep").options(**options(cluster, "events"))
+    with pytest.raises(AnalysisException, match=r"lacks key column at of shop\.events"):
+        writing.mode("append").save()
+    with pytest.raises(AnalysisException, match="mode overwrite is not supported"):
+        frame.write.format("lockstep").mode("overwrite").options(**options(cluster, "events")).save()
