@@ -98,6 +98,7 @@ async def repair(
             else:
                 parts[target.node] = repair_mutation(table_id, one, new_mutation_id())
         write = RepairWrite(writes, plan, whole, parts, holders, deadline_s)
+        writes.runtime.probes.reach("read.repaired")
         write.start()
         waiting.append(write.future)
     if waiting:

@@ -108,6 +108,7 @@ class ReplicaService:
         )
         group = placement.group_for(mutation.token)
         if group.epoch > request.epoch or placement.changed_epoch > request.epoch:
+            self._probes.reach("replica.refused.stale")
             raise StaleEpoch(cluster.epoch)
         if self._own_id() not in group.writes:
             raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
@@ -181,6 +182,7 @@ class ReplicaService:
         self, cluster: ClusterMetadata, placement: TablePlacement, group: ReplicaGroup, epoch: int
     ) -> None:
         if group.epoch > epoch or placement.changed_epoch > epoch:
+            self._probes.reach("replica.refused.stale")
             raise StaleEpoch(cluster.epoch)
 
     # -- drain ------------------------------------------------------------------------------------

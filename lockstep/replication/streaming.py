@@ -267,6 +267,8 @@ class StreamClient:
 
     async def _copy(self, source: Address, request: StreamOpen, copy: _Copy) -> None:
         self._require_session(request.session_id)
+        if request.after:
+            self._runtime.probes.reach("stream.target.resumed")
         opened: StreamOpened = await self._ask(source, verbs.STREAM_OPEN, request)
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         sequence = 0

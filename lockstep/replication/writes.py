@@ -241,6 +241,7 @@ class Write:
             if self._plans_made > REQUEST_PLANS_MAX:
                 self.expired()
                 return
+            self._owner.runtime.probes.reach("write.replanned")
             self._plan = newest
             self._prepare()
         if newest.satisfied_by(self._counting()):
