@@ -84,15 +84,25 @@ class Requests:
         ]
 
     async def all(self) -> Document:
-        running = await self.running()
-        return {"schema": "requests/1", "requests": [*running, *self._ended()]}
+        return {"schema": "requests/1", "requests": await self._known()}
 
     async def one(self, request_id: str) -> Document:
         """ConfigurationError when there is no such request."""
-        for found in [*await self.running(), *self._ended()]:
+        for found in await self._known():
             if found["id"] == request_id:
                 return {"schema": "request/1", **found}
         raise ConfigurationError(f"there is no request {request_id}", hint="lockstep topology requests")
+
+    async def _known(self) -> list[Document]:
+        """Running and ended operations, each once, also while this node and the leader differ by an entry."""
+        running = {document["id"]: document for document in await self.running()}
+        for document in self.live()["requests"]:
+            # The leader has applied its end, this node has not.
+            running.setdefault(document["id"], document)
+        ended = self._ended()
+        for document in ended:
+            running.pop(document["id"], None)
+        return [*running.values(), *ended]
 
     def _running(self, operation: Operation, waiting: list[Document]) -> Document:
         done = self._node.topology.progress.get(operation.id)
