@@ -149,7 +149,7 @@ def _lines(reader: Iterator[list[str]], path: Path, rows_max: int) -> tuple[list
             continue
         if len(line) != len(header):
             raise ConfigurationError(
-                f"{path}, record {number}: {len(line)} fields where the first line names {len(header)} columns"
+                f"{path}, record {number}: {len(line)} fields where the first line names {len(header)}"
             )
         lines.append(line)
         if len(lines) >= min(rows_max, ROWS_MAX):

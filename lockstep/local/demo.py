@@ -1,0 +1,128 @@
+"""Owns `lockstep demo`: one run from the first process to the verdict, and that nothing stays behind.
+
+Invariant: every process that the demo started has ended when it returns or raises, unless the cluster is to
+be kept; the cluster it makes is its own, and no other one is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final
+
+from lockstep.local import demo_input, demo_verdict
+from lockstep.local.clusters import LocalCluster
+from lockstep.local.demo_cluster import DemoCluster
+from lockstep.local.demo_process import DemoProcess
+from lockstep.local.demo_screen import open_screen
+from lockstep.local.demo_tour import NODES, Options, Tour
+from lockstep.values.errors import PreconditionError
+
+#: After an interrupt: how long an operation that was going on may take to notice that its nodes are gone.
+WORKER_END_S: Final = 5.0
+
+
+def run(options: Options) -> int:
+    """Take the tour and print the verdict; 0 when every check held, 1 otherwise.
+
+    Raises what kept it from starting: PreconditionError when a port or the cluster's name is taken,
+    ConfigurationError for an input that cannot be read.
+    """
+    options.report.mkdir(parents=True, exist_ok=True)
+    if options.input is None:
+        given = demo_input.make_csv(options.report, options.rows or demo_input.ROWS_DEFAULT)
+    else:
+        given = demo_input.read_csv(options.input, options.rows or demo_input.ROWS_MAX)
+    local = _create(options)
+    keep = False
+    tour: Tour | None = None
+    process: DemoProcess | None = None
+    with _termination_as_interrupt():
+        try:
+            process = DemoProcess()
+            screen = open_screen()
+            tour = Tour(options, DemoCluster(local), process, screen)
+            try:
+                tour.run(given)
+            finally:
+                screen.close(tour.view)
+            verdict = demo_verdict.checks(tour.results, tour.view, with_spark=options.spark)
+            held = demo_verdict.all_held(verdict)
+            document = demo_verdict.document(verdict, tour.results, tour.view)
+            (options.report / "verdict.json").write_text(json.dumps(document, indent=2) + "\n")
+            if not held:
+                DemoCluster(local).copy_logs(options.report / "logs")
+            keep = options.keep
+        finally:
+            _clean_up(local, tour, process, keep=keep)
+    demo_verdict.show(verdict, tour.results)
+    _tell_the_end(options, held)
+    return 0 if held else 1
+
+
+def _create(options: Options) -> LocalCluster:
+    try:
+        return LocalCluster.create(
+            options.name, NODES, first_address=options.first_address, ports=options.ports, home=options.home
+        )
+    except PreconditionError as error:
+        raise PreconditionError(
+            f"{error.message}: an earlier demo was kept, or did not end in order",
+            hint=f"lockstep cluster destroy {options.name}",
+        ) from error
+
+
+def _clean_up(local: LocalCluster, tour: Tour | None, process: DemoProcess | None, *, keep: bool) -> None:
+    """End everything that was started. A second interrupt does not keep it from that."""
+    with _interrupts_ignored():
+        if tour is not None:
+            tour.spark.close()
+        if process is not None:
+            process.close()
+        if keep:
+            return
+        local.destroy()
+        if tour is not None:
+            tour.wait_for_worker(WORKER_END_S)
+        if local.paths.cluster_file.exists():
+            # The operation that was going on had started one more node.
+            local.destroy()
+
+
+def _tell_the_end(options: Options, held: bool) -> None:
+    names = sorted(path.name for path in options.report.iterdir() if path.is_file())
+    print(f"\nreport: {options.report}/ ({', '.join(names)})")
+    if not held:
+        print(f"the nodes' logs are in {options.report / 'logs'}/")
+    if options.keep:
+        print(f"the cluster runs on; end it with: lockstep cluster destroy {options.name}")
+
+
+@contextlib.contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the demo as ctrl-C does, so that its processes end with it."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handlers(interrupt, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    with _handlers(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextlib.contextmanager
+def _handlers(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, one in before.items():
+            signal.signal(number, one)

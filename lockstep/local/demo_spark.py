@@ -1,0 +1,152 @@
+"""Owns the demo's Spark job: one process with its own Java, whose noise goes into a log file.
+
+Invariant: neither the process nor its Java outlives the demo; they share a session that ends as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from lockstep.local.demo_messages import KEYSPACE, TRAFFIC_TABLE
+from lockstep.local.demo_view import Event
+from lockstep.values.errors import LockstepError, PeerTimeout
+
+#: Java, two scans and a chart take some twenty seconds on two busy cores.
+JOB_TIMEOUT_S: Final = 240.0
+POLL_S: Final = 0.05
+
+
+class SparkResult(msgspec.Struct, frozen=True):
+    """What the job found. `scan_s` is the time from the tables to Parquet, without the start of Java."""
+
+    loaded_rows: int
+    traffic_rows: int
+    repeated_rows: int
+    scan_s: float
+    total_s: float
+
+    @property
+    def rows(self) -> int:
+        return self.loaded_rows + self.traffic_rows
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / max(self.scan_s, 0.001)
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Everything the job is told."""
+
+    hosts: tuple[str, ...]
+    port: int
+    loaded_table: str
+    loaded_rows: int
+    report: str
+    samples: str
+    events: tuple[Event, ...]
+
+
+class SparkJob:
+    """At most one job at a time; `close` ends it whatever it does."""
+
+    def __init__(self, report: Path) -> None:
+        self._report = report
+        self._process: Any = None
+
+    def run(
+        self,
+        hosts: Sequence[str],
+        port: int,
+        table: str,
+        loaded_rows: int,
+        samples: Path,
+        events: Sequence[Event],
+    ) -> SparkResult:
+        """Start the job and wait for its end. LockstepError with its last words when it fails."""
+        job = Job(
+            hosts=tuple(hosts),
+            port=port,
+            loaded_table=table,
+            loaded_rows=loaded_rows,
+            report=str(self._report),
+            samples=str(samples),
+            events=tuple(events),
+        )
+        log = self._report / "spark.log"
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=_child, args=(theirs, job, str(log)), daemon=True)
+        self._process.start()
+        theirs.close()
+        with contextlib.closing(ours):
+            deadline = time.monotonic() + JOB_TIMEOUT_S
+            while not ours.poll(POLL_S):
+                if time.monotonic() >= deadline:
+                    raise PeerTimeout(f"the Spark job still runs after {JOB_TIMEOUT_S:g} s; see {log}")
+            try:
+                said = ours.recv()
+            except EOFError:
+                raise LockstepError(f"the Spark job ended without a result; see {log}") from None
+        if isinstance(said, str):
+            raise LockstepError(f"the Spark job failed: {said}; see {log}")
+        assert isinstance(said, SparkResult)
+        return said
+
+    def close(self) -> None:
+        """End the job and its Java."""
+        if self._process is None or self._process.pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        # It may not have got to make its group yet.
+        self._process.kill()
+        self._process.join()
+        self._process = None
+
+
+def _child(connection: Connection, job: Job, log: str) -> None:
+    # A group of its own: `close` ends Java with it, and an interrupt from the terminal does not reach it.
+    os.setsid()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    try:
+        connection.send(_run(job))
+    except Exception as error:
+        connection.send(f"{type(error).__name__}: {error}".splitlines()[0])
+        raise
+
+
+def _run(job: Job) -> SparkResult:
+    from lockstep.spark.chart import Span
+    from lockstep.spark.report import summarise
+
+    begin_s = time.monotonic()
+    summary = summarise(
+        hosts=job.hosts,
+        port=job.port,
+        keyspace=KEYSPACE,
+        tables={job.loaded_table: job.loaded_rows, TRAFFIC_TABLE: None},
+        out=Path(job.report),
+        samples=Path(job.samples),
+        spans=[Span(event.label, event.begin_s, event.end_s) for event in job.events],
+        title="Latency at QUORUM while the cluster changed",
+    )
+    loaded, traffic = summary.tables
+    return SparkResult(
+        loaded_rows=loaded.rows,
+        traffic_rows=traffic.rows,
+        repeated_rows=sum(table.rows - table.distinct_keys for table in summary.tables),
+        scan_s=summary.scan_s,
+        total_s=time.monotonic() - begin_s,
+    )
