@@ -24,6 +24,7 @@ from lockstep.node.configuration import (
 )
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
+from lockstep.server.cql_server import serve
 from lockstep.sim.door import open_door
 from lockstep.sim.history import History
 from lockstep.sim.process import Main, Process
@@ -207,6 +208,7 @@ class SimCluster:
                 self.restart_later(name)
                 return
             await open_door(node, runtime)
+            await serve(node, runtime)
             self._serving[name] = node
             self.tell(name, f"is ready at epoch {node.state.epoch}")
             assert node.broken is not None

@@ -13,6 +13,7 @@ import msgspec
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.clock import NS
 from lockstep.sim.cluster import SimCluster
+from lockstep.sim.cql_session import CqlSession
 from lockstep.sim.door import KEYSPACE, Answer, DoorClient
 from lockstep.sim.history import Change, Event, Look, Outcome
 from lockstep.sim.streams import Stream
@@ -22,6 +23,8 @@ from lockstep.values.ids import Consistency
 _PATIENCE_MS = 500
 _CONNECT_MS = 300
 _FIRST_TIMESTAMP_US = 1_000_000
+
+Session = DoorClient | CqlSession
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     weak_share: float = 0.1
     page_rows: int = 3
     sticky: float = 0.9
+    #: Share of connections that speak CQL; the others use the simulator's door.
+    cql_share: float = 0.5
 
 
 def draw_load(draw: Stream) -> Load:
@@ -51,6 +56,7 @@ def draw_load(draw: Stream) -> Load:
         weak_share=draw.choice((0.0, 0.1, 0.3)),
         page_rows=draw.choice((2, 100)),
         sticky=draw.choice((0.3, 0.95)),
+        cql_share=draw.choice((0.0, 0.5, 1.0)),
     )
 
 
@@ -107,7 +113,7 @@ class Client:
         self._cluster = workload.cluster
         self._name = name
         self._draw = draw
-        self._door: DoorClient | None = None
+        self._door: Session | None = None
 
     async def run(self, runtime: Runtime) -> None:
         while not self._workload.stopped:
@@ -118,7 +124,7 @@ class Client:
         if self._door is not None:
             self._door.close()
 
-    async def _connected(self, runtime: Runtime) -> DoorClient | None:
+    async def _connected(self, runtime: Runtime) -> Session | None:
         door = self._door
         if door is not None and not door.closed and self._draw.random() < self._load.sticky:
             return door
@@ -128,12 +134,13 @@ class Client:
         names = self._cluster.in_service()
         host = self._cluster.processes[self._draw.choice(names)].host
         try:
-            self._door = await DoorClient.connect(runtime, host, _CONNECT_MS)
+            kind = CqlSession if self._draw.random() < self._load.cql_share else DoorClient
+            self._door = await kind.connect(runtime, host, _CONNECT_MS)
         except (OSError, TimeoutError):
             return None
         return self._door
 
-    async def perform(self, door: DoorClient, request: Change | Look) -> Event:
+    async def perform(self, door: Session, request: Change | Look) -> Event:
         """Send, wait, record."""
         world, history = self._cluster.world, self._cluster.history
         event = history.began(self._name, request, world.now_ns)
