@@ -7,18 +7,26 @@ frame nothing more is read; what one loop tick sends goes out in one write.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 from lockstep.replication import verbs
-from lockstep.replication.frames import Envelope, FrameReader
+from lockstep.replication.frames import REPLY, SHARED, Envelope, FrameReader, SharedReply, encode_frame
 from lockstep.replication.handshake import PeerInfo
 from lockstep.runtime.ports import Clock
+from lockstep.values.codec import encode
 from lockstep.values.errors import FrameCorrupt
 from lockstep.values.limits import PEER_QUEUED_BYTES_MAX
 
+#: Longer replies are rarely equal, and comparing them would cost more than a frame.
+SHARED_BODY_BYTES_MAX: Final = 32
+#: What a queued small reply counts towards the backlog.
+REPLY_BYTES: Final = 40
+
 
 class Owner(Protocol):
-    """What a connection tells; both directions implement it."""
+    """What a connection tells and asks; both directions implement it."""
+
+    def epoch(self) -> int: ...
 
     def hello_received(self, connection: Connection, envelope: Envelope) -> None: ...
 
@@ -35,6 +43,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
         self._out: list[bytes] = []
+        #: Small replies of this tick: (verb, body) -> streams.
+        self._replies: dict[tuple[int, bytes], list[int]] = {}
         self._out_bytes = 0
         self._paused = False
         self._reason = "closed by the other side"
@@ -54,7 +64,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
         if self.closed:
             transport.close()
-        elif self._out:
+        else:
             self._flush()
 
     def data_received(self, data: bytes) -> None:
@@ -82,14 +92,14 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._out:
-            self._flush()
+        self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         already = self.closed
         self.closed = True
         self._transport = None
         self._out = []
+        self._replies = {}
         if not already:
             self._owner.connection_closed(self, str(exc) if exc is not None else self._reason)
 
@@ -103,13 +113,43 @@ class Connection(asyncio.Protocol):
         """Queue a whole frame for this tick's write; a closed connection drops it."""
         if self.closed:
             return
-        if not self._out:
+        if not self._out and not self._replies:
             self._loop.call_soon(self._flush)
         self._out.append(frame)
         self._out_bytes += len(frame)
 
+    def reply(self, verb: int, stream: int, body: bytes) -> None:
+        """Queue a reply; equal ones of one tick share a frame, for acknowledgements come in crowds."""
+        if len(body) > SHARED_BODY_BYTES_MAX:
+            self.send(encode_frame(verb, stream, self._owner.epoch(), REPLY, body))
+            return
+        if self.closed:
+            return
+        if not self._out and not self._replies:
+            self._loop.call_soon(self._flush)
+        streams = self._replies.get((verb, body))
+        if streams is None:
+            self._replies[verb, body] = [stream]
+        else:
+            streams.append(stream)
+        self._out_bytes += REPLY_BYTES
+
+    def _frame_replies(self) -> None:
+        replies, self._replies = self._replies, {}
+        epoch = self._owner.epoch()
+        for (verb, body), streams in replies.items():
+            if len(streams) == 1:
+                frame = encode_frame(verb, streams[0], epoch, REPLY, body)
+            else:
+                frame = encode_frame(verb, 0, epoch, REPLY | SHARED, encode(SharedReply(body, streams)))
+            self._out.append(frame)
+
     def _flush(self) -> None:
-        if self._paused or self._transport is None or not self._out:
+        if self._paused or self._transport is None:
+            return
+        if self._replies:
+            self._frame_replies()
+        if not self._out:
             return
         out = self._out
         self._out = []
@@ -126,6 +166,7 @@ class Connection(asyncio.Protocol):
             self._flush()
         self.closed = True
         self._out = []
+        self._replies = {}
         if self._transport is not None:
             if abort:
                 self._transport.abort()

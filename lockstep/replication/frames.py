@@ -20,6 +20,8 @@ REQUEST: Final = 0
 REPLY: Final = 1
 ERROR: Final = 2
 ONE_WAY: Final = 4
+#: With REPLY: one body for several requests; the frame's body is a SharedReply.
+SHARED: Final = 8
 
 _HEADER = struct.Struct(">II")
 HEADER_BYTES: Final = _HEADER.size
@@ -35,6 +37,14 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     body: bytes
 
 
+class SharedReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Equal answers to the requests of these streams, such as acknowledgements of one sync."""
+
+    body: bytes
+    streams: list[int]
+
+
+SHARED_REPLY = decoder(SharedReply)
 _ENVELOPE = decoder(Envelope)
 
 

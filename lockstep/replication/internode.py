@@ -8,7 +8,7 @@ whole frames, so a blocked peer looks exactly like a lost network.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
 from lockstep.replication.error_bodies import encode_error
-from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, Envelope, encode_frame
+from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, Envelope, encode_frame
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of, refusal
 from lockstep.replication.peer import HELLO_DECODER, Link, Peer
 from lockstep.replication.waiters import CallbackWaiter, FutureWaiter, Waiter
@@ -38,6 +38,12 @@ A = TypeVar("A")
 
 class Log(Protocol):
     def __call__(self, event: str, **facts: Any) -> None: ...
+
+
+class Receiver(Protocol):
+    """Whom `submit_each` sends to."""
+
+    address: Address
 
 
 class Respond:
@@ -194,14 +200,34 @@ class Internode:
         self, address: Address, verb: int, body: bytes, deadline_s: float, waiter: Waiter, context: Any
     ) -> None:
         """Hot path of `call`: an encoded body (shared by several targets), one waiter for all of them."""
+        self._submit(((address, context),), verb, body, deadline_s, waiter)
+
+    def submit_each(
+        self, targets: Sequence[Receiver], verb: int, body: bytes, deadline_s: float, waiter: Waiter
+    ) -> None:
+        """The same frame to several receivers, each being the context of its own answer."""
+        self._submit([(target.address, target) for target in targets], verb, body, deadline_s, waiter)
+
+    def _submit(
+        self,
+        targets: Sequence[tuple[Address, Any]],
+        verb: int,
+        body: bytes,
+        deadline_s: float,
+        waiter: Waiter,
+    ) -> None:
         service = self._services.get(verb)
         assert service is not None, f"verb {verb} is declared before it is sent"
-        peer = self._peers.get(address) or self._new_peer(address)
-        if peer is None:
-            error = PeerUnreachable("this node's internode service is not running")
-            asyncio.get_running_loop().call_soon(waiter.failed, context, error)
-        else:
-            peer.submit(verb, body, deadline_s, waiter, context, service.reply_decoder)
+        self._streams += 1
+        stream = self._streams
+        frame = encode_frame(verb, stream, self.epoch(), REQUEST, body)
+        for address, context in targets:
+            peer = self._peers.get(address) or self._new_peer(address)
+            if peer is None:
+                error = PeerUnreachable("this node's internode service is not running")
+                asyncio.get_running_loop().call_soon(waiter.failed, context, error)
+            else:
+                peer.submit(stream, frame, deadline_s, waiter, context, service.reply_decoder)
 
     def send(self, address: Address, verb: int, message: Any) -> None:
         """One-way, best effort, in order while the connection lasts."""
@@ -369,7 +395,9 @@ class Internode:
             connection.close("the peer does not read its replies", abort=True)
             return
         try:
-            frame = encode_frame(verb, stream, self.epoch(), flags, body)
+            if flags == REPLY:
+                connection.reply(verb, stream, body)
+            else:
+                connection.send(encode_frame(verb, stream, self.epoch(), flags, body))
         except FrameCorrupt as error:
-            frame = encode_frame(verb, stream, self.epoch(), ERROR, encode_error(error))
-        connection.send(frame)
+            connection.send(encode_frame(verb, stream, self.epoch(), ERROR, encode_error(error)))

@@ -15,7 +15,16 @@ import msgspec
 from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
 from lockstep.replication.error_bodies import decode_error
-from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, Envelope, encode_frame
+from lockstep.replication.frames import (
+    ERROR,
+    ONE_WAY,
+    REPLY,
+    REQUEST,
+    SHARED,
+    SHARED_REPLY,
+    Envelope,
+    encode_frame,
+)
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of
 from lockstep.replication.waiters import Waiter
 from lockstep.values.codec import decoder, encode
@@ -83,14 +92,14 @@ class Peer:
 
     def submit(
         self,
-        verb: int,
-        body: bytes,
+        stream: int,
+        frame: bytes,
         deadline_s: float,
         waiter: Waiter,
         context: Any,
         reply_decoder: msgspec.msgpack.Decoder[Any],
     ) -> None:
-        """Send a request; its end is told to `waiter`, never before this call returns."""
+        """Send a request's frame; its end is told to `waiter`, never before this call returns."""
         node = self._node
         if len(self._pending) >= PEER_REQUESTS_IN_FLIGHT_MAX:
             self._refuse(waiter, context, PeerUnreachable(f"{self._name()} has too many requests in flight"))
@@ -99,8 +108,6 @@ class Peer:
         if connection is not None and not connection.room():
             self._refuse(waiter, context, PeerUnreachable(f"{self._name()} does not read its messages"))
             return
-        stream = node.next_stream()
-        frame = encode_frame(verb, stream, node.epoch(), REQUEST, body)
         if self.address not in node.blocked_to:
             if self.link is Link.IDLE and self._clock.monotonic_s() < self._retry_at_s:
                 self._refuse(waiter, context, self._last_error)
@@ -243,20 +250,26 @@ class Peer:
 
     # -- receiving --------------------------------------------------------------------------------
 
+    def epoch(self) -> int:
+        return self._node.epoch()
+
     def frame_received(self, connection: Connection, envelope: Envelope) -> None:
         node = self._node
         if self.address in node.blocked_from:
             return
         node.see_epoch(connection, envelope.epoch)
+        flags = envelope.flags
+        if flags & SHARED:
+            self._shared_reply(connection, envelope)
+            return
         pending = self._pending.pop(envelope.stream, None)
         if pending is None:
             return  # expired here, or the second answer to a duplicated frame
-        flags = envelope.flags
         if flags & REPLY:
             try:
                 reply = pending.reply_decoder.decode(envelope.body)
             except msgspec.DecodeError as error:
-                connection.close(f"a reply to {verbs.NAMES.get(envelope.verb)} does not decode: {error}")
+                self._garbled(connection, envelope, error)
                 pending.waiter.failed(pending.context, PeerTimeout(f"{self._name()} sent a garbled reply"))
                 return
             pending.waiter.replied(pending.context, reply, envelope.epoch)
@@ -265,6 +278,25 @@ class Peer:
         else:
             connection.close("a request came on a connection for replies")
             pending.waiter.failed(pending.context, PeerTimeout(f"{self._name()} broke the protocol"))
+
+    def _shared_reply(self, connection: Connection, envelope: Envelope) -> None:
+        """Equal replies to several requests of one verb, so one decoding serves them all."""
+        epoch, reply = envelope.epoch, None
+        try:
+            shared = SHARED_REPLY.decode(envelope.body)
+            for stream in shared.streams:
+                pending = self._pending.get(stream)
+                if pending is None:
+                    continue
+                if reply is None:
+                    reply = pending.reply_decoder.decode(shared.body)
+                del self._pending[stream]
+                pending.waiter.replied(pending.context, reply, epoch)
+        except msgspec.DecodeError as error:
+            self._garbled(connection, envelope, error)
+
+    def _garbled(self, connection: Connection, envelope: Envelope, error: Exception) -> None:
+        connection.close(f"a reply to {verbs.NAMES.get(envelope.verb)} does not decode: {error}")
 
     def connection_closed(self, connection: Connection, reason: str) -> None:
         if connection is not self._connection:

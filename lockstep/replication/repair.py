@@ -54,7 +54,7 @@ class RepairWrite(Write):
                 if target.node == self._owner.own_id():
                     self._apply_here(target)
                 else:
-                    self._send(target)
+                    self._send((target,))
         if self._retry is None and not self.future.done():
             loop = asyncio.get_running_loop()
             self._retry = loop.call_later(READ_EXTRA_AFTER_MS / 1000, self._try_again)
@@ -66,8 +66,14 @@ class RepairWrite(Write):
             return self._request
         return WriteRequest(self._plan.epoch, self._plan.needs_epoch, part)
 
-    def _body_for(self, target: Target) -> bytes:
-        return encode(self._request_for(target)) if target.node in self._parts else self._body
+    def _send(self, targets: Sequence[Target]) -> None:
+        whole = [target for target in targets if target.node not in self._parts]
+        if whole:
+            super()._send(whole)
+        for target in targets:
+            if target.node in self._parts:
+                body = encode(self._request_for(target))
+                self._owner.internode.submit(target.address, self._verb, body, self.deadline_s, self, target)
 
     def _prepare(self) -> None:
         # Under a newer plan a replica may have been emptied since it answered: it gets the whole.

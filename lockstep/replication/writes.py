@@ -10,7 +10,7 @@ mutation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from lockstep.replication import verbs
 from lockstep.replication.deadlines import Deadlines
@@ -156,27 +156,27 @@ class Write:
         since = self._plan.needs_epoch
         own = self._owner.own_id()
         local: Target | None = None
+        remote: list[Target] = []
         for target in self._plan.targets:
-            if self._accepted.get(target.node, -1) >= since or self._outstanding.get(target.node):
+            node = target.node
+            if self._accepted.get(node, -1) >= since or self._outstanding.get(node):
                 continue
-            self._outstanding[target.node] = 1
-            self._failures.pop(target.node, None)
-            if target.node == own:
+            self._outstanding[node] = 1
+            self._failures.pop(node, None)
+            if node == own:
                 local = target
             else:
-                self._send(target)
+                remote.append(target)
+        if remote:
+            self._send(remote)
         if local is not None:
             self._apply_here(local)
 
     def _request_for(self, target: Target) -> WriteRequest:
         return self._request
 
-    def _body_for(self, target: Target) -> bytes:
-        return self._body
-
-    def _send(self, target: Target) -> None:
-        body = self._body_for(target)
-        self._owner.internode.submit(target.address, self._verb, body, self.deadline_s, self, target)
+    def _send(self, targets: Sequence[Target]) -> None:
+        self._owner.internode.submit_each(targets, self._verb, self._body, self.deadline_s, self)
 
     def _apply_here(self, target: Target) -> None:
         try:

@@ -220,6 +220,10 @@ class ScriptedInternode:
         else:
             loop.call_soon(self._deliver, self.wire.nodes[address], verb, body, waiter, context)
 
+    def submit_each(self, targets: Any, verb: int, body: bytes, deadline_s: float, waiter: Any) -> None:
+        for target in targets:
+            self.submit(target.address, verb, body, deadline_s, waiter, target)
+
     def _deliver(self, target: ScriptedInternode, verb: int, body: bytes, waiter: Any, context: Any) -> None:
         self.wire.before(target.address, verb)
 

@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from lockstep.replication import verbs
-from lockstep.replication.frames import encode_frame
+from lockstep.replication.connection import Connection
+from lockstep.replication.frames import REPLY, SHARED, Envelope, encode_frame
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.internode import Respond
+from lockstep.replication.peer import Peer
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     HandshakeRefused,
@@ -77,6 +79,85 @@ def test_many_requests_in_one_tick_find_their_own_replies() -> None:
                 *(one.internode.request(two.address, verbs.PING, Ping(text), 2000) for text in texts)
             )
             assert [reply.text for reply in replies] == texts
+
+    run(test)
+
+
+def test_equal_replies_of_one_turn_share_a_frame_and_end_every_request() -> None:
+    async def test() -> None:
+        waiting: list[Respond] = []
+        one, two = pair(fast=lambda peer, request, respond: waiting.append(respond))
+        frames: list[Envelope] = []
+        async with running(one, two):
+            ended = asyncio.gather(
+                *(one.internode.request(two.address, verbs.PING, Ping(str(i)), 2000) for i in range(6))
+            )
+            await until(lambda: len(waiting) == 6)
+            receive = Peer.frame_received
+
+            def noting(peer: Peer, connection: Connection, envelope: Envelope) -> None:
+                frames.append(envelope)
+                receive(peer, connection, envelope)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Peer, "frame_received", noting)
+                for number, respond in enumerate(waiting):
+                    respond(Pong("even" if number % 2 == 0 else "odd"))
+                assert await ended == [Pong("even"), Pong("odd")] * 3
+        assert [frame.flags for frame in frames] == [REPLY | SHARED] * 2
+
+    run(test)
+
+
+def test_a_shared_reply_that_does_not_decode_ends_every_request_as_unknown() -> None:
+    async def test() -> None:
+        waiting: list[Respond] = []
+        one, two = pair(fast=lambda peer, request, respond: waiting.append(respond))
+        async with running(one, two):
+            ended = asyncio.gather(
+                *(one.internode.request(two.address, verbs.PING, Ping(str(i)), 2000) for i in range(3)),
+                return_exceptions=True,
+            )
+            await until(lambda: len(waiting) == 3)
+            for respond in waiting:
+                respond(7)
+            assert [type(outcome) for outcome in await ended] == [PeerTimeout] * 3
+            assert not one.internode.connected(two.address)
+
+    run(test)
+
+
+def test_one_frame_for_several_receivers_is_answered_by_each_with_its_own_context() -> None:
+    class Target:
+        def __init__(self, address: tuple[str, int]) -> None:
+            self.address = address
+
+    class Listener:
+        def __init__(self) -> None:
+            self.heard: list[tuple[Any, Any]] = []
+
+        def replied(self, context: Any, reply: Any, sender_epoch: int) -> None:
+            self.heard.append((context, reply))
+
+        def failed(self, context: Any, error: Exception) -> None:
+            self.heard.append((context, type(error)))
+
+    async def test() -> None:
+        nodes = [TestNode(index) for index in (1, 2, 3, 4)]
+        for node in nodes:
+            node.internode.register_fast(verbs.PING, Ping, Pong, fast_echo)
+        listener = Listener()
+        targets = [Target(node.address) for node in nodes[1:]]
+        async with running(*nodes[:3]):
+            deadline_s = nodes[0].runtime.clock.monotonic_s() + 2
+            nodes[0].internode.submit_each(targets, verbs.PING, encode(Ping("a")), deadline_s, listener)
+            assert listener.heard == []
+            await until(lambda: len(listener.heard) == 3)
+        assert dict(listener.heard) == {
+            targets[0]: Pong("a"),
+            targets[1]: Pong("a"),
+            targets[2]: PeerUnreachable,
+        }
 
     run(test)
 
