@@ -71,12 +71,12 @@ class CatchUp:
                 reply: LogEntries = await self._internode.request(
                     address, verbs.FETCH_LOG, FetchLog(have), FETCH_TIMEOUT_MS
                 )
+                if not reply.entries:
+                    return
+                self._state.offer(reply.entries)
+                await self._state.wait_for(reply.entries[-1].epoch)
             except LockstepError as error:
                 self._log("metadata.fetch_failed", peer=address[0], error=str(error))
                 return
-            if not reply.entries:
-                return
-            self._state.offer(reply.entries)
-            await self._state.wait_for(reply.entries[-1].epoch)
             if reply.entries[-1].epoch >= reply.epoch:
                 return
