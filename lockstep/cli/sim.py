@@ -23,10 +23,13 @@ def run(seed: int, seeds: int, scenario: str) -> int:
 
 
 @sim.command()
-@click.argument("what", metavar="FILE|SEED")
-def replay(what: str) -> int:
-    """Run one recorded failure, or one seed, again with its full trace."""
-    return int(_runner().replay(what))
+@click.argument("what", metavar="SEED")
+@click.option("--scenario", default="swarm", show_default=True, help="The scenario it failed in.")
+@click.option("--trace", is_flag=True, help="Print who did what when.")
+@click.option("--last", default=0, help="Only the last lines of the trace.")
+def replay(what: str, scenario: str, trace: bool, last: int) -> int:
+    """Run one seed again, exactly as it was."""
+    return int(_runner().replay(what, scenario, trace=trace, last=last))
 
 
 def _runner() -> Any:

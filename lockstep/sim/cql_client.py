@@ -83,12 +83,8 @@ class CqlClient(asyncio.Protocol):
         consistency: Consistency = Consistency.QUORUM,
         timestamp_us: int | None = None,
     ) -> wire.Body:
-        parameters = QueryParameters(
-            consistency=consistency, values=tuple(values), timestamp_us=timestamp_us
-        )
-        return await self.request(
-            Opcode.EXECUTE, wire.execute(_VERSION, statement_id, None, parameters)
-        )
+        parameters = QueryParameters(consistency=consistency, values=tuple(values), timestamp_us=timestamp_us)
+        return await self.request(Opcode.EXECUTE, wire.execute(_VERSION, statement_id, None, parameters))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -101,9 +97,7 @@ class CqlClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for envelope in self._reader.feed(data):
-            response = wire.decode_response(
-                envelope.version, envelope.opcode, envelope.flags, envelope.body
-            )
+            response = wire.decode_response(envelope.version, envelope.opcode, envelope.flags, envelope.body)
             future = self._open.pop(envelope.stream, None)
             if future is not None and not future.done():
                 future.set_result(response.body)

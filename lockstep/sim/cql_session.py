@@ -83,9 +83,7 @@ class CqlSession:
             page_size=request.page_rows if isinstance(request, Look) else None,
             paging_state=state,
         )
-        return await self._client.request(
-            Opcode.EXECUTE, wire.execute(_VERSION, statement, None, parameters)
-        )
+        return await self._client.request(Opcode.EXECUTE, wire.execute(_VERSION, statement, None, parameters))
 
 
 def change_statement(change: Change) -> Statement:

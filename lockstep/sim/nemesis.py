@@ -22,7 +22,7 @@ from lockstep.sim.streams import Stream
 from lockstep.sim.watch import Watch
 
 #: Half of the kinds a scenario allows are on in a seed: too many at once hide each other.
-_KIND_ON = 0.4
+KIND_ON = 0.4
 _PAUSES_S = (0.15, 0.5, 1.5)
 
 
@@ -35,7 +35,7 @@ class Swarm(msgspec.Struct, frozen=True):
 
 
 def draw_swarm(draw: Stream, allowed: Sequence[str]) -> Swarm:
-    kinds = tuple(kind for kind in allowed if draw.random() < _KIND_ON)
+    kinds = tuple(kind for kind in allowed if draw.random() < KIND_ON)
     return Swarm(kinds, draw.choice(_PAUSES_S), draw.choice((0.1, 0.5)))
 
 

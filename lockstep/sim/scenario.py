@@ -7,7 +7,6 @@ bring every node back, end every operation, and let a fresh write and read succe
 from __future__ import annotations
 
 import asyncio
-import time
 import traceback
 from collections.abc import Callable
 
@@ -20,7 +19,7 @@ from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
 from lockstep.sim.door import DoorClient
-from lockstep.sim.faults import ALL_KINDS
+from lockstep.sim.faults import ALL_KINDS, STAGE_FAULTS
 from lockstep.sim.history import Change, Event, Look, Outcome
 from lockstep.sim.nemesis import Nemesis, draw_swarm
 from lockstep.sim.operators import Operators
@@ -49,6 +48,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     cancel: float = 0.5
     #: Facts that a batch of seeds must show at least once.
     sometimes: tuple[str, ...] = ()
+    #: Whether a batch that names no scenario runs it.
+    by_default: bool = True
 
 
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +62,11 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     events: int = 0
     virtual_s: float = 0.0
-    wall_s: float = 0.0
+    cpu_s: float = 0.0
     requests: int = 0
     acknowledged: int = 0
     judged: int = 0
+    inspected: int = 0
     epochs: int = 0
     effects: dict[str, int] = {}
     facts: dict[str, int] = {}
@@ -94,7 +96,6 @@ class Run:
         self.judged = 0
 
     def result(self) -> SeedResult:
-        began = time.process_time()
         invariant = violation = ""
         with self.world:
             try:
@@ -113,10 +114,10 @@ class Run:
             digest=digest,
             events=self.world.trace.count,
             virtual_s=self.world.now_s(),
-            wall_s=time.process_time() - began,
             requests=len(history.events),
             acknowledged=history.count(Outcome.OK),
             judged=self.judged,
+            inspected=self.watch.inspected,
             epochs=self.cluster.newest.epoch,
             effects=dict(self.world.effects),
             facts=dict(self.cluster.facts),
@@ -262,6 +263,9 @@ class Run:
             self.operators.left(operation.node)
 
 
+_OPERATIONS = ("join completed", "decommission completed", "operation cancelled", "table created")
+_STALE = ("replica.refused.stale", "write.replanned")
+
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
@@ -269,15 +273,47 @@ SCENARIOS: dict[str, Scenario] = {
             name="swarm",
             chaos_s=15.0,
             faults=tuple(ALL_KINDS),
+            sometimes=(
+                *_OPERATIONS,
+                *_STALE,
+                "leader changed",
+                "coordinator crashed during an operation",
+                "read.repaired",
+                "stream.target.broken",
+                "disk.torn",
+                "fault.all_down",
+                "log.node.broken",
+            ),
         ),
         Scenario(
-            name="calm",
-            chaos_s=8.0,
-            sometimes=("join completed", "decommission completed", "operation cancelled", "table created"),
+            name="moves",
+            chaos_s=15.0,
+            founders=(3, 1),
+            busy_s=0.6,
+            faults=(
+                *STAGE_FAULTS,
+                *("kill", "power", "pause", "slow_node", "linger", "partition", "isolate_leader"),
+                *("latency", "clog", "flapping", "crash_at_probe"),
+            ),
+            sometimes=(
+                *_OPERATIONS,
+                *_STALE,
+                "coordinator crashed during an operation",
+                "stream.target.broken",
+            ),
         ),
+        Scenario(
+            name="power",
+            chaos_s=12.0,
+            founders=(3,),
+            spares=1,
+            busy_s=4.0,
+            faults=(
+                *("power", "kill_then_power", "all_down", "torn_disks", "disk_error", "slow_disk"),
+                *("crash_at_probe", "crash_at_callback", "latency"),
+            ),
+            sometimes=("disk.torn", "disk.holes", "fault.all_down", "log.node.broken", "leader changed"),
+        ),
+        Scenario(name="calm", chaos_s=8.0, sometimes=_OPERATIONS),
     )
 }
-
-
-def run_seed(scenario: Scenario, seed: int, *, trace: bool = False) -> SeedResult:
-    return Run(scenario, seed, trace=trace).result()
