@@ -83,6 +83,8 @@ class SimCluster:
         self.history = History()
         self.nodes: dict[str, Node] = {}
         self.parked: dict[str, None] = {}
+        #: Ids of nodes that left and whose disks are gone.
+        self.retired: dict[int, None] = {}
         self._serving: dict[str, Node] = {}
         self.newest: ClusterMetadata = empty_cluster()
         #: (term, node name) of the last leader that was seen to be elected.
@@ -155,9 +157,10 @@ class SimCluster:
         self.parked.pop(name, None)
         self.processes[name].start(self._main(name))
 
-    def park(self, name: str) -> None:
+    def park(self, name: str, node_id: int) -> None:
         """Take a node that left out of service: end it and empty its disk."""
         process = self.processes[name]
+        self.retired[node_id] = None
         self.parked[name] = None
         process.crash()
         process.wipe_disk()

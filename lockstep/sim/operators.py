@@ -165,4 +165,4 @@ class Operators:
     def _park(self, name: str, node_id: NodeId) -> None:
         node = self.cluster.nodes.get(name)
         if name and name not in self.cluster.parked and node is not None:
-            self.cluster.park(name)
+            self.cluster.park(name, node_id)

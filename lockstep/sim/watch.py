@@ -60,14 +60,10 @@ class Watch:
         seen = {}
         for node in after.directory.nodes:
             name = self.cluster.name_of(node.id)
-            # A node that was stopped for good, or whose host another node has now, answers nobody.
-            gone = name in self.cluster.parked or self._is_another(name, node.id)
+            # A node that was stopped for good answers nobody, whoever has its address now.
+            gone = node.id in self.cluster.retired
             seen[node.id] = after.epoch if gone else self.log.seen.get(name, 0)
         return seen
-
-    def _is_another(self, name: str, node_id: NodeId) -> bool:
-        """Whether the process now is a node with another id."""
-        return self.cluster.node_id(name) not in (0, node_id)
 
     def _stages(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
         for operation in after.operations:
