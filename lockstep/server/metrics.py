@@ -80,19 +80,17 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
 
 def exposition(node: Node, cql: CqlServer) -> bytes:
     """All samples as Prometheus text."""
-    lines: list[str] = []
-    told: dict[str, None] = {}
+    # The format wants all samples of a name together.
+    families: dict[str, list[str]] = {}
     for sample in samples(node, cql):
-        if sample.name not in told:
-            told[sample.name] = None
+        lines = families.setdefault(sample.name, [])
+        if not lines:
             lines += (f"# HELP {sample.name} {sample.help}", f"# TYPE {sample.name} {sample.kind}")
         labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
-        lines.append(
-            f"{sample.name}{{{labels}}} {_number(sample.value)}"
-            if labels
-            else f"{sample.name} {_number(sample.value)}"
-        )
-    return ("\n".join(lines) + "\n").encode()
+        name = f"{sample.name}{{{labels}}}" if labels else sample.name
+        lines.append(f"{name} {_number(sample.value)}")
+    text = "\n".join(line for lines in families.values() for line in lines)
+    return f"{text}\n".encode()
 
 
 def _escaped(value: str) -> str:

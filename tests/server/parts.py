@@ -1,15 +1,17 @@
-"""Nodes with their CQL doors in this process, on loopback addresses of their own, run by a loop in a thread."""
+"""Nodes with their CQL doors in this process, on loopback addresses, run by a loop in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lockstep.metadata.operations import OperationKind
 from lockstep.node.configuration import parse
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
@@ -17,13 +19,21 @@ from lockstep.runtime.real import real_runtime
 from lockstep.server.cql_server import CqlServer, serve
 from lockstep.storage.model import open_model_store
 from lockstep.storage.store import Store
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.ids import NodeId
 
 T = TypeVar("T")
 
 CQL_PORT = 19042
 INTERNODE_PORT = 17000
 ADMIN_PORT = 17080
-_hosts = itertools.count(10)
+_blocks = itertools.count(1)
+
+
+def addresses() -> Iterator[str]:
+    """Loopback addresses that no other cluster of this process uses, nor (most likely) another test run."""
+    block, run = next(_blocks), os.getpid()
+    return (f"127.{1 + run // 250 % 250}.{run % 250}.{block * 8 + index}" for index in range(8))
 
 
 class Member:
@@ -46,6 +56,7 @@ class Nodes:
         self.escaped: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self.loop.run_forever)
         self.members: list[Member] = []
+        self.founders: list[str] = []
 
     def _escaped(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.escaped.append(context)
@@ -55,10 +66,10 @@ class Nodes:
 
     def found(self, count: int, **settings: str) -> None:
         self._thread.start()
-        first = next(_hosts) * 4
-        addresses = [f"127.0.1.{first + index}" for index in range(count)]
-        self.members = [Member(address) for address in addresses]
-        self.call(self._start_all(self.members, addresses, settings))
+        self._addresses = addresses()
+        self.founders = [next(self._addresses) for _ in range(count)]
+        self.members = [Member(address) for address in self.founders]
+        self.call(self._start_all(self.members, self.founders, settings))
 
     async def _start_all(self, members: list[Member], founders: list[str], settings: dict[str, str]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -66,11 +77,9 @@ class Nodes:
                 group.create_task(self._start(member, founders, settings))
 
     def add(self, **settings: str) -> Member:
-        founders = [member.address for member in self.members]
-        host = int(founders[-1].rpartition(".")[2]) + 1
-        member = Member(f"127.0.1.{host}")
+        member = Member(next(self._addresses))
         self.members.append(member)
-        self.call(self._start(member, founders, settings))
+        self.call(self._start(member, self.founders, settings))
         return member
 
     async def _start(self, member: Member, founders: list[str], settings: dict[str, str]) -> None:
@@ -102,6 +111,16 @@ tick_ms = 20
         member.node = Node(runtime, configuration, open_store, log)
         await member.node.start()
         member.server = await serve(member.node, runtime)
+
+    def restart(self, member: Member) -> None:
+        """Start a stopped node again on its directory."""
+        self.members.append(member)
+        self.call(self._start(member, self.founders, {}))
+
+    def decommission(self, member: Member) -> None:
+        """Begin to take a node out; another one coordinates it."""
+        wanted = PrepareOperation(OperationKind.DECOMMISSION, NodeId(member.node.node_id))
+        self.call(self.members[0].node.submit(wanted))
 
     def stop(self, member: Member) -> None:
         self.members.remove(member)

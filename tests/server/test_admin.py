@@ -1,0 +1,199 @@
+"""The admin API over real sockets: documents as commands read them, errors, metrics, faults."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lockstep.cli.main import root
+from lockstep.local.admin_client import AdminClient
+from lockstep.server.admin_door import AdminDoor, serve_admin
+from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
+from tests.server.parts import ADMIN_PORT, CQL_PORT, Nodes, nodes
+from tests.server.wire_client import WireClient
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with nodes(tmp_path_factory.mktemp("admin"), 3, testing_faults="true") as made:
+        made.add(testing_faults="true")
+        doors: list[AdminDoor] = []
+        for member in made.members:
+            doors.append(made.call(serve_admin(member.node, member.server)))
+        with WireClient(made.members[0].address, CQL_PORT, 5) as client:
+            client.startup()
+            client.query(
+                "CREATE KEYSPACE shop WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
+            )
+            client.query("CREATE TABLE shop.item (id int PRIMARY KEY, name text)")
+        yield made
+        for door in doors:
+            made.loop.call_soon_threadsafe(door.close)
+
+
+def admin(cluster: Nodes, index: int = 0) -> AdminClient:
+    return AdminClient(cluster.members[index].address, ADMIN_PORT)
+
+
+def test_status_has_what_the_command_shows(cluster: Nodes) -> None:
+    found = admin(cluster).get("/v1/status")
+    assert found["schema"] == "status/1"
+    assert found["verdict"].startswith("healthy")
+    assert found["epoch"] == cluster.members[0].node.cluster.epoch
+    assert [node["address"] for node in found["nodes"]] == [member.address for member in cluster.members]
+    assert sum(node["owns"] for node in found["nodes"]) == pytest.approx(1)
+    assert [node["voter"] for node in found["nodes"]] == [True, True, True, False]
+    assert all(node["epoch"] == found["epoch"] for node in found["nodes"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["ring"],
+        ["ring", "shop"],
+        ["describe", "shop"],
+        ["describe", "shop.item"],
+        ["metadata", "show"],
+        ["metadata", "show", "--epoch", "1"],
+        ["metadata", "diff", "1", "5"],
+        ["metadata", "verify"],
+        ["cms", "describe"],
+        ["cms", "log"],
+        ["topology", "requests"],
+        ["node", "info"],
+        ["topology", "decommission", "4", "--dry-run"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_commands_read_what_the_node_answers(cluster: Nodes, arguments: list[str], output: str) -> None:
+    host = f"{cluster.members[2].address}:{ADMIN_PORT}"
+    result = CliRunner().invoke(root, [*arguments, "--host", host, "-o", output])
+    assert result.exit_code == 0, result.output
+    if output == "json":
+        assert "/1" in json.loads(result.stdout)["schema"]
+
+
+def test_placements_are_those_of_the_metadata(cluster: Nodes) -> None:
+    ranges = admin(cluster).get("/v1/placements", keyspace="shop")["ranges"]
+    value = cluster.members[0].node.cluster
+    ring = value.placements.ring(value.schema.by_name["shop"].replication)
+    assert [(r["start"], r["end"], tuple(r["reads"])) for r in ranges] == [
+        (placed.range.left, placed.range.right, placed.group.reads) for placed in ring.ranges
+    ]
+
+
+def test_the_log_is_answered_in_the_range_asked(cluster: Nodes) -> None:
+    entries = admin(cluster).get("/v1/metadata/log", **{"from": 2, "to": 3})["entries"]
+    assert [entry["epoch"] for entry in entries] == [2, 3]
+    assert entries[1]["previous_hash"] == entries[0]["hash"]
+    past = admin(cluster).get("/v1/metadata/log", **{"from": 9999, "to": 10_000})
+    assert past["entries"] == []
+
+
+def test_the_value_at_an_old_epoch_is_the_one_of_then(cluster: Nodes) -> None:
+    first = admin(cluster).get("/v1/metadata", epoch=1)
+    assert len(first["nodes"]) == 3 and first["keyspaces"] == []
+    assert [k["name"] for k in admin(cluster).get("/v1/metadata")["keyspaces"]] == ["shop"]
+
+
+def test_what_a_node_refuses_keeps_its_code(cluster: Nodes) -> None:
+    with pytest.raises(Rejected, match="voter"):
+        admin(cluster, 1).post("/v1/requests", {"kind": "decommission", "node": 1, "dry_run": True})
+    with pytest.raises(ConfigurationError, match="no keyspace"):
+        admin(cluster).get("/v1/placements", keyspace="nowhere")
+    with pytest.raises(ConfigurationError, match="not a request"):
+        admin(cluster).post("/v1/requests", {"kind": "explode", "node": 1})
+    with pytest.raises(ConfigurationError, match="no request 77"):
+        admin(cluster).get("/v1/requests/77")
+    with pytest.raises(LockstepError, match="knows GET"):
+        admin(cluster).delete("/v1/status")
+
+
+def raw(cluster: Nodes, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(cluster.members[0].address, ADMIN_PORT, timeout=5)
+    connection.request(method, path, body=body or None)
+    answer = connection.getresponse()
+    found = answer.status, answer.read()
+    connection.close()
+    return found
+
+
+def test_unreadable_requests_get_an_error_and_no_more(cluster: Nodes) -> None:
+    assert raw(cluster, "GET", "/nowhere")[0] == 404
+    assert raw(cluster, "POST", "/v1/requests", b"{")[0] == 400
+    assert raw(cluster, "POST", "/v1/requests", b"x" * (2 << 20))[0] == 413
+    with socket.create_connection((cluster.members[0].address, ADMIN_PORT), timeout=5) as connection:
+        connection.sendall(b"\x00\x01nonsense\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+    assert raw(cluster, "GET", "/v1/status")[0] == 200
+
+
+def test_one_connection_serves_several_requests(cluster: Nodes) -> None:
+    connection = http.client.HTTPConnection(cluster.members[0].address, ADMIN_PORT, timeout=5)
+    for path in ("/v1/nodes", "/v1/cms", "/v1/status"):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert json.loads(answer.read())["schema"]
+    connection.close()
+
+
+def test_openapi_lists_every_path_with_its_summary(cluster: Nodes) -> None:
+    document = admin(cluster).get("/openapi.json")
+    assert document["openapi"].startswith("3.1")
+    assert {"/v1/status", "/v1/requests/{id}", "/metrics", "/v1/testing/partition"} <= set(document["paths"])
+    for methods in document["paths"].values():
+        assert all(described["summary"] for described in methods.values())
+
+
+def test_metrics_are_prometheus_text_with_the_houses_names(cluster: Nodes) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    status, body = raw(cluster, "GET", "/metrics")
+    assert status == 200
+    families = {family.name: family for family in text_string_to_metric_families(body.decode())}
+    assert all(name.startswith("lockstep_") for name in families)
+    epoch: Any = families["lockstep_metadata_epoch_entries"]
+    assert epoch.samples[0].value == cluster.members[0].node.cluster.epoch
+    assert len(families["lockstep_gossip_alive_bool"].samples) == 4
+
+
+def test_a_partition_cuts_a_node_off_until_it_is_healed(cluster: Nodes) -> None:
+    others = [f"{member.address}:17000" for member in cluster.members[:3]]
+    assert admin(cluster, 3).post("/v1/testing/partition", {"peers": others})["peers"] == sorted(others)
+    assert len(cluster.members[3].node.internode.blocked_to) == 3
+    with pytest.raises(ConfigurationError):
+        admin(cluster, 3).post("/v1/testing/partition", {"peers": "all"})
+    admin(cluster, 3).post("/v1/testing/heal", {})
+    assert not cluster.members[3].node.internode.blocked_from
+
+
+def test_fault_controls_are_closed_unless_configured(tmp_path: Path) -> None:
+    with nodes(tmp_path, 1) as plain:
+        door = plain.call(serve_admin(plain.members[0].node, plain.members[0].server))
+        with pytest.raises(ConfigurationError, match="there is no"):
+            admin(plain).post("/v1/testing/partition", {"peers": []})
+        plain.loop.call_soon_threadsafe(door.close)
+
+
+def test_a_decommission_runs_to_its_end_and_stays_in_the_list(cluster: Nodes) -> None:
+    host = f"{cluster.members[1].address}:{ADMIN_PORT}"
+    result = CliRunner().invoke(root, ["topology", "decommission", "4", "--host", host, "-o", "json"])
+    assert result.exit_code == 0, result.output
+    ended = json.loads(result.stdout)
+    assert (ended["state"], ended["kind"], ended["node"]) == ("done", "decommission", 4)
+    listed = admin(cluster, 2).get("/v1/requests")["requests"]
+    assert [(request["kind"], request["state"]) for request in listed] == [
+        ("decommission", "done"),
+        ("bootstrap", "done"),
+    ]
+    assert len(admin(cluster).get("/v1/nodes")["nodes"]) == 3
