@@ -1,5 +1,7 @@
 """Signs of life: pings to all known nodes, and who seems alive.
 
+A ping is a request: a connection that went silent shows by its missing answer, and is replaced.
+
 Invariant: liveness is an opinion of this node. It orders replicas, refuses hopeless requests early and
 tells clients; it never changes the metadata.
 """
@@ -10,16 +12,21 @@ import asyncio
 from collections.abc import Callable
 
 from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.metadata.directory import NodeState
 from lockstep.node.messages import Ping
 from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
-from lockstep.replication.internode import Internode
+from lockstep.replication.internode import Internode, Respond
 from lockstep.runtime.ports import Runtime
+from lockstep.values.codec import encode
+from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 
 #: Between two pings to one node; the detector needs a few of them to suspect.
 PING_INTERVAL_MS = 500
+#: An answer that takes longer is no sign of life.
+PING_TIMEOUT_MS = 2000
 
 #: Told (node, alive) when this node's opinion changes.
 LivenessListener = Callable[[NodeId, bool], None]
@@ -59,25 +66,40 @@ class Liveness:
     def heard(self, peer: PeerInfo) -> None:
         """A sign of life of a peer that has introduced itself."""
         if peer.node_id:
-            self._detector.heard(peer.node_id, self._runtime.clock.monotonic_s())
-            if not self._opinions.get(peer.node_id, False):
-                self._tell(peer.node_id, True)
+            self._heard(peer.node_id)
 
-    def _receive(self, peer: PeerInfo, _ping: Ping, _respond: object) -> None:
+    def _heard(self, node: int) -> None:
+        self._detector.heard(node, self._monotonic_s())
+        if not self._opinions.get(node, False):
+            self._tell(node, True)
+
+    def _receive(self, peer: PeerInfo, _ping: Ping, respond: Respond) -> None:
         self.heard(peer)
+        respond(Ping(self._generation))
+
+    def replied(self, context: NodeId, reply: Ping, sender_epoch: int) -> None:
+        """A ping to the node `context` was answered."""
+        self._heard(context)
+
+    def failed(self, context: NodeId, error: LockstepError) -> None:
+        """A ping was not answered: silence speaks for itself."""
 
     async def _ping_loop(self) -> None:
         while True:
-            for node in self._state.current.directory.nodes:
-                if node.id != self._own_id():
-                    self._internode.send(
-                        (node.address, node.internode_port), verbs.PING, Ping(self._generation)
-                    )
+            self._ping_all()
             await asyncio.sleep(PING_INTERVAL_MS / 1000)
             for node in self._state.current.directory.nodes:
                 alive = self.alive(node.id)
                 if self._opinions.get(node.id, alive) != alive:
                     self._tell(node.id, alive)
+
+    def _ping_all(self) -> None:
+        ping = encode(Ping(self._generation))
+        deadline_s = self._monotonic_s() + PING_TIMEOUT_MS / 1000
+        for node in self._state.current.directory.nodes:
+            if node.id != self._own_id() and node.state is not NodeState.LEFT:
+                address = (node.address, node.internode_port)
+                self._internode.submit(address, verbs.PING, ping, deadline_s, self, node.id)
 
     def _tell(self, node: int, alive: bool) -> None:
         self._opinions[node] = alive
