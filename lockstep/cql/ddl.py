@@ -32,7 +32,7 @@ from lockstep.values.errors import ConfigurationInvalid, InvalidRequest, SyntaxE
 
 
 def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
-    """The change that a prepared DDL or TRUNCATE statement asks for; a new table gets its uuid from `context`.
+    """The change that a prepared DDL or TRUNCATE statement asks for; `context` gives new uuids.
 
     InvalidRequest, SyntaxError_ or ConfigurationInvalid for what the text alone shows to be wrong.
     """

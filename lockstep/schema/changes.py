@@ -48,12 +48,14 @@ class NewColumn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CreateKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="create_keyspace"):
-    """`replication`: the options as written, `class` among them."""
+    """`replication`: the options as written, `class` among them. `by_server`: no client asked for it, so
+    it may be a system keyspace."""
 
     keyspace: str
     replication: tuple[tuple[str, str], ...]
     durable_writes: bool = True
     if_not_exists: bool = False
+    by_server: bool = False
 
 
 class AlterKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="alter_keyspace"):
@@ -71,7 +73,7 @@ class DropKeyspace(msgspec.Struct, frozen=True, array_like=True, tag="drop_keysp
 
 
 class CreateTable(msgspec.Struct, frozen=True, array_like=True, tag="create_table"):
-    """`uuid` was chosen by the submitter."""
+    """`uuid` was chosen by the submitter. `by_server`: as for a keyspace."""
 
     keyspace: str
     name: str
@@ -79,6 +81,7 @@ class CreateTable(msgspec.Struct, frozen=True, array_like=True, tag="create_tabl
     columns: tuple[NewColumn, ...]
     options: Options = ()
     if_not_exists: bool = False
+    by_server: bool = False
 
 
 class AddColumns(msgspec.Struct, frozen=True, array_like=True, tag="add_columns"):
@@ -153,7 +156,8 @@ def apply_change(
     schema: Schema, change: SchemaChange, epoch: int, data_centers: Sequence[str] = ()
 ) -> Applied:
     """The schema after a change, and its summary (None when nothing changed). Raises Rejected."""
-    if change.keyspace in SYSTEM_KEYSPACES:
+    by_server = isinstance(change, CreateKeyspace | CreateTable) and change.by_server
+    if change.keyspace in SYSTEM_KEYSPACES and not by_server:
         raise Rejected(f"{change.keyspace} keyspace is not user-modifiable.", keyspace=change.keyspace)
     if isinstance(change, CreateKeyspace):
         return create_keyspace(schema, change, epoch, data_centers)

@@ -55,7 +55,7 @@ _SUPPORTED: Final = responses.supported(
 _RESULT: Final = int(Opcode.RESULT)
 _ERROR: Final = int(Opcode.ERROR)
 _EXECUTE: Final = int(Opcode.EXECUTE)
-_TRACING_WARNING: Final = "Tracing is not supported: the request was executed without it"
+_TRACING_WARNING: Final = "Tracing is not possible now: the request was executed without it"
 
 
 class CqlConnection(asyncio.Protocol):
@@ -210,39 +210,58 @@ class CqlConnection(asyncio.Protocol):
         elif isinstance(request, Prepare):
             self._answer(stream, self._server.executor.prepare(session, request))
         else:
-            warning = _TRACING_WARNING if envelope.flags & FLAG_TRACING else ""
-            self._spawn(session, stream, request, len(envelope.body), warning)
+            self._in_flight += 1
+            self._bytes_in_flight += len(envelope.body)
+            traced = bool(envelope.flags & FLAG_TRACING)
+            self._spawn(session, stream, request, len(envelope.body), traced=traced)
 
     def _execute(self, session: Session, stream: int, request: Execute, size: int) -> None:
         """The hot path: a prepared write of one partition needs no task."""
         future = self._server.executor.begin_execute(request)
-        if future is None:
-            self._spawn(session, stream, request, size, "")
-            return
         self._in_flight += 1
         self._bytes_in_flight += size
+        if future is None:
+            self._spawn(session, stream, request, size)
+            return
         future.add_done_callback(_Written(self, stream, request, size))
 
     def again(self, stream: int, request: Execute, size: int) -> None:
-        """Run a counted request whose table was emptied or dropped meanwhile: under the present schema it
-        reaches the table, or is refused for what it is."""
+        """Run a request whose table was emptied or dropped meanwhile: under the present schema it reaches
+        the table, or is refused for what it is."""
         assert self.session is not None
-        work = self._run(self.session, stream, request, size, "")
-        self._server.runtime.tasks.spawn(work, "cql.request")
+        self._spawn(self.session, stream, request, size)
 
-    def _spawn(self, session: Session, stream: int, request: Request, size: int, warning: str) -> None:
-        self._in_flight += 1
-        self._bytes_in_flight += size
-        self._server.runtime.tasks.spawn(self._run(session, stream, request, size, warning), "cql.request")
+    def _spawn(
+        self, session: Session, stream: int, request: Request, size: int, *, traced: bool = False
+    ) -> None:
+        """Run a request that is counted as in flight."""
+        run = self._run_traced if traced else self._run
+        self._server.runtime.tasks.spawn(run(session, stream, request, size), "cql.request")
 
-    async def _run(self, session: Session, stream: int, request: Request, size: int, warning: str) -> None:
+    async def _run(self, session: Session, stream: int, request: Request, size: int) -> None:
         try:
-            answer = await self._server.executor.run(session, request)
-            if warning:
-                answer = Answer(answer.body, (*answer.warnings, warning))
-            self._answer(stream, answer)
+            self._answer(stream, await self._server.executor.run(session, request))
         except LockstepError as error:
             self._send(_ERROR, stream, responses.error(self._version, error))
+        except Exception as error:
+            self._fault(stream, error)
+        finally:
+            self.ended(size)
+
+    async def _run_traced(self, session: Session, stream: int, request: Request, size: int) -> None:
+        executor = self._server.executor
+        trace_id = None
+        try:
+            trace = await executor.tracer.begin(request, self.peer[0])
+            if trace is None:
+                answer = await executor.run(session, request)
+                self._answer(stream, Answer(answer.body, (*answer.warnings, _TRACING_WARNING)))
+                return
+            trace_id = trace.id
+            self._answer(stream, await executor.run_traced(session, request, trace), trace_id)
+        except LockstepError as error:
+            flags, body = responses.with_prefix(responses.error(self._version, error), trace_id=trace_id)
+            self._send(_ERROR, stream, body, flags)
         except Exception as error:
             self._fault(stream, error)
         finally:
@@ -274,10 +293,10 @@ class CqlConnection(asyncio.Protocol):
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def _answer(self, stream: int, answer: Answer) -> None:
+    def _answer(self, stream: int, answer: Answer, trace_id: bytes | None = None) -> None:
         flags, body = 0, answer.body
-        if answer.warnings:
-            flags, body = responses.with_prefix(body, warnings=answer.warnings)
+        if answer.warnings or trace_id is not None:
+            flags, body = responses.with_prefix(body, trace_id=trace_id, warnings=answer.warnings)
         self._send(_RESULT, stream, body, flags)
 
     def send_event(self, body: bytes) -> None:

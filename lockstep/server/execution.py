@@ -32,6 +32,7 @@ from lockstep.server.catalogs import Catalogs
 from lockstep.server.schema_statements import SchemaStatements
 from lockstep.server.selects import Selects
 from lockstep.server.statements import Statement, Statements
+from lockstep.server.tracing import Trace, Tracer
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import (
     InvalidRequest,
@@ -41,7 +42,12 @@ from lockstep.values.errors import (
     WriteTimeout,
 )
 from lockstep.values.ids import Consistency
-from lockstep.values.limits import BATCH_STATEMENTS_MAX
+from lockstep.values.limits import (
+    BATCH_BYTES_WARNED,
+    BATCH_STATEMENTS_MAX,
+    TRACE_PARAMETER_CHARACTERS_MAX,
+    TRACED_STATEMENTS_MAX,
+)
 from lockstep.values.rows import Mutation
 
 if TYPE_CHECKING:
@@ -79,6 +85,7 @@ class Executor:
         self.statements = Statements(self.catalogs.current)
         self.selects = Selects(node, virtual)
         self._schema = schema_statements
+        self.tracer = Tracer(node, self.catalogs.current, self.statements, self.context)
 
     # -- time and identity ------------------------------------------------------------------------
 
@@ -130,6 +137,32 @@ class Executor:
         if not mutations:
             return None
         return self._node.coordinator.begin_write(mutations[0], consistency, self._write_ms)
+
+    async def run_traced(self, session: Session, request: Request, trace: Trace) -> Answer:
+        """`run`, telling the trace what was done."""
+        outcome = "Ended with an unexpected error"
+        try:
+            for text in self._texts(request):
+                self.tracer.step(trace, f"Planned: {text[:TRACE_PARAMETER_CHARACTERS_MAX]}")
+            answer = await self.run(session, request)
+            outcome = f"Answered with {len(answer.body)} bytes"
+            return answer
+        except LockstepError as error:
+            outcome = f"Ended with {error.code}: {error.message}"
+            raise
+        finally:
+            self.tracer.end(trace, outcome)
+
+    def _texts(self, request: Request) -> list[str]:
+        """The statements of a request; Unprepared when one is not known here."""
+        if isinstance(request, Query):
+            return [request.text]
+        if isinstance(request, Execute):
+            return [self.statements.by_id(request.statement_id).text]
+        if isinstance(request, Batch):
+            parts = [part.statement for part in request.statements[:TRACED_STATEMENTS_MAX]]
+            return [part if isinstance(part, str) else self.statements.by_id(part).text for part in parts]
+        return []
 
     async def run(self, session: Session, request: Request) -> Answer:
         """Answer QUERY, EXECUTE or BATCH. RequestError, or a MetadataError of a schema change."""
@@ -198,8 +231,17 @@ class Executor:
         keyspace = batch.parameters.keyspace or session.keyspace
         entries = [(self._batched(entry, keyspace), entry.values) for entry in batch.statements]
         mutations = plan_batch(entries, self.context(batch.parameters))
+        size = sum(_bytes_sent(entry) for entry in batch.statements)
+        warning = ""
+        if size > BATCH_BYTES_WARNED:
+            tables = ", ".join(sorted({f"{part.keyspace}.{part.table}" for part, _ in entries}))
+            warning = (
+                f"Batch for [{tables}] is of size {size}, exceeding the threshold of {BATCH_BYTES_WARNED} "
+                f"by {size - BATCH_BYTES_WARNED} bytes"
+            )
+        logged = batch.kind == BATCH_LOGGED
         return await self._write_batch(
-            mutations, batch.parameters.consistency, logged=batch.kind == BATCH_LOGGED
+            mutations, batch.parameters.consistency, logged=logged, warning=warning
         )
 
     def _batched(self, entry: BatchStatement, keyspace: str | None) -> Prepared:
@@ -208,20 +250,19 @@ class Executor:
         return self.statements.by_id(entry.statement).prepared
 
     async def _write_batch(
-        self, mutations: Sequence[Mutation], consistency: Consistency, *, logged: bool
+        self, mutations: Sequence[Mutation], consistency: Consistency, *, logged: bool, warning: str = ""
     ) -> Answer:
         several = len(mutations) > 1
         write_type = "SIMPLE" if not several else "BATCH" if logged else "UNLOGGED_BATCH"
         await self._write_all(mutations, consistency, write_type)
         if several and logged:
-            return Answer(
-                responses.VOID,
-                (
-                    f"This logged batch wrote {len(mutations)} partitions without a batch log: each was "
-                    "acknowledged at the requested level, but a failed coordinator may leave some unwritten",
-                ),
+            unlogged = (
+                f"This logged batch wrote {len(mutations)} partitions without a batch log: each was "
+                "acknowledged at the requested level, but a failed coordinator may leave some unwritten"
             )
-        return _VOID
+            # One warning a batch: clients show them one by one.
+            warning = f"{warning}. {unlogged}" if warning else unlogged
+        return Answer(responses.VOID, (warning,)) if warning else _VOID
 
     async def _write_all(
         self, mutations: Sequence[Mutation], consistency: Consistency, write_type: str
@@ -259,6 +300,12 @@ def _positional(prepared: Prepared, parameters: QueryParameters) -> Sequence[Val
         return parameters.values
     named = dict(zip(parameters.names, parameters.values, strict=True))
     return prepared.positional(named)
+
+
+def _bytes_sent(entry: BatchStatement) -> int:
+    """What a statement of a batch brings: its text when it is not prepared, and its values with lengths."""
+    values = sum(4 + len(value) for value in entry.values if isinstance(value, bytes))
+    return values + (len(entry.statement) if isinstance(entry.statement, str) else 0)
 
 
 def _serial_write(consistency: Consistency) -> InvalidRequest:

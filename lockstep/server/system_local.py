@@ -112,7 +112,6 @@ class SystemTables:
                 ("table_name", "range_start", "range_end"),
                 _nothing,
             ),
-            *_traces(),
         ]
 
     # -- nodes ------------------------------------------------------------------------------------
@@ -229,27 +228,3 @@ def _place(info: NodeInfo) -> dict[str, Any]:
         "release_version": RELEASE_VERSION,
         "tokens": _tokens(info),
     }
-
-
-def _traces() -> list[VirtualTable]:
-    """Request tracing is not offered: the tables that tools look into are there and empty."""
-    return [
-        define(
-            "system_traces",
-            "sessions",
-            "session_id uuid; client inet; command text; coordinator inet; coordinator_port int; "
-            "duration int; parameters map<text, text>; request text; started_at timestamp",
-            ("session_id",),
-            (),
-            _nothing,
-        ),
-        define(
-            "system_traces",
-            "events",
-            "session_id uuid; event_id timeuuid; activity text; source inet; source_port int; "
-            "source_elapsed int; thread text",
-            ("session_id",),
-            ("event_id",),
-            _nothing,
-        ),
-    ]

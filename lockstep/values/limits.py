@@ -23,6 +23,9 @@ STORE_STAGED_OPERATIONS_MAX: Final = 2000
 STORE_STAGED_BYTES_MAX: Final = 1024 * 1024
 #: Metadata entries one fetch returns; a longer gap is fetched in several rounds.
 LOG_FETCH_ENTRIES_MAX: Final = 256
+#: Bytes of entries' bodies in one fetch or one local batch (one entry goes even when larger): with the
+#: envelope it stays below an internode frame and below a journal record.
+LOG_FETCH_BYTES_MAX: Final = 8 * 1024 * 1024
 #: Bytes of one metadata entry's body. A schema statement is far below; a runaway body is refused.
 ENTRY_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 #: Recent entry ids kept in the metadata so that a retried submission finds its first outcome.
@@ -126,6 +129,14 @@ TEXT_STATEMENTS_MAX: Final = 512
 TEXT_STATEMENT_CHARACTERS_MAX: Final = 4096
 #: Mutations of one batch, as many as the protocol's count allows.
 BATCH_STATEMENTS_MAX: Final = 65_535
+#: Traces that one node is storing; requests beyond it run untraced, and their clients are told.
+TRACES_IN_FLIGHT_MAX: Final = 64
+#: Statements of a traced batch that its trace names.
+TRACED_STATEMENTS_MAX: Final = 16
+#: Of a traced statement's text, what its trace keeps.
+TRACE_PARAMETER_CHARACTERS_MAX: Final = 4096
+#: A batch whose values are larger makes one coordinator do the work of many: its client is warned.
+BATCH_BYTES_WARNED: Final = 5 * 1024
 #: How long a schema change waits for the other live nodes to apply it, before clients may compare versions.
 SCHEMA_AGREEMENT_WAIT_MS: Final = 1000
 #: Schema versions a node remembers, to name those of peers that are behind and to answer its own changes.

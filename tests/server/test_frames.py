@@ -122,13 +122,22 @@ def test_an_envelope_over_several_segments_and_reads_arrives_whole(single: Nodes
         assert isinstance(client.query(LOCAL), wire.RowsResult)
 
 
-def test_tracing_is_answered_with_a_warning(client: WireClient) -> None:
+def test_a_traced_request_is_answered_with_the_id_of_its_trace(client: WireClient) -> None:
     client.startup()
     body = wire.query(client.version, LOCAL, QueryParameters(Consistency.ONE))
     client.send(Opcode.QUERY, body, flags=FLAG_TRACING)
     response = client.response()
     assert isinstance(response.body, wire.RowsResult)
-    assert "Tracing is not supported" in response.warnings[0]
+    assert response.trace_id is not None and response.warnings == ()
+
+
+def test_a_traced_request_that_is_refused_has_a_trace_too(client: WireClient) -> None:
+    client.startup()
+    body = wire.query(client.version, "SELECT k FROM ks.nowhere", QueryParameters(Consistency.ONE))
+    client.send(Opcode.QUERY, body, flags=FLAG_TRACING)
+    response = client.response()
+    assert isinstance(response.body, wire.ErrorResponse)
+    assert response.trace_id is not None
 
 
 def test_named_values_in_a_query_are_bound_by_name(client: WireClient) -> None:

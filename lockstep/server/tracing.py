@@ -1,0 +1,199 @@
+"""Request tracing: what a coordinator did for one request, kept in `system_traces` for a day.
+
+Invariants: the tables exist before a traced request is answered, so a client that looks at once finds them;
+the steps of a trace are stored before its session row, whose duration tells clients that the trace is
+complete; a trace that cannot be stored never harms the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from lockstep.cql.catalog import Catalog
+from lockstep.cql.context import Context
+from lockstep.cql.ddl import schema_change
+from lockstep.cql.functions import timeuuid
+from lockstep.cql.modify import plan_batch
+from lockstep.cql.prepare import prepare
+from lockstep.cql.wire.messages import Batch, Query, QueryParameters, Request, Value
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.schema.changes import CreateKeyspace, CreateTable
+from lockstep.schema.types import parse_type
+from lockstep.server.statements import Statements
+from lockstep.values.errors import LockstepError
+from lockstep.values.ids import Consistency
+from lockstep.values.limits import TRACE_PARAMETER_CHARACTERS_MAX, TRACES_IN_FLIGHT_MAX
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+KEYSPACE: Final = "system_traces"
+_KEPT: Final = "WITH default_time_to_live = 86400 AND comment ="
+_DEFINITIONS: Final = (
+    f"CREATE KEYSPACE IF NOT EXISTS {KEYSPACE} WITH replication = "
+    "{'class': 'SimpleStrategy', 'replication_factor': 2}",
+    f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.sessions (session_id uuid PRIMARY KEY, client inet, "
+    "command text, coordinator inet, coordinator_port int, duration int, parameters map<text, text>, "
+    f"request text, started_at timestamp) {_KEPT} 'tracing sessions'",
+    f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.events (session_id uuid, event_id timeuuid, activity text, "
+    "source inet, source_port int, source_elapsed int, thread text, "
+    f"PRIMARY KEY (session_id, event_id)) {_KEPT} 'tracing events'",
+)
+_SESSION: Final = (
+    f"INSERT INTO {KEYSPACE}.sessions (session_id, client, command, coordinator, coordinator_port, "
+    "duration, parameters, request, started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_EVENT: Final = (
+    f"INSERT INTO {KEYSPACE}.events (session_id, event_id, activity, source, source_port, "
+    "source_elapsed, thread) VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+_TEXT: Final = parse_type("text")
+_INT: Final = parse_type("int")
+_INET: Final = parse_type("inet")
+_TIMESTAMP: Final = parse_type("timestamp")
+_PARAMETERS: Final = parse_type("map<text, text>")
+
+ContextOf = Callable[[QueryParameters], Context]
+
+
+class Trace:
+    """One traced request. `steps` are (microseconds since the start, what happened)."""
+
+    __slots__ = ("client", "id", "request", "started_s", "started_us", "steps")
+
+    def __init__(
+        self, trace_id: bytes, request: Request, client: str, started_us: int, started_s: float
+    ) -> None:
+        self.id = trace_id
+        self.request = request
+        self.client = client
+        self.started_us = started_us
+        self.started_s = started_s
+        self.steps: list[tuple[int, str]] = []
+
+
+class Tracer:
+    """The traces of one node. `context_of` gives write contexts, as the executor makes them."""
+
+    def __init__(
+        self, node: Node, catalog: Callable[[], Catalog], statements: Statements, context_of: ContextOf
+    ) -> None:
+        self._node = node
+        self._clock = node.runtime.clock
+        self._catalog = catalog
+        self._statements = statements
+        self._context_of = context_of
+        self._in_flight = 0
+
+    async def begin(self, request: Request, client: str) -> Trace | None:
+        """A new trace; None when its tables cannot be made now or too many traces are being stored."""
+        if self._in_flight >= TRACES_IN_FLIGHT_MAX:
+            return None
+        try:
+            await self._make_tables()
+        except LockstepError as error:
+            self._node.log("trace.unavailable", error=str(error))
+            return None
+        self._in_flight += 1
+        now_us = self._clock.wall_us()
+        return Trace(self._timeuuid(now_us * 10), request, client, now_us, self._clock.monotonic_s())
+
+    def step(self, trace: Trace, activity: str) -> None:
+        """Something was done for the request just now."""
+        trace.steps.append((self._elapsed_us(trace), activity))
+
+    def end(self, trace: Trace, activity: str) -> None:
+        """The request is answered: store the trace in the background."""
+        self.step(trace, activity)
+        self._node.runtime.tasks.spawn(self._store(trace, self._elapsed_us(trace)), "trace.store")
+
+    async def _make_tables(self) -> None:
+        found = self._catalog().schema.by_name.get(KEYSPACE)
+        if found is not None and len(found.tables) == len(_DEFINITIONS) - 1:
+            return
+        for text in _DEFINITIONS:
+            context = self._context_of(QueryParameters(Consistency.ONE))
+            change = schema_change(prepare(text, None, self._catalog()), context)
+            assert isinstance(change, CreateKeyspace | CreateTable), "what makes the trace tables"
+            await self._node.submit(ChangeSchema(msgspec.structs.replace(change, by_server=True)))
+
+    def _elapsed_us(self, trace: Trace) -> int:
+        return max(0, round((self._clock.monotonic_s() - trace.started_s) * 1_000_000))
+
+    def _timeuuid(self, ticks: int) -> bytes:
+        tail = self._node.runtime.random.bytes(8)
+        return timeuuid(ticks, bytes((tail[0] & 0x3F | 0x80,)) + tail[1:])
+
+    # -- storing ----------------------------------------------------------------------------------
+
+    async def _store(self, trace: Trace, duration_us: int) -> None:
+        try:
+            events = [self._event(trace, at, *step) for at, step in enumerate(trace.steps)]
+            await self._write(_EVENT, events)
+            await self._write(_SESSION, [self._session(trace, duration_us)])
+        except LockstepError as error:
+            self._node.log("trace.not_stored", error=str(error))
+        finally:
+            self._in_flight -= 1
+
+    async def _write(self, text: str, rows: Sequence[Sequence[Value]]) -> None:
+        parameters = QueryParameters(Consistency.QUORUM)
+        prepared = self._statements.by_text(text, None).prepared
+        mutations = plan_batch([(prepared, tuple(row)) for row in rows], self._context_of(parameters))
+        timeout_ms = self._node.configuration.timeouts.write_ms
+        for mutation in mutations:
+            await self._node.coordinator.write(mutation, parameters.consistency, timeout_ms)
+
+    def _session(self, trace: Trace, duration_us: int) -> tuple[Value, ...]:
+        network = self._node.configuration.network
+        command, request = _names(trace.request)
+        return (
+            trace.id,
+            _INET.serialize(trace.client) if trace.client else None,
+            _TEXT.serialize(command),
+            _INET.serialize(network.address),
+            _INT.serialize(network.cql_port),
+            _INT.serialize(duration_us),
+            _PARAMETERS.serialize(_described(trace)),
+            _TEXT.serialize(request),
+            _TIMESTAMP.serialize(trace.started_us // 1000),
+        )
+
+    def _event(self, trace: Trace, at: int, elapsed_us: int, activity: str) -> tuple[Value, ...]:
+        network = self._node.configuration.network
+        # A tick a step keeps steps of the same microsecond in order.
+        return (
+            trace.id,
+            self._timeuuid((trace.started_us + elapsed_us) * 10 + at % 10),
+            _TEXT.serialize(activity),
+            _INET.serialize(network.address),
+            _INT.serialize(network.internode_port),
+            _INT.serialize(elapsed_us),
+            _TEXT.serialize("coordinator"),
+        )
+
+
+def _names(request: Request) -> tuple[str, str]:
+    if isinstance(request, Query):
+        return "QUERY", "Execute CQL3 query"
+    if isinstance(request, Batch):
+        return "QUERY", "Execute batch of CQL3 queries"
+    return "QUERY", "Execute CQL3 prepared query"
+
+
+def _described(trace: Trace) -> dict[object, object]:
+    """The session's parameters: what the client asked for."""
+    parameters = getattr(trace.request, "parameters", None)
+    found: dict[object, object] = {}
+    if isinstance(trace.request, Query):
+        found["query"] = trace.request.text[:TRACE_PARAMETER_CHARACTERS_MAX]
+    if isinstance(parameters, QueryParameters):
+        found["consistency_level"] = parameters.consistency.name
+        if parameters.page_size is not None:
+            found["page_size"] = str(parameters.page_size)
+        if parameters.serial_consistency is not None:
+            found["serial_consistency_level"] = parameters.serial_consistency.name
+    return found

@@ -1,0 +1,81 @@
+"""Traces as clients read them, and warnings of large batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cassandra import ConsistencyLevel, InvalidRequest
+from cassandra.cluster import Cluster, Session
+from cassandra.query import BatchStatement, QueryTrace
+
+from .parts import CQL_PORT, Nodes, nodes
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    directory: Path = tmp_path_factory.mktemp("nodes")
+    with nodes(directory, 3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def session(three: Nodes) -> Iterator[Session]:
+    addresses = [member.address for member in three.members]
+    cluster = Cluster(addresses, port=CQL_PORT, protocol_version=5)
+    session = cluster.connect()
+    session.execute(
+        "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
+    )
+    session.execute("CREATE TABLE ks.t (k int PRIMARY KEY, v int)")
+    yield session
+    cluster.shutdown()
+
+
+def trace_of(session: Session, statement: object, *values: object) -> QueryTrace:
+    future = session.execute_async(statement, tuple(values) or None, trace=True)
+    future.result()
+    trace: QueryTrace = future.get_query_trace(max_wait=10, query_cl=ConsistencyLevel.ONE)
+    return trace
+
+
+def test_a_trace_tells_statement_level_coordinator_client_and_steps(session: Session) -> None:
+    text = "SELECT v FROM ks.t WHERE k = 1"
+    trace = trace_of(session, text)
+    assert trace.parameters["query"] == text
+    assert trace.parameters["consistency_level"] == "LOCAL_ONE"
+    assert trace.coordinator in [str(host.address) for host in session.cluster.metadata.all_hosts()]
+    assert trace.client.startswith("127.")
+    assert trace.duration is not None and trace.duration.total_seconds() < 5
+    assert trace.events[0].description.endswith(text)
+    assert trace.events[-1].description.startswith("Answered with")
+
+
+def test_prepared_statements_and_batches_have_traces(session: Session) -> None:
+    insert = session.prepare("INSERT INTO ks.t (k, v) VALUES (?, ?)")
+    assert trace_of(session, insert, 1, 1).request_type == "Execute CQL3 prepared query"
+    batch = BatchStatement()
+    batch.add(insert, (2, 2))
+    trace = trace_of(session, batch)
+    assert trace.request_type == "Execute batch of CQL3 queries"
+    assert insert.query_string in trace.events[0].description
+
+
+def test_clients_cannot_change_the_shape_of_the_trace_tables(session: Session) -> None:
+    trace_of(session, "SELECT v FROM ks.t")
+    with pytest.raises(InvalidRequest):
+        session.execute("DROP KEYSPACE system_traces")
+    with pytest.raises(InvalidRequest):
+        session.execute("CREATE TABLE system_traces.other (k int PRIMARY KEY)")
+
+
+def test_a_large_batch_is_warned_of_once(session: Session) -> None:
+    insert = session.prepare("INSERT INTO ks.t (k, v) VALUES (?, ?)")
+    batch = BatchStatement()
+    for key in range(400):
+        batch.add(insert, (key, key))
+    future = session.execute_async(batch)
+    future.result()
+    (warning,) = future.warnings
+    assert "Batch for [ks.t] is of size 6400, exceeding the threshold of 5120" in warning
