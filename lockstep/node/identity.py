@@ -33,8 +33,8 @@ class IdentityFile:
 
     async def boot(self) -> Identity:
         """Load or create the identity and count this start; durable on return."""
-        records = self._journal.load()
-        last = _DECODER.decode(records[-1]) if records else None
+        records = self._journal.load_as(_DECODER)
+        last = records[-1] if records else None
         host_id = last.host_id if last else self._runtime.random.uuid()
         cluster_id = last.cluster_id if last else ""
         generation = last.generation + 1 if last else 1

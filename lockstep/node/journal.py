@@ -7,9 +7,15 @@ only; loading cuts a torn tail off and refuses anything else that is damaged.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
 
 from lockstep.runtime.ports import Disk
 from lockstep.values.codec import frame_record, scan_records
+from lockstep.values.errors import CorruptFile
+
+T = TypeVar("T")
 
 #: A record holds what one sync covers; a group commit of metadata bodies stays far below this.
 RECORD_BYTES_MAX = 256 * 1024 * 1024
@@ -39,9 +45,21 @@ class Journal:
             self._disk.truncate(self._path, end)
         return bodies
 
+    def load_as(self, decoder: msgspec.msgpack.Decoder[T]) -> list[T]:
+        """All whole records decoded; CorruptFile also for one that this version cannot read."""
+        decoded: list[T] = []
+        for body in self.load():
+            try:
+                decoded.append(decoder.decode(body))
+            except msgspec.DecodeError as error:
+                why = f"record {len(decoded)} cannot be read: {error}"
+                raise CorruptFile(self._path, 0, why) from error
+        return decoded
+
     async def append(self, body: bytes) -> None:
         """Return when `body` is durable. A failure leaves the file's end unknown: reopen to go on."""
-        assert not self._writing, "a journal takes one record at a time"
+        assert not self._writing, "a journal takes one record at a time, and none after a failure"
+        assert len(body) <= RECORD_BYTES_MAX, f"a record of {len(body)} bytes would be read as damage"
         self._writing = True
         self._disk.append(self._path, frame_record(body))
         await self._disk.sync(self._path)

@@ -20,7 +20,7 @@ from lockstep.node.journal import Journal
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import CannotApply, LockstepError
-from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
+from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX
 
 #: Told (before, after, entry) after each applied entry, in order.
 Listener = Callable[[ClusterMetadata, ClusterMetadata, LogEntry], None]
@@ -52,8 +52,8 @@ class MetadataState:
 
     def load(self) -> None:
         """Replay the durable log; CorruptFile or CannotApply when it is not a whole chain."""
-        for record in self._journal.load():
-            for entry in _DECODER.decode(record):
+        for record in self._journal.load_as(_DECODER):
+            for entry in record:
                 self.current = apply_entry(self.current, entry, self._registry)
                 self.entries.append(entry)
         self._observe()
@@ -64,8 +64,11 @@ class MetadataState:
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
-    def offer(self, entries: Sequence[LogEntry]) -> None:
-        """Queue committed entries; known ones are compared and skipped, a gap is ignored."""
+    def offer(self, entries: Sequence[LogEntry]) -> int:
+        """Queue committed entries; known ones are compared and skipped, what follows a gap is ignored.
+
+        The newest epoch that is applied or will be, once the queue has been worked off.
+        """
         for entry in entries:
             queued = len(self.entries) + len(self._pending)
             if entry.epoch <= queued:
@@ -76,10 +79,11 @@ class MetadataState:
                 break
         if self._pending:
             self._work.set()
+        return len(self.entries) + len(self._pending)
 
     def entries_after(self, epoch: int) -> tuple[LogEntry, ...]:
-        """Applied entries following `epoch`, at most LOG_FETCH_ENTRIES_MAX."""
-        return tuple(self.entries[epoch : epoch + LOG_FETCH_ENTRIES_MAX])
+        """Applied entries following `epoch`, as many as one batch may hold."""
+        return tuple(_batch(self.entries[max(epoch, 0) : max(epoch, 0) + LOG_FETCH_ENTRIES_MAX]))
 
     async def wait_for(self, epoch: int) -> None:
         """Return when `epoch` is applied; raises the reason when this node can apply no more."""
@@ -88,8 +92,13 @@ class MetadataState:
         if self.broken is not None:
             raise self.broken
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append((epoch, future))
-        await future
+        waiter = (epoch, future)
+        self._waiters.append(waiter)
+        try:
+            await future
+        finally:
+            if future.cancelled():
+                self._waiters = [other for other in self._waiters if other is not waiter]
 
     def _check_same(self, entry: LogEntry) -> None:
         known = (
@@ -105,11 +114,13 @@ class MetadataState:
             await self._work.wait()
             self._work.clear()
             while self._pending and self.broken is None:
-                batch = self._pending[:LOG_FETCH_ENTRIES_MAX]
                 try:
-                    await self._apply_batch(batch)
+                    await self._apply_batch(_batch(self._pending))
                 except LockstepError as error:
                     self._break(error)
+                except Exception as defect:
+                    self._break(CannotApply(f"applying epoch {self.epoch + 1} failed: {defect!r}"))
+                    raise
 
     async def _apply_batch(self, batch: list[LogEntry]) -> None:
         value = self.current
@@ -149,3 +160,13 @@ class MetadataState:
                 if not future.done():
                     future.set_exception(error)
             self._waiters = []
+
+
+def _batch(entries: Sequence[LogEntry]) -> list[LogEntry]:
+    """The first entries that one message and one journal record may hold; never none of some."""
+    size = 0
+    for count, entry in enumerate(entries[:LOG_FETCH_ENTRIES_MAX]):
+        size += len(entry.body)
+        if count and size > LOG_FETCH_BYTES_MAX:
+            return list(entries[:count])
+    return list(entries[:LOG_FETCH_ENTRIES_MAX])

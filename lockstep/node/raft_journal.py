@@ -13,6 +13,7 @@ from lockstep.consensus.messages import Entry
 from lockstep.node.journal import Journal
 from lockstep.runtime.ports import Disk
 from lockstep.values.codec import decoder, encode
+from lockstep.values.errors import CorruptFile
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
@@ -27,17 +28,19 @@ _DECODER = decoder(_Record)
 
 class RaftJournal:
     def __init__(self, disk: Disk, group: int) -> None:
-        self._journal = Journal(disk, f"raft/group-{group}")
+        self._path = f"raft/group-{group}"
+        self._journal = Journal(disk, self._path)
 
     def load(self) -> tuple[HardState, list[Entry]]:
-        """Hard state and entries with indexes 1, 2, …"""
+        """Hard state and entries with indexes 1, 2, … CorruptFile when they are not that."""
         hard_state, entries = HardState(), list[Entry]()
-        for body in self._journal.load():
-            record = _DECODER.decode(body)
+        for record in self._journal.load_as(_DECODER):
             hard_state = record.hard_state or hard_state
             if record.entries:
-                del entries[record.entries[0].index - 1 :]
-                assert record.entries[0].index == len(entries) + 1, "the Raft journal has a gap"
+                first = record.entries[0].index
+                del entries[first - 1 :]
+                if first != len(entries) + 1:
+                    raise CorruptFile(self._path, 0, f"entry {first} follows entry {len(entries)}")
                 entries.extend(record.entries)
         return hard_state, entries
 
