@@ -1,12 +1,12 @@
 """Pages of rows as they come from the wire to Arrow record batches.
 
 Invariant: a batch has the given schema and as many rows as the page says; bytes that do not add up
-raise ProtocolViolation. When all columns are of fixed size and no cell is missing, which the lengths
-show, a page is one table of equal rows and is decoded without touching single cells.
+raise ProtocolViolation. Cells of fixed-size columns are not touched one by one unless some are missing.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -97,47 +97,103 @@ def _past_specs(body: bytes, at: int, flags: int, count: int) -> int:
 
 
 class PageDecoder:
-    """Decodes pages of one projection; made once a task."""
+    """Decodes pages of one projection; made once a task.
+
+    A row is runs of fixed-size columns, each run ended by one column of varying size (or by the row's
+    end). Runs are taken as tables, on the assumption that none of their cells is missing; their lengths
+    prove it or the page is decoded cell by cell.
+    """
 
     def __init__(self, columns: Sequence[tuple[str, CqlType]], decimal_scale: int) -> None:
         self._kinds = [kind for _, kind in columns]
         self._scale = decimal_scale
         self.schema = pa.schema([pa.field(name, arrow_type(kind, decimal_scale)) for name, kind in columns])
-        self._row_layout, self._widths = _row_layout(self._kinds)
+        self._varying = [index for index, kind in enumerate(self._kinds) if wire_layout(kind) is None]
+        bounds = [-1, *self._varying, len(self._kinds)]
+        self._runs = [_Run(self._kinds, range(before + 1, end)) for before, end in itertools.pairwise(bounds)]
 
     def decode(self, page: RawPage) -> pa.RecordBatch:
         """One record batch with all rows of the page."""
-        arrays = self._as_table(page)
+        arrays = self._by_runs(page)
         if arrays is None:
-            cells = _cells(page, len(self._kinds))
             width = len(self._kinds)
+            cells = _cells(page, width)
             arrays = [
                 decode_cells(kind, cells[index::width], self._scale) for index, kind in enumerate(self._kinds)
             ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _as_table(self, page: RawPage) -> list[pa.Array] | None:
-        layout = self._row_layout
-        if layout is None or page.count * layout.itemsize != len(page.body) - page.at:
+    def _by_runs(self, page: RawPage) -> list[pa.Array] | None:
+        """The columns, or None when a cell of a fixed-size column is missing."""
+        walked = self._walk(page)
+        if walked is None:
             return None
-        rows = np.frombuffer(page.body, dtype=layout, count=page.count, offset=page.at)
-        for index, width in enumerate(self._widths):
-            if not (rows[f"length{index}"] == width).all():
+        starts, cells = walked
+        arrays: dict[int, pa.Array] = {}
+        octets = np.frombuffer(page.body, dtype="u1")
+        for number, run in enumerate(self._runs):
+            if not run.taken(octets, starts[:, number], arrays):
                 return None
-        return [decode_fixed(kind, rows[f"value{index}"]) for index, kind in enumerate(self._kinds)]
+        varying = self._varying
+        for number, index in enumerate(varying):
+            arrays[index] = decode_cells(self._kinds[index], cells[number :: len(varying)], self._scale)
+        return [arrays[index] for index in range(len(self._kinds))]
+
+    def _walk(self, page: RawPage) -> tuple[Any, list[bytes | None]] | None:
+        """Offsets of every row's runs, and the cells of varying size row by row."""
+        body, at = page.body, page.at
+        *skips, tail = [run.bytes for run in self._runs]
+        if not skips:
+            starts = at + np.arange(page.count, dtype="i8") * tail
+            return (starts.reshape(-1, 1), []) if at + page.count * tail == len(body) else None
+        marks: list[int] = []
+        cells: list[bytes | None] = []
+        try:
+            for _ in range(page.count):
+                for skip in skips:
+                    marks.append(at)
+                    at += skip
+                    length = unpack_int(body, at)[0]
+                    at += 4
+                    if length < 0:
+                        cells.append(None)
+                    else:
+                        cells.append(body[at : at + length])
+                        at += length
+                marks.append(at)
+                at += tail
+        except struct.error:
+            return None
+        if at != len(body):
+            return None
+        return np.array(marks, dtype="i8").reshape(-1, len(self._runs)), cells
 
 
-def _row_layout(kinds: Sequence[CqlType]) -> tuple[Any, list[int]]:
-    """The numpy type of a row without nulls, or None when some column's size varies; and the sizes."""
-    fields: list[tuple[str, str]] = []
-    widths: list[int] = []
-    for index, kind in enumerate(kinds):
-        layout = wire_layout(kind)
-        if layout is None:
-            return None, []
-        fields += [(f"length{index}", ">i4"), (f"value{index}", layout)]
-        widths.append(np.dtype(layout).itemsize)
-    return np.dtype(fields), widths
+class _Run:
+    """Neighbouring columns of fixed size; `bytes` with their lengths, when none is missing."""
+
+    def __init__(self, kinds: Sequence[CqlType], columns: range) -> None:
+        fields: list[tuple[str, str]] = []
+        self._columns = []
+        for index in columns:
+            layout = wire_layout(kinds[index])
+            assert layout is not None, "a run holds columns of fixed size"
+            fields += [(f"length{index}", ">i4"), (f"value{index}", layout)]
+            self._columns.append((index, kinds[index], np.dtype(layout).itemsize))
+        self._layout = np.dtype(fields)
+        self.bytes = self._layout.itemsize
+
+    def taken(self, octets: Any, starts: Any, arrays: dict[int, pa.Array]) -> bool:
+        """Put the run's columns into `arrays`; False when a cell is missing."""
+        if not self._columns:
+            return True
+        gathered = octets[starts[:, None] + np.arange(self.bytes)]
+        rows = gathered.view(self._layout).reshape(len(starts))
+        for index, kind, width in self._columns:
+            if not (rows[f"length{index}"] == width).all():
+                return False
+            arrays[index] = decode_fixed(kind, rows[f"value{index}"])
+        return True
 
 
 def _cells(page: RawPage, columns: int) -> list[bytes | None]:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
-import pyarrow as pa
 
 from lockstep.schema.types import parse_type
 from lockstep.spark.columns import arrow_type, decode_cells, spark_type
@@ -146,31 +145,38 @@ def page_of(rows: list[tuple[bytes | None, ...]]) -> RawPage:
     return RawPage(body, 4, len(rows), None)
 
 
-ROWS = st.lists(
-    st.tuples(
-        st.none() | st.integers(-(1 << 31), (1 << 31) - 1),
-        st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
-        st.none() | st.uuids(version=4).map(str),
-    ),
-    max_size=20,
-)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "int": st.integers(-(1 << 31), (1 << 31) - 1),
+    "text": st.text(max_size=5),
+    "uuid": st.uuids(version=4).map(str),
+    "list<int>": st.lists(st.integers(0, 9), max_size=3),
+    "bigint": st.integers(-(1 << 63), (1 << 63) - 1),
+}
 
 
-@given(ROWS, st.booleans())
-@settings(max_examples=80, deadline=None)
-def test_pages_decode_alike_by_table_and_by_cell(rows: list[tuple[Any, ...]], with_nulls: bool) -> None:
-    if not with_nulls:
-        rows = [row for row in rows if None not in row]
-    kinds = [parse_type(text) for text in ("int", "bigint", "uuid")]
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Column types, and rows of them: in some tables without nulls, in others with nulls anywhere."""
+    kinds = draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=5))
+    nulls = draw(st.booleans())
+    cells = [st.none() | VALUES[kind] if nulls else VALUES[kind] for kind in kinds]
+    return kinds, draw(st.lists(st.tuples(*cells), max_size=8))
+
+
+@given(tables())
+@settings(max_examples=150, deadline=None)
+def test_pages_decode_to_the_rows_they_were_made_of(table: tuple[list[str], list[tuple[Any, ...]]]) -> None:
+    kinds = [parse_type(text) for text in table[0]]
     encoders = [encoder(kind) for kind in kinds]
     cells = [
         tuple(None if value is None else encode(value) for encode, value in zip(encoders, row, strict=True))
-        for row in rows
+        for row in table[1]
     ]
-    page = page_of(cells)
-    batch = PageDecoder(list(zip("abc", kinds, strict=True)), 18).decode(page)
-    assert [tuple(row.values()) for row in batch.to_pylist()] == rows
-    assert batch.schema == pa.schema([("a", pa.int32()), ("b", pa.int64()), ("c", pa.string())])
+    names = [f"c{index}" for index in range(len(kinds))]
+    batch = PageDecoder(list(zip(names, kinds, strict=True)), 18).decode(page_of(cells))
+    batch.validate(full=True)
+    assert [tuple(row.values()) for row in batch.to_pylist()] == table[1]
+    assert batch.schema.types == [arrow_type(kind) for kind in kinds]
 
 
 @pytest.mark.parametrize("damage", [lambda body: body[:-1], lambda body: body + b"\x00"])

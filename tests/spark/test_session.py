@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +17,7 @@ from pyspark.sql import functions as F
 from lockstep.local.clusters import LocalCluster
 
 from .conftest import EVENT_ROWS, EVENTS_PER_DAY
-from .support import connect, options
+from .support import PORTS, connect, options
 from .test_columns import SAMPLES
 
 if TYPE_CHECKING:
@@ -103,6 +105,38 @@ def test_a_users_schema_prunes_columns(spark: SparkSession, cluster: LocalCluste
 def test_a_limit_ends_early_and_leaves_the_source_usable(load: Load) -> None:
     assert len(load(batchRows="100", pageSize="50").limit(5).collect()) == 5
     assert load().count() == EVENT_ROWS
+
+
+def test_the_guide_says_what_works(
+    spark: SparkSession,
+    cluster: LocalCluster,
+    load: Load,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "spark.md").read_text()
+    connection = connect(cluster)
+    [create] = re.findall(r"CREATE TABLE shop\.orders .*\)(?=\")", guide)
+    connection.query(create)
+    connection.close()
+    [code] = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    hosts = "127.0.0.1,127.0.0.2"
+    assert hosts in code
+    code = code.replace(f'"{hosts}"', f'"{",".join(cluster.contact_points)}", "port": "{PORTS[0]}"')
+    # Java's working directory is fixed once it runs, so the file is named in full.
+    code = code.replace('"orders.parquet"', repr(str(tmp_path / "orders.parquet")))
+    exec(compile(code, "the guide", "exec"), {})  # noqa: S102
+    assert "|       0|" in capfd.readouterr().out
+    assert spark.read.parquet(str(tmp_path / "orders.parquet")).count() == 10_000
+    known = re.search(r"valid options: (.*?)(?:$|\n)", str(_refused(load)))
+    assert known is not None
+    assert all(f"`{name}`" in guide for name in known.group(1).split(", "))
+
+
+def _refused(load: Load) -> BaseException:
+    with pytest.raises(AnalysisException) as caught:
+        load(nonsense="1")
+    return caught.value
 
 
 def test_an_unknown_option_lists_the_known_ones(load: Load) -> None:
