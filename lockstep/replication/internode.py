@@ -49,24 +49,29 @@ class Receiver(Protocol):
 class Respond:
     """Answers one request, once; a call after the peer is gone is dropped."""
 
-    __slots__ = ("_connection", "_node", "_open", "_stream", "_verb")
+    __slots__ = ("_connection", "_node", "_stream", "_verb", "is_open")
 
     def __init__(self, node: Internode, connection: Connection, verb: int, stream: int) -> None:
         self._node = node
         self._connection = connection
         self._verb = verb
         self._stream = stream
-        self._open = True
+        self.is_open = True
 
     def __call__(self, reply: Any) -> None:
         """Send `reply`; a LockstepError is raised at the requester."""
-        assert self._open, "a request is answered once"
-        self._open = False
+        assert self.is_open, "a request is answered once"
+        self.is_open = False
         self._connection.serving -= 1
         if isinstance(reply, LockstepError):
             self._node.answer(self._connection, self._verb, self._stream, ERROR, encode_error(reply))
         else:
             self._node.answer(self._connection, self._verb, self._stream, REPLY, encode(reply))
+
+
+async def _report(error: Exception) -> None:
+    """Let the owner of tasks hear of a defect in a handler that has no task."""
+    raise error
 
 
 AsyncHandler = Callable[[PeerInfo, Any], Awaitable[Any]]
@@ -369,6 +374,11 @@ class Internode:
             service.fast(peer, request, respond)
         except LockstepError as error:
             respond(error)
+        except Exception as error:
+            # A defect: the requester gets a definite answer, and other requests keep their connection.
+            self.runtime.tasks.spawn(_report(error), f"internode-{verbs.NAMES.get(verb, str(verb))}")
+            if respond.is_open:
+                respond(ServerFault(f"{verbs.NAMES.get(verb)} failed: {type(error).__name__}"))
 
     async def _serve(
         self, service: Service[Any, Any], peer: PeerInfo, request: Any, respond: Respond

@@ -48,6 +48,7 @@ class Plan:
         "consistency",
         "epoch",
         "group",
+        "near_first",
         "needs",
         "needs_epoch",
         "range",
@@ -64,6 +65,7 @@ class Plan:
         targets: tuple[Target, ...],
         needs: tuple[Requirement, ...],
         consistency: Consistency,
+        near_first: tuple[Target, ...] = (),
     ) -> None:
         self.epoch = epoch
         self.needs_epoch = needs_epoch
@@ -73,6 +75,8 @@ class Plan:
         self.needs = needs
         self.required = sum(need.count for need in needs)
         self.consistency = consistency
+        #: The targets: this node, then its data centre, then others.
+        self.near_first = near_first or targets
         #: For each need: how many answers, and whose count.
         self._counts = tuple(
             (need.count, frozenset(t.node for t in targets if not need.dc or t.dc == need.dc))
@@ -99,9 +103,11 @@ class Plan:
 class TablePlacement:
     """Where one table's tokens live in one metadata value, with the plans made so far."""
 
-    __slots__ = ("changed_epoch", "plans", "replication", "rights", "ring")
+    __slots__ = ("changed_epoch", "epoch", "plans", "replication", "rights", "ring")
 
-    def __init__(self, changed_epoch: int, replication: Replication, ring: RingPlacement) -> None:
+    def __init__(self, epoch: int, changed_epoch: int, replication: Replication, ring: RingPlacement) -> None:
+        #: Of the metadata value.
+        self.epoch = epoch
         #: When the table or its keyspace last changed.
         self.changed_epoch = changed_epoch
         self.replication = replication
@@ -146,7 +152,8 @@ class PlanBook:
             return None
         keyspace = cluster.schema.by_name[table.keyspace]
         ring = cluster.placements.ring(keyspace.replication)
-        found = TablePlacement(max(table.epoch, keyspace.epoch), keyspace.replication, ring)
+        changed_epoch = max(table.epoch, keyspace.epoch)
+        found = TablePlacement(cluster.epoch, changed_epoch, keyspace.replication, ring)
         self._tables[table_id] = found
         return found
 
@@ -163,6 +170,8 @@ class PlanBook:
         placement = self.placement(table_id)
         if placement is None or placement.changed_epoch > epoch:
             return True
+        if placement.epoch <= epoch:
+            return False
         return any(placed.group.epoch > epoch for placed in placement.ring.overlapping(tokens))
 
     def _plan(self, table_id: int, token: int, consistency: Consistency, writing: bool) -> Plan:
@@ -199,7 +208,11 @@ class PlanBook:
             Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc) for node in nodes
         )
         needs_epoch = max(group.epoch, placement.changed_epoch)
-        return Plan(cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency)
+        own = self._own_id()
+        near_first = sorted(targets, key=lambda t: 0 if t.node == own else 1 if t.dc == local_dc else 2)
+        return Plan(
+            cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, tuple(near_first)
+        )
 
     def _local_dc(self, cluster: ClusterMetadata) -> str:
         own = cluster.node(NodeId(self._own_id()))
@@ -209,16 +222,10 @@ class PlanBook:
         """A read plan's targets as they should be asked: this node, near ones alive, far ones alive,
         then those that seem dead."""
         own = self._own_id()
-        local_dc = self._local_dc(self._metadata())
-
-        def rank(target: Target) -> int:
-            if target.node == own:
-                return 0
-            if not alive(target.node):
-                return 3
-            return 1 if target.dc == local_dc else 2
-
-        return sorted(plan.targets, key=rank)
+        seeming = [target for target in plan.near_first if target.node == own or alive(target.node)]
+        if len(seeming) < len(plan.near_first):
+            seeming.extend([target for target in plan.near_first if target not in seeming])
+        return seeming
 
 
 def first_choice(plan: Plan, ordered: Iterable[Target]) -> list[Target]:

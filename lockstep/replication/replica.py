@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from lockstep.metadata.cluster import ClusterMetadata
@@ -36,6 +36,8 @@ class Engine(Protocol):
     async def synced(self, sequence: int) -> None: ...
 
     async def read(self, command: ReadCommand) -> ReadResult: ...
+
+    def read_now(self, command: ReadCommand) -> ReadResult | None: ...
 
 
 class _Unsynced:
@@ -75,7 +77,7 @@ class ReplicaService:
         self._failed: LockstepError | None = None
         internode.register_fast(verbs.WRITE, WriteRequest, WriteReply, self._receive_write)
         internode.register_fast(verbs.READ_REPAIR, WriteRequest, WriteReply, self._receive_write)
-        internode.register(verbs.READ, ReadRequest, ReadReply, self._receive_read)
+        internode.register_fast(verbs.READ, ReadRequest, ReadReply, self._receive_read)
 
     # -- writes -----------------------------------------------------------------------------------
 
@@ -102,21 +104,17 @@ class ReplicaService:
         The caller has seen to it that this node has applied `needs_epoch`.
         """
         mutation = request.mutation
-        cluster = self._metadata()
-        placement = self._plans.placement(mutation.table_id) or self._known_table(
-            cluster, mutation.table_id, request.epoch
-        )
+        placement = self._known_table(mutation.table_id, request.epoch)
         group = placement.group_for(mutation.token)
         if group.epoch > request.epoch or placement.changed_epoch > request.epoch:
-            self._probes.reach("replica.refused.stale")
-            raise StaleEpoch(cluster.epoch)
+            raise self._stale(placement)
         if self._own_id() not in group.writes:
             raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
         self._probes.reach("replica.write.accepted")
         sequence = self._engine.apply(mutation)
         self._accepted += 1
         self._probes.reach("replica.write.applied")
-        self._unsynced.append(_Unsynced(cluster.epoch, sequence, answer))
+        self._unsynced.append(_Unsynced(placement.epoch, sequence, answer))
         if not self._syncing:
             self._syncing = True
             self._runtime.tasks.spawn(self._sync(), "replica-sync")
@@ -141,10 +139,29 @@ class ReplicaService:
 
     # -- reads ------------------------------------------------------------------------------------
 
-    async def _receive_read(self, peer: PeerInfo, request: ReadRequest) -> ReadReply:
-        if request.needs_epoch > self._metadata().epoch:
-            await self._catch_up(request.needs_epoch, peer.endpoint)
-        return await self.read(request)
+    def _receive_read(self, peer: PeerInfo, request: ReadRequest, respond: Respond) -> None:
+        if request.needs_epoch <= self._metadata().epoch:
+            reply = self.read_now(request)
+            if reply is not None:
+                respond(reply)
+                return
+        self._runtime.tasks.spawn(self._read_later(peer.endpoint, request, respond), "replica-read")
+
+    async def _read_later(self, source: Address, request: ReadRequest, respond: Respond) -> None:
+        try:
+            if request.needs_epoch > self._metadata().epoch:
+                await self._catch_up(request.needs_epoch, source)
+            reply = await self.read(request)
+        except LockstepError as error:
+            respond(error)
+        else:
+            respond(reply)
+
+    def read_now(self, request: ReadRequest) -> ReadReply | None:
+        """As `read`, when the engine can answer in this very step; None when it cannot."""
+        accepted_epoch = self._check_read(request)
+        result = self._engine.read_now(request.command)
+        return None if result is None else ReadReply(accepted_epoch, result)
 
     async def read(self, request: ReadRequest) -> ReadReply:
         """Read while this node is a read replica of everything asked, under a plan that still holds.
@@ -158,32 +175,37 @@ class ReplicaService:
 
     def _check_read(self, request: ReadRequest) -> int:
         command = request.command
-        cluster = self._metadata()
-        placement = self._known_table(cluster, command.table_id, request.epoch)
+        placement = self._known_table(command.table_id, request.epoch)
         own = self._own_id()
-        for placed in placement.ring.overlapping(Range(command.left, command.right)):
-            self._check_plan(cluster, placement, placed.group, request.epoch)
+        if placement.changed_epoch > request.epoch:
+            raise self._stale(placement)
+        if command.left + 1 == command.right:
+            groups: Iterable[ReplicaGroup] = (placement.group_for(command.right),)
+        else:
+            overlapping = placement.ring.overlapping(Range(command.left, command.right))
+            groups = (placed.group for placed in overlapping)
+        for group in groups:
+            if group.epoch > request.epoch:
+                raise self._stale(placement)
             # A pending replica answers too: quorum reads ask it what it lacks (see plans.Plan).
-            if own not in placed.group.writes:
-                raise NotReplica(f"node {own} answers no reads for tokens {placed.range}")
-        return cluster.epoch
+            if own not in group.writes:
+                raise NotReplica(f"node {own} answers no reads of tokens behind {command.left}")
+        return placement.epoch
 
     # -- judging ----------------------------------------------------------------------------------
 
-    def _known_table(self, cluster: ClusterMetadata, table_id: int, epoch: int) -> TablePlacement:
+    def _known_table(self, table_id: int, epoch: int) -> TablePlacement:
         placement = self._plans.placement(table_id)
         if placement is None:
-            if cluster.epoch > epoch:
-                raise StaleEpoch(cluster.epoch)
-            raise NotReplica(f"table id {table_id} is not known at epoch {cluster.epoch}")
+            newest = self._metadata().epoch
+            if newest > epoch:
+                raise StaleEpoch(newest)
+            raise NotReplica(f"table id {table_id} is not known at epoch {newest}")
         return placement
 
-    def _check_plan(
-        self, cluster: ClusterMetadata, placement: TablePlacement, group: ReplicaGroup, epoch: int
-    ) -> None:
-        if group.epoch > epoch or placement.changed_epoch > epoch:
-            self._probes.reach("replica.refused.stale")
-            raise StaleEpoch(cluster.epoch)
+    def _stale(self, placement: TablePlacement) -> StaleEpoch:
+        self._probes.reach("replica.refused.stale")
+        return StaleEpoch(placement.epoch)
 
     # -- drain ------------------------------------------------------------------------------------
 

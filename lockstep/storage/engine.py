@@ -95,6 +95,19 @@ class StorageEngine:
             await self._commit.synced(sequence)
         return reading.result()
 
+    def read_now(self, command: ReadCommand) -> ReadResult | None:
+        """As `read`, for one partition that needs neither a second turn nor a sync; None otherwise."""
+        if command.key is None or self._sequence_behind(command):
+            return None
+        snapshot = self._store.snapshot()
+        try:
+            reading = Reading(snapshot, command, self._ask_merge)
+            for _ in reading.steps():
+                return None
+        finally:
+            snapshot.close()
+        return reading.result()
+
     def _sequence_behind(self, command: ReadCommand) -> int:
         if command.key is not None:
             prefix = keys.partition_prefix(command.table_id, command.right, command.key)

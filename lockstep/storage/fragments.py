@@ -68,14 +68,21 @@ def fragments_of(mutation: Mutation, prefix: bytes) -> list[Put]:
     InvalidRequest when it has more rows or bytes than one atomic batch may hold.
     """
     suffix = keys.write_suffix(mutation.timestamp_us, mutation.mutation_id)
+    rows, static = mutation.rows, mutation.static
+    deletes = mutation.deletion is not None or bool(mutation.range_deletions)
+    if len(rows) == 1 and static is None and not deletes:
+        # Most mutations are one row; the general way below gives the same.
+        row = rows[0]
+        store_key, value = keys.row_prefix(prefix, row.clustering) + suffix, encode_row(row)
+        if len(store_key) + len(value) > limits.MUTATION_BYTES_MAX:
+            raise _too_large(len(store_key) + len(value))
+        return [("put", store_key, value)]
     batch: list[Put] = []
-    if mutation.deletion is not None or mutation.range_deletions:
+    if deletes:
         value = encode_header(mutation.deletion, mutation.range_deletions)
         batch.append(("put", prefix + keys.KIND_HEADER + suffix, value))
-    static = mutation.static
     if static is not None:
         batch.append(("put", prefix + keys.KIND_STATIC + suffix, encode_row(static)))
-    rows = mutation.rows
     if len(rows) > 1:
         rows = _distinct(rows)
     for row in rows:
@@ -105,10 +112,14 @@ def _check_size(batch: Sequence[Put]) -> None:
     for _, key, value in batch:
         size += len(key) + len(value)
     if size > limits.MUTATION_BYTES_MAX:
-        raise InvalidRequest(
-            f"a mutation of {size} bytes is over the limit of {limits.MUTATION_BYTES_MAX}",
-            hint="split the batch or store smaller values",
-        )
+        raise _too_large(size)
+
+
+def _too_large(size: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"a mutation of {size} bytes is over the limit of {limits.MUTATION_BYTES_MAX}",
+        hint="split the batch or store smaller values",
+    )
 
 
 def merge_id(value: bytes) -> bytes:

@@ -181,12 +181,16 @@ def test_a_handlers_error_is_raised_at_the_requester(error: Exception, fast: boo
     run(test)
 
 
-def test_a_defect_in_a_handler_is_answered_and_reported() -> None:
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_defect_in_a_handler_is_answered_and_reported(fast: bool) -> None:
     async def broken(peer: PeerInfo, request: Ping) -> Pong:
         raise ZeroDivisionError
 
+    def broken_fast(peer: PeerInfo, request: Ping, respond: Respond) -> None:
+        raise ZeroDivisionError
+
     async def test() -> None:
-        one, two = pair(broken)
+        one, two = pair(fast=broken_fast) if fast else pair(broken)
         async with running(one, two):
             with pytest.raises(ServerFault):
                 await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)

@@ -240,6 +240,7 @@ def test_a_replica_that_learns_of_a_change_while_it_reads_does_not_answer() -> N
             nodes[1].cluster = after
 
         nodes[1].engine.on_read = leave
+        nodes[1].engine.reads_now = False
         result = await nodes[0].coordinator.read(read_one(1), Consistency.ONE, 1000)
         assert shown(result) == [(1, b"a", b"x")]
 
@@ -265,7 +266,8 @@ def test_a_coordinator_that_learns_of_a_change_while_it_waits_asks_the_new_repli
     run(test)
 
 
-def test_another_replica_is_asked_when_one_is_lost_or_fails() -> None:
+@pytest.mark.parametrize("reads_now", [False, True])
+def test_another_replica_is_asked_when_one_is_lost_or_fails(reads_now: bool) -> None:
     async def test() -> None:
         wire, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
         give(nodes, upsert(1, b"a", b"x"))
@@ -273,13 +275,15 @@ def test_another_replica_is_asked_when_one_is_lost_or_fails() -> None:
         assert shown(await nodes[0].coordinator.read(read_one(1), QUORUM, 400)) == [(1, b"a", b"x")]
         wire.lose = lambda address, verb: False
 
-        async def broken(command: ReadCommand) -> ReadResult:
+        def broken(command: ReadCommand) -> ReadResult:
             raise CorruptFile("sst", 3, "checksum")
 
-        nodes[0].engine.read = broken  # type: ignore[method-assign]
+        for node in nodes:
+            node.engine.reads_now = reads_now
+        nodes[0].engine.answer = broken  # type: ignore[method-assign]
         assert shown(await nodes[0].coordinator.read(read_one(1), QUORUM, 400)) == [(1, b"a", b"x")]
         assert shown(await nodes[0].coordinator.read(read_one(1), Consistency.ONE, 400)) == [(1, b"a", b"x")]
-        nodes[1].engine.read = broken  # type: ignore[method-assign]
+        nodes[1].engine.answer = broken  # type: ignore[method-assign]
         with pytest.raises(ReadFailure) as caught:
             await nodes[0].coordinator.read(read_one(1), QUORUM, 400)
         assert caught.value.failures == 2

@@ -154,6 +154,7 @@ def test_reads_equal_the_twin_for_slices_order_and_limits(kind: str, seed: int, 
             reverse, limit = dice.random() < 0.5, dice.randrange(4)
             asked = command(place, slices=slices, reverse=reverse, row_limit=limit)
             result = await engine.read(asked)
+            assert engine.read_now(asked) == result, "after the read nothing of the partition is unsynced"
             whole = twin.get(place, Partition(*place))
             expected = [
                 row for row in live_view(whole, NOW_S).rows if any(s.contains(row.clustering) for s in slices)
@@ -450,12 +451,30 @@ def test_a_read_answers_only_durable_data_and_waits_for_no_other_partition() -> 
         engine.apply(put((5, b"b"), b"", b"v", 1, 2))
         synced = disk.syncs
         assert len((await engine.read(command((1, b"a")))).partitions) == 1
+        assert engine.read_now(command((1, b"a"))) is not None
+        assert engine.read_now(command((5, b"b"))) is None, "it would have to wait for the sync"
         assert len((await engine.read(command(right=4))).partitions) == 1
         assert disk.syncs == synced
         assert len((await engine.read(command(left=4))).partitions) == 1
         assert disk.syncs == synced + 1
+        assert engine.read_now(command((5, b"b"))) is not None
         survivor = StorageEngine(await open_model_store(disk.lose_power(), "store"), runtime_of())
         assert len((await survivor.read(command((5, b"b")))).partitions) == 1
+
+    asyncio.run(body())
+
+
+@BOTH
+def test_a_read_that_needs_many_turns_is_not_answered_in_one(kind: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        rows = limits.FRAGMENTS_PER_TURN_MAX + 1
+        writes = [put((1, b"a"), b"%08d" % number, b"v", 1, number) for number in range(rows)]
+        engine = await engine_with(kind, tmp_path, writes)
+        assert len((await engine.read(command((1, b"a")))).partitions[0].rows) == rows
+        assert engine.read_now(command((1, b"a"))) is None
+        found = engine.read_now(command((1, b"a"), row_limit=3))
+        assert found is not None and len(found.partitions[0].rows) == 3 and found.more
+        await engine.close()
 
     asyncio.run(body())
 
