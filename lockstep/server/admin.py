@@ -104,8 +104,8 @@ class Admin:
             return json_response(error_document(fault), 500)
 
     def _operations(self) -> list[Operation]:
-        node, requests = self._node, self._requests
-        operations = [
+        node = self._node
+        return [
             _get("/v1/status", "Health, nodes and running operations", _later(self._status)),
             _get("/v1/nodes", "The nodes with their share of the ring", _now(lambda *_: reports.nodes(node))),
             _get(
@@ -130,6 +130,23 @@ class Admin:
             ),
             _get("/v1/metadata/log", "Entries of the metadata log", _now(self._log), _FROM, _TO),
             _get("/v1/metadata/diff", "What changed between two epochs", _now(self._diff), _FROM, _TO),
+            *self._request_operations(),
+            _get("/v1/cms", "The metadata group", _now(lambda *_: reports.cms(node))),
+            _get("/openapi.json", "This document", _now(lambda *_: self.registry.openapi())),
+            Operation(
+                "GET",
+                "/metrics",
+                "Counters for Prometheus",
+                self._metrics,
+                "Prometheus text format",
+                content_type=CONTENT_TYPE,
+            ),
+            *self._fault_operations(),
+        ]
+
+    def _request_operations(self) -> list[Operation]:
+        requests = self._requests
+        return [
             _get("/v1/requests", "Topology operations", _later(lambda *_: requests.all())),
             _get(
                 LIVE_PATH, "Running operations as this node alone sees them", _now(lambda *_: requests.live())
@@ -150,36 +167,29 @@ class Admin:
                 _later(lambda _, v: requests.cancel(v["id"])),
                 "The request",
             ),
-            _get("/v1/cms", "The metadata group", _now(lambda *_: reports.cms(node))),
-            _get("/openapi.json", "This document", _now(lambda *_: self.registry.openapi())),
+        ]
+
+    def _fault_operations(self) -> list[Operation]:
+        """Controls that tests use; none unless the configuration opens them."""
+        if not self._node.configuration.testing.faults:
+            return []
+        return [
             Operation(
-                "GET",
-                "/metrics",
-                "Counters for Prometheus",
-                self._metrics,
-                "Prometheus text format",
-                content_type=CONTENT_TYPE,
+                "POST",
+                "/v1/testing/partition",
+                "Cut this node off from these internode addresses",
+                _now(self._partition),
+                "The peers it is cut off from",
+                body=_PARTITION_BODY,
+            ),
+            Operation(
+                "POST",
+                "/v1/testing/heal",
+                "End every partition of this node",
+                _now(lambda *_: self._cut_off([])),
+                "No peers",
             ),
         ]
-        if node.configuration.testing.faults:
-            operations += [
-                Operation(
-                    "POST",
-                    "/v1/testing/partition",
-                    "Cut this node off from these internode addresses",
-                    _now(self._partition),
-                    "The peers it is cut off from",
-                    body=_PARTITION_BODY,
-                ),
-                Operation(
-                    "POST",
-                    "/v1/testing/heal",
-                    "End every partition of this node",
-                    _now(lambda *_: self._cut_off([])),
-                    "No peers",
-                ),
-            ]
-        return operations
 
     # -- answers ----------------------------------------------------------------------------------
 

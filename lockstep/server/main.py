@@ -63,26 +63,31 @@ async def _serve(configuration: Configuration) -> int:
             f"the data directory {configuration.node.data_directory} cannot be used: {error.strerror}"
         ) from error
     log = LineLog(runtime.clock, configuration.log.level, configuration.log.format)
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     loop.set_exception_handler(lambda _loop, context: log("task.fault", **_described(context)))
     path = os.path.join(configuration.node.data_directory, "store")
     node = Node(runtime, configuration, lambda _runtime: _open_store(path, runtime), log)
-    started = asyncio.ensure_future(node.start())
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((started, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if not started.done():
-        started.cancel()
-        await asyncio.wait((started,))
+    life = asyncio.current_task()
+    assert life is not None, "the process runs as one task"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, life.cancel)
+    # A signal while the node starts ends it there, with nothing left running.
+    try:
+        await node.start()
+    except asyncio.CancelledError:
         return 0
-    stopping.cancel()
-    await started
+    stop: asyncio.Future[None] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _set, stop)
     try:
         return await _serve_clients(node, runtime, stop)
     finally:
         await node.stop()
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 async def _open_store(path: str, runtime: Runtime) -> Store:
@@ -92,7 +97,7 @@ async def _open_store(path: str, runtime: Runtime) -> Store:
     return await open_rocks_store(path, runtime.tasks)
 
 
-async def _serve_clients(node: Node, runtime: Runtime, stop: asyncio.Event) -> int:
+async def _serve_clients(node: Node, runtime: Runtime, stop: asyncio.Future[None]) -> int:
     """Open the doors, wait for the end, close them; the exit code."""
     server = CqlServer(node, runtime)
     # The clients' door is the last to open: whoever finds it open finds the others open too.
@@ -122,15 +127,15 @@ def _say_ready(node: Node) -> None:
     print(f"ready {json.dumps(facts)}", flush=True)
 
 
-async def _until_the_end(node: Node, stop: asyncio.Event) -> int:
+async def _until_the_end(node: Node, stop: asyncio.Future[None]) -> int:
     """0 when told to stop; the error's exit code when the node broke."""
-    assert node.broken is not None
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((stopping, node.broken), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not node.broken.done():
+    broken = node.broken
+    assert broken is not None, "the node has started"
+    broken.add_done_callback(lambda _: _set(stop))
+    await stop
+    if not broken.done():
         return 0
-    error = node.broken.result()
+    error = broken.result()
     print(error.render(), file=sys.stderr, flush=True)
     return error.exit_code
 

@@ -40,6 +40,9 @@ class ViewTables:
         self._clients = clients
 
     def tables(self) -> list[VirtualTable]:
+        return [*self._metadata_tables(), *self._live_tables()]
+
+    def _metadata_tables(self) -> list[VirtualTable]:
         return [
             _view(
                 "cluster_metadata_log",
@@ -86,6 +89,10 @@ class ViewTables:
                 self._requests,
                 "Topology operations that run",
             ),
+        ]
+
+    def _live_tables(self) -> list[VirtualTable]:
+        return [
             _view(
                 "barriers",
                 "operation_id int; node_id int; reason text; since timestamp",

@@ -41,7 +41,7 @@ IMPURE_MODULES = (
     "uuid",
 )
 #: Modules that the outside starts: the command, `python -m`, names given to Spark or to test code.
-ENTRY_POINTS = ("lockstep.cli.main", "lockstep.spark.source")
+ENTRY_POINTS = ("lockstep.cli.main", "lockstep.server.main", "lockstep.spark.source")
 
 
 def sizes(sources: Iterable[Source]) -> Iterator[Violation]:

@@ -136,3 +136,22 @@ def test_importing_the_entry_loads_nothing_that_a_start_does_not_need() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_node_that_waits_for_its_cluster_ends_at_once_when_told(tmp_path: Path) -> None:
+    taken = addresses()
+    address, absent = next(taken), next(taken)
+    file = configured(tmp_path, address)
+    founders = f'founders = ["{address}:{INTERNODE_PORT}", "{absent}:{INTERNODE_PORT}"]'
+    alone = f'founders = ["{address}:{INTERNODE_PORT}"]'
+    file.write_text(file.read_text().replace(alone, founders))
+    process = subprocess.Popen([*MAIN, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert absent in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
