@@ -19,6 +19,7 @@ from lockstep.cql.wire.constants import (
     VERSION_MAX,
     VERSION_NAMES,
     Opcode,
+    has_warnings,
     uses_segments,
 )
 from lockstep.cql.wire.frames import Envelope, EnvelopeReader, EnvelopeRefused, encode_envelope
@@ -296,7 +297,8 @@ class CqlConnection(asyncio.Protocol):
     def _answer(self, stream: int, answer: Answer, trace_id: bytes | None = None) -> None:
         flags, body = 0, answer.body
         if answer.warnings or trace_id is not None:
-            flags, body = responses.with_prefix(body, trace_id=trace_id, warnings=answer.warnings)
+            warnings = answer.warnings if has_warnings(self._version) else ()
+            flags, body = responses.with_prefix(body, trace_id=trace_id, warnings=warnings)
         self._send(_RESULT, stream, body, flags)
 
     def send_event(self, body: bytes) -> None:

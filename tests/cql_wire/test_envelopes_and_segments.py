@@ -87,11 +87,11 @@ def test_a_v4_body_compressed_as_drivers_do_it_arrives_plain():
     assert again.body == body
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 6, 65, 66])
+@pytest.mark.parametrize("version", [1, 2, 7, 65, 66])
 def test_an_unknown_version_is_refused_at_once_with_the_phrase_drivers_look_for(version):
     header = bytes((version, 0, 0, 7, 5, 0, 0, 0, 0))
     with pytest.raises(
-        EnvelopeRefused, match=r"Invalid or unsupported protocol version \(\d+\).*4/v4, 5/v5"
+        EnvelopeRefused, match=r"Invalid or unsupported protocol version \(\d+\).*3/v3, 4/v4, 5/v5, 6/v6-beta"
     ) as caught:
         EnvelopeReader().feed(header)
     assert caught.value.stream == (7 if version > 2 else 0)
@@ -185,3 +185,12 @@ def test_random_bytes_raise_nothing_but_protocol_violations(data, compressed):
             reader.feed(data)
         except ProtocolViolation:
             continue
+
+
+def test_the_beta_version_needs_its_flag_in_every_request():
+    from lockstep.cql.wire.constants import FLAG_BETA
+
+    with pytest.raises(EnvelopeRefused, match="USE_BETA flag is unset"):
+        EnvelopeReader().feed(encode_request(6, Opcode.OPTIONS, 3, b""))
+    (envelope,) = EnvelopeReader().feed(encode_request(6, Opcode.OPTIONS, 3, b"", FLAG_BETA))
+    assert envelope.version == 6

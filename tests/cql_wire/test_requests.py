@@ -30,7 +30,7 @@ from lockstep.cql.wire.primitives import bytes_map
 from lockstep.values.errors import ProtocolViolation
 from lockstep.values.ids import Consistency
 
-VERSIONS = pytest.mark.parametrize("version", [4, 5])
+VERSIONS = pytest.mark.parametrize("version", [3, 4, 5])
 
 
 def driver_body(version, message):

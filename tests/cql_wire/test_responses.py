@@ -22,7 +22,7 @@ from lockstep.values import errors
 from lockstep.values.errors import ProtocolViolation
 from lockstep.values.ids import Consistency
 
-VERSIONS = pytest.mark.parametrize("version", [4, 5])
+VERSIONS = pytest.mark.parametrize("version", [3, 4, 5])
 
 TYPE_TEXTS = (
     *NATIVE_NAMES,
@@ -109,6 +109,8 @@ PROBLEMS = [
 @VERSIONS
 @pytest.mark.parametrize(("problem", "info"), PROBLEMS)
 def test_errors_carry_code_message_and_details(version, problem, info):
+    if version == 3 and isinstance(problem, errors.ReadFailure | errors.WriteFailure):
+        pytest.skip("version 3 has no failures")
     body = responses.error(version, problem)
     code = getattr(problem, "cql_code", 0)
     message = by_driver(version, Opcode.ERROR, body)
@@ -255,19 +257,38 @@ def test_prepared_statements_are_understood(version):
     body = responses.prepared(version, b"id", specs("int", "text"), [1, 0], specs("uuid"), b"meta")
     message = by_driver(version, Opcode.RESULT, body)
     assert message.query_id == b"id"
-    assert message.pk_indexes == [1, 0]
+    assert message.pk_indexes == (None if version == 3 else [1, 0])
     assert [column.name for column in message.bind_metadata] == ["c0", "c1"]
     assert message.column_metadata[0][3] is driver_types.UUIDType
     assert message.result_metadata_id == (b"meta" if version == 5 else None)
     ours = by_client(version, Opcode.RESULT, body)
     assert ours.bind == tuple(specs("int", "text"))
-    assert ours.partition_key_indexes == (1, 0)
+    assert ours.partition_key_indexes == (() if version == 3 else (1, 0))
     assert ours.result.columns == tuple(specs("uuid"))
     assert ours.result_metadata_id == (b"meta" if version == 5 else None)
     body = responses.prepared(version, b"id", [], [], [], b"meta")
     message = by_driver(version, Opcode.RESULT, body)
-    assert (message.bind_metadata, message.pk_indexes, message.column_metadata) == ([], [], None)
+    keys = None if version == 3 else []
+    assert (message.bind_metadata, message.pk_indexes, message.column_metadata) == ([], keys, None)
     assert by_client(version, Opcode.RESULT, body).result == client.Metadata((), 0)
+
+
+def test_version_3_is_told_of_a_timeout_instead_of_a_failure():
+    read = responses.error(3, errors.ReadFailure(4, 1, 2, 1, True, (("127.0.0.1", 1),)))
+    message = by_driver(3, Opcode.ERROR, read)
+    assert message.code == 0x1200
+    assert (message.info["received_responses"], message.info["data_retrieved"]) == (1, True)
+    write = responses.error(3, errors.WriteFailure(4, 0, 2, 1, "BATCH"))
+    message = by_driver(3, Opcode.ERROR, write)
+    assert (message.code, message.info["write_type"]) == (0x1100, cassandra.WriteType.BATCH)
+
+
+@pytest.mark.parametrize("name", ["date", "time", "smallint", "tinyint"])
+def test_version_3_names_small_types_by_their_class(name):
+    body = responses.prepared(3, b"id", specs(name), [], [], b"")
+    ours = by_client(3, Opcode.RESULT, body)
+    assert ours.bind == tuple(specs(name))
+    assert by_driver(3, Opcode.RESULT, body).bind_metadata[0].type.cassname.endswith("Type")
 
 
 def test_trace_warnings_and_payload_stand_in_front():
@@ -326,3 +347,9 @@ def test_every_truncation_of_rows_is_a_protocol_violation(data, version):
 def test_consistency_levels_agree_with_the_driver():
     for level in Consistency:
         assert cassandra.ConsistencyLevel.value_to_name[int(level)] == level.name
+
+
+def test_types_nested_as_deep_as_clients_test_them_are_described():
+    deep = "frozen<tuple<" * 32 + "int" + ">>" * 32
+    body = responses.prepared(5, b"id", specs(deep), [], [], b"")
+    assert by_client(5, Opcode.RESULT, body).bind[0].type.name == "tuple"

@@ -37,6 +37,7 @@ from lockstep.cql.wire.constants import (
     RESULT_SET_KEYSPACE,
     RESULT_VOID,
     Opcode,
+    has_key_indexes,
     has_metadata_id,
     has_reason_map,
 )
@@ -312,8 +313,11 @@ def _read_prepared(version: int, body: bytes, at: int) -> tuple[Body, int]:
     metadata_id = None
     if has_metadata_id(version):
         metadata_id, at = wire.read_short_bytes(body, at)
-    flags, count, keys = (unpack_int(body, at + offset)[0] for offset in (0, 4, 8))
-    at += 12
+    flags, count = unpack_int(body, at)[0], unpack_int(body, at + 4)[0]
+    at += 8
+    keys = 0
+    if has_key_indexes(version):
+        keys, at = unpack_int(body, at)[0], at + 4
     indexes = []
     for _ in range(keys):
         indexes.append(unpack_short(body, at)[0])

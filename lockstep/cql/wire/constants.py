@@ -1,6 +1,6 @@
 """Numbers of the native protocol, under their names.
 
-Invariant: versions 4 and 5 share the envelope header and the opcodes; what differs by version is asked
+Invariant: versions 3 to 6 share the envelope header and the opcodes; what differs by version is asked
 with the functions at the end, never by comparing numbers elsewhere.
 """
 
@@ -9,12 +9,16 @@ from __future__ import annotations
 import enum
 from typing import Final
 
+VERSION_3: Final = 3
 VERSION_4: Final = 4
 VERSION_5: Final = 5
-VERSIONS: Final = (VERSION_4, VERSION_5)
+#: Not fixed yet, so far equal to version 5; clients ask for it with FLAG_BETA.
+VERSION_6_BETA: Final = 6
+VERSIONS: Final = (VERSION_3, VERSION_4, VERSION_5, VERSION_6_BETA)
+#: The highest that is fixed; refusals are sent in it.
 VERSION_MAX: Final = VERSION_5
 #: As listed in the SUPPORTED answer's PROTOCOL_VERSIONS.
-VERSION_NAMES: Final = ("4/v4", "5/v5")
+VERSION_NAMES: Final = ("3/v3", "4/v4", "5/v5", "6/v6-beta")
 
 HEADER_BYTES: Final = 9
 #: Stream of an envelope that the server sends on its own (events).
@@ -96,6 +100,26 @@ ERROR_UNPREPARED: Final = 0x2500
 def uses_segments(version: int) -> bool:
     """Whether envelopes travel in checksummed segments once the handshake is answered."""
     return version >= VERSION_5
+
+
+def has_warnings(version: int) -> bool:
+    """Whether answers may carry warnings and a payload."""
+    return version >= VERSION_4
+
+
+def has_failures(version: int) -> bool:
+    """Whether a replica's failure is told apart from its silence."""
+    return version >= VERSION_4
+
+
+def has_key_indexes(version: int) -> bool:
+    """Whether prepared statements name the bind variables that make the partition key."""
+    return version >= VERSION_4
+
+
+def has_small_types(version: int) -> bool:
+    """Whether date, time, smallint and tinyint have option ids of their own."""
+    return version >= VERSION_4
 
 
 def has_wide_flags(version: int) -> bool:

@@ -13,9 +13,11 @@ import msgspec
 
 from lockstep.cql.wire.compression import compress_body, decompress_body
 from lockstep.cql.wire.constants import (
+    FLAG_BETA,
     FLAG_COMPRESSED,
     HEADER_BYTES,
     VERSION_4,
+    VERSION_6_BETA,
     VERSION_NAMES,
     VERSIONS,
     uses_segments,
@@ -94,7 +96,7 @@ class EnvelopeReader:
         at, size = 0, len(source)
         while size - at >= HEADER_BYTES:
             version, flags, stream, opcode, length = _HEADER.unpack_from(source, at)
-            self._check(version, stream, length)
+            self._check(version, flags, stream, length)
             end = at + HEADER_BYTES + length
             if end > size:
                 break
@@ -116,12 +118,17 @@ class EnvelopeReader:
         if version & 0x7F not in VERSIONS:
             raise self._unsupported(version, 0)
 
-    def _check(self, version: int, stream: int, length: int) -> None:
+    def _check(self, version: int, flags: int, stream: int, length: int) -> None:
         number = version & 0x7F
         if number not in VERSIONS:
             raise self._unsupported(version, stream if number > 2 else 0)
         if version & _RESPONSE != self._direction:
             raise EnvelopeRefused("Wrong protocol direction for an envelope", stream)
+        if number == VERSION_6_BETA and not flags & FLAG_BETA and not self._direction:
+            raise EnvelopeRefused(
+                f"Beta version of the protocol used ({number}/v{number}-beta), but USE_BETA flag is unset",
+                stream,
+            )
         if self.version is not None and number != self.version:
             raise EnvelopeRefused(
                 f"Invalid message version. Got {number}/v{number} but previous messages on this connection "

@@ -34,6 +34,8 @@ from lockstep.cql.wire.constants import (
     RESULT_SCHEMA_CHANGE,
     RESULT_SET_KEYSPACE,
     RESULT_VOID,
+    has_failures,
+    has_key_indexes,
     has_metadata_id,
     has_reason_map,
 )
@@ -188,8 +190,10 @@ def prepared(
     parts = [pack_int(RESULT_PREPARED), wire.short_bytes(statement_id)]
     if has_metadata_id(version):
         parts.append(wire.short_bytes(result_metadata_id))
-    parts += (pack_int(flags), pack_int(len(bind)), pack_int(len(partition_key_indexes)))
-    parts += [pack_short(index) for index in partition_key_indexes]
+    parts += (pack_int(flags), pack_int(len(bind)))
+    if has_key_indexes(version):
+        parts.append(pack_int(len(partition_key_indexes)))
+        parts += [pack_short(index) for index in partition_key_indexes]
     parts.append(columns)
     if result:
         flags, columns = _columns(version, result)
@@ -240,11 +244,19 @@ def error(version: int, problem: LockstepError) -> bytes:
     """ERROR: code, message and what the code adds.
 
     Errors without a protocol code of their own are sent as server errors, whose outcome a client must
-    take as unknown.
+    take as unknown. Versions without failures are told of a timeout, whose outcome is as unknown.
     """
+    if isinstance(problem, ReadFailure | WriteFailure) and not has_failures(version):
+        problem = _as_timeout(problem)
     code = problem.cql_code if isinstance(problem, RequestError | Rejected) else ERROR_SERVER
     head = pack_int(code) + wire.clipped_string(problem.message)
     return head + _error_details(version, code, problem)
+
+
+def _as_timeout(problem: ReadFailure | WriteFailure) -> ReadTimeout | WriteTimeout:
+    if isinstance(problem, ReadFailure):
+        return ReadTimeout(problem.consistency, problem.received, problem.required, problem.data_present)
+    return WriteTimeout(problem.consistency, problem.received, problem.required, problem.write_type)
 
 
 def protocol_error(message: str) -> bytes:

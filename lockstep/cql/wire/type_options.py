@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
-from lockstep.cql.wire.constants import has_duration
+from lockstep.cql.wire.constants import has_duration, has_small_types
 from lockstep.cql.wire.primitives import pack_short, read_string, string, unpack_short
 from lockstep.schema.types import (
+    TYPE_DEPTH_MAX,
     CqlType,
     ListType,
     MapType,
@@ -45,8 +46,9 @@ _IDS = {
 }
 _NATIVE = {number: parse_type(name) for name, number in _IDS.items()} | {0x0A: parse_type("text")}
 _CUSTOM, _LIST, _MAP, _SET, _TUPLE = 0x00, 0x20, 0x21, 0x22, 0x31
+_SMALL = ("date", "time", "smallint", "tinyint")
 #: Bounds recursion on foreign bytes.
-_DEPTH_MAX = 32
+_DEPTH_MAX = TYPE_DEPTH_MAX
 
 _MARSHAL = "org.apache.cassandra.db.marshal."
 _CLASSES = {
@@ -78,7 +80,7 @@ _CLASS_TOKEN = re.compile(r"\s*([\w.]+|[(),])")
 def type_option(version: int, kind: CqlType) -> bytes:
     """The [option] that describes `kind` to a client of this version."""
     number = _IDS.get(kind.name)
-    if number is not None and (kind.name != "duration" or has_duration(version)):
+    if number is not None and _has_number(version, kind.name):
         return pack_short(number)
     if isinstance(kind, ListType):
         return pack_short(_LIST) + type_option(version, kind.element)
@@ -90,6 +92,12 @@ def type_option(version: int, kind: CqlType) -> bytes:
         fields = b"".join([type_option(version, field) for field in kind.elements])
         return pack_short(_TUPLE) + pack_short(len(kind.elements)) + fields
     return pack_short(_CUSTOM) + string(class_name(kind))
+
+
+def _has_number(version: int, name: str) -> bool:
+    if name == "duration":
+        return has_duration(version)
+    return name not in _SMALL or has_small_types(version)
 
 
 def read_type(body: bytes, at: int, depth: int = 0) -> tuple[CqlType, int]:

@@ -26,11 +26,12 @@ from lockstep.schema.types.literals import (
     parse_timestamp,
     parse_uuid,
 )
-from lockstep.schema.types.parse import NATIVE_NAMES, Resolver, parse_type, parse_type_with
+from lockstep.schema.types.parse import NATIVE_NAMES, TYPE_DEPTH_MAX, Resolver, parse_type, parse_type_with
 from lockstep.schema.types.scalars import uuid_text
 
 __all__ = [
     "NATIVE_NAMES",
+    "TYPE_DEPTH_MAX",
     "CollectionType",
     "CqlType",
     "ListType",

@@ -73,7 +73,7 @@ NATIVE_NAMES = tuple(sorted(_NATIVE))
 
 _TOKEN = re.compile(r'\s*(?:("(?:[^"]|"")*")|([A-Za-z0-9_.]+)|([<>,]))')
 #: A type nested deeper than this is refused; it bounds recursion on foreign input.
-TYPE_DEPTH_MAX = 32
+TYPE_DEPTH_MAX = 64
 VECTOR_DIMENSIONS_MAX = 8192
 
 
