@@ -18,6 +18,8 @@ from lockstep.node.configuration import Configuration, parse
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real import real_runtime, run
+from lockstep.runtime.real.directory import claim
+from lockstep.runtime.real.network import require_free
 from lockstep.server.admin_door import serve_admin
 from lockstep.server.cql_server import CqlServer
 from lockstep.server.log import LineLog
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node until it is told to stop; the exit code."""
     try:
         configuration = read_configuration(sys.argv[1:] if arguments is None else arguments)
-        return run(lambda: _serve(configuration))
+        return _run_alone(configuration)
     except LockstepError as error:
         print(error.render(), file=sys.stderr, flush=True)
         return error.exit_code
@@ -55,13 +57,20 @@ def read_configuration(arguments: Sequence[str]) -> Configuration:
     return parse(text, os.environ, source=str(file))
 
 
-async def _serve(configuration: Configuration) -> int:
+def _run_alone(configuration: Configuration) -> int:
+    """Claim the directory and see that the ports are free, before anything is written or anyone is told."""
+    network = configuration.network
+    for port in (network.internode_port, network.cql_port, network.admin_port):
+        require_free(network.address, port)
+    held = claim(configuration.node.data_directory)
     try:
-        runtime = real_runtime(configuration.node.data_directory)
-    except OSError as error:
-        raise ConfigurationError(
-            f"the data directory {configuration.node.data_directory} cannot be used: {error.strerror}"
-        ) from error
+        return run(lambda: _serve(configuration))
+    finally:
+        os.close(held)
+
+
+async def _serve(configuration: Configuration) -> int:
+    runtime = real_runtime(configuration.node.data_directory)
     log = LineLog(runtime.clock, configuration.log.level, configuration.log.format)
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _loop, context: log("task.fault", **_described(context)))

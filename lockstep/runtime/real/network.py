@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 from collections.abc import Callable
 
 from lockstep.values.errors import ConfigurationError
@@ -17,6 +18,25 @@ _UNUSABLE = {
     errno.EADDRNOTAVAIL: ("is not an address of this host", "check the listen address in the configuration"),
     errno.EACCES: ("may not be used by this user", "choose a port above 1023"),
 }
+
+
+def require_free(host: str, port: int) -> None:
+    """ConfigurationError when `listen` there would fail now. Nothing listens meanwhile."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise _unusable(host, port, error) from error
+
+
+def _unusable(host: str, port: int, error: OSError) -> Exception:
+    if isinstance(error, socket.gaierror):
+        return ConfigurationError(f"address {host} cannot be resolved: {error.strerror}")
+    why, hint = _UNUSABLE.get(error.errno or 0, (None, ""))
+    if why is None:
+        return error
+    return ConfigurationError(f"address {host}:{port} {why}", hint=hint)
 
 
 class RealServer:
@@ -39,10 +59,7 @@ class RealNetwork:
         try:
             return RealServer(await loop.create_server(protocol, host, port), host)
         except OSError as error:
-            why, hint = _UNUSABLE.get(error.errno or 0, (None, ""))
-            if why is None:
-                raise
-            raise ConfigurationError(f"address {host}:{port} {why}", hint=hint) from error
+            raise _unusable(host, port, error) from error
 
     async def connect(
         self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]
