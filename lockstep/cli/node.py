@@ -52,4 +52,5 @@ def info(host: str, call_timeout_s: float, output: str) -> None:
     if output == "json":
         render.json_out(facts, "node/1")
         return
-    render.facts([(key.replace("_", " "), value) for key, value in facts.items()])
+    shown = {**facts, "owns": f"{float(facts.get('owns') or 0) * 100:.1f}%"}
+    render.facts([(key.replace("_", " "), value) for key, value in shown.items()])

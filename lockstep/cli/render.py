@@ -15,6 +15,8 @@ import click
 
 #: Columns of numbers are aligned to the right.
 _NUMERIC: Final = (int, float)
+#: Cells of `document` are cut here: a node's tokens would make lines of thousands of columns.
+CELL_WIDTH_MAX: Final = 48
 
 
 def json_out(document: Mapping[str, Any], schema: str) -> None:
@@ -50,7 +52,10 @@ def facts(pairs: Sequence[tuple[str, Any]]) -> None:
 
 
 def document(body: Mapping[str, Any]) -> None:
-    """Print any answer: its plain members as facts, its lists of objects as tables, the rest indented."""
+    """Print any answer: its plain members as facts, its lists of objects as tables, the rest indented.
+
+    Long cells of tables are cut; JSON has them whole.
+    """
     plain = [(k, v) for k, v in body.items() if k != "schema" and not isinstance(v, dict | list)]
     facts(plain)
     for key, value in body.items():
@@ -61,9 +66,16 @@ def document(body: Mapping[str, Any]) -> None:
             click.echo()
             if all(isinstance(item, dict) for item in value):
                 columns = list(dict.fromkeys(name for item in value for name in item))
-                table(columns, [[item.get(name, "") for name in columns] for item in value], title=key)
+                table(columns, [[_cut(item.get(name, "")) for name in columns] for item in value], title=key)
             else:
                 facts([(key, ", ".join(cell_text(item) for item in value))])
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, _NUMERIC) or value is None:
+        return value
+    text = cell_text(value)
+    return text if len(text) <= CELL_WIDTH_MAX else text[: CELL_WIDTH_MAX - 1] + "…"
 
 
 def cell_text(value: Any) -> str:

@@ -13,7 +13,8 @@ import click
 
 from lockstep.cli import client, options, render
 from lockstep.cli.client import ClusterClient
-from lockstep.cli.status import progress_text, waiting_lines
+from lockstep.cli.operations import epochs_text, progress_lines, show_plan, show_request
+from lockstep.cli.status import progress_text
 from lockstep.values.errors import OutcomeUnknown, PeerError
 
 #: How often a wait asks again; a person sees no delay, a node no load.
@@ -76,8 +77,11 @@ def requests(host: str, call_timeout_s: float, output: str) -> None:
     if not rows:
         click.echo("no requests")
     columns = ("id", "kind", "node", "state", "stage")
-    table = [[*(row.get(name) for name in columns), progress_text(row.get("progress") or {})] for row in rows]
-    render.table([*columns, "progress"], table)
+    table = [
+        [*(row.get(name) for name in columns), epochs_text(row), progress_text(row.get("progress") or {})]
+        for row in rows
+    ]
+    render.table([*columns, "epochs", "moved"], table)
 
 
 @topology.command()
@@ -117,7 +121,7 @@ def follow(
     while True:
         try:
             request = cluster.request(request_id)
-            line = _progress_line(request)
+            line = "\n".join(progress_lines(request))
         except PeerError as error:
             request, line = {}, f"no answer: {error.message}"
         if request.get("state") in ENDED:
@@ -133,22 +137,13 @@ def follow(
         time.sleep(poll_s)
 
 
-def _progress_line(request: Mapping[str, Any]) -> str:
-    parts = [f"request {request.get('id')}: {request.get('kind')} node {request.get('node')}"]
-    parts.append(str(request.get("stage") or request.get("state")))
-    progress = progress_text(request.get("progress") or {})
-    if progress:
-        parts.append(progress)
-    # Ages are left out, so that a line is printed when something changes and not each time it is asked.
-    parts.extend(line.rpartition(" (")[0] or line for line in waiting_lines(request))
-    return ", ".join(parts)
-
-
 def _show(answer: Mapping[str, Any], output: str, schema: str) -> None:
     if output == "json":
         render.json_out(answer, schema)
+    elif schema == "request-plan/1":
+        show_plan(answer)
     else:
-        render.document(answer)
+        show_request(answer)
 
 
 def _exit_code(request: Mapping[str, Any]) -> int:

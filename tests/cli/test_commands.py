@@ -208,7 +208,7 @@ def test_decommission_finds_its_node_by_any_name_and_waits_for_the_end(
     assert result.exit_code == 0, result.output
     assert ("POST /v1/requests", {"kind": "decommission", "node": 3, "dry_run": False}) in fake.calls
     assert "waits for node 2: has not applied epoch 41" in result.stderr
-    assert "state  done" in result.stdout
+    assert result.stdout == "request 17 done: decommission of node 3\n"
 
 
 def test_a_dry_run_changes_nothing_and_prints_the_plan() -> None:
