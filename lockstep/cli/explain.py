@@ -53,6 +53,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "Too few replicas are alive for the consistency level. Nothing was written.",
         "lockstep status shows which nodes are down. Start them, or lower the consistency level.",
     ),
+    "CQL_TRUNCATE": (
+        "The table is emptied in the log, but a live node did not confirm in time and may still show old rows.",
+        "Run TRUNCATE again; lockstep status shows which node is behind.",
+    ),
     "CQL_WRITE_TIMEOUT": (
         "Too few replicas confirmed in time. The write may or may not be applied, now or later.",
         "Write again with the same values and timestamp if that is harmless (not counters, not IF).",

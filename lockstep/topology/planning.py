@@ -65,7 +65,7 @@ def _check_leave(cluster: ClusterMetadata, node: NodeInfo) -> None:
     if node.id in cluster.voters:
         raise Rejected(
             f"node {node.id} is a voter of the metadata group",
-            hint="move the vote first (`lockstep cms reconfigure`)",
+            hint="only a node without a vote can leave; `lockstep cms describe` lists the voters",
         )
     remaining = [n for n in cluster.directory.in_state(NodeState.NORMAL) if n.id != node.id]
     if not remaining:

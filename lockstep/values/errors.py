@@ -354,7 +354,10 @@ class CorruptFile(StorageError):
     code: ClassVar[str] = "CORRUPT_FILE"
 
     def __init__(self, path: str, offset: int, why: str) -> None:
-        super().__init__(f"{path} is corrupt at byte {offset}: {why}")
+        super().__init__(
+            f"{path} is corrupt at byte {offset}: {why}",
+            hint="keep the data directory for analysis and check the disk; `lockstep explain CORRUPT_FILE`",
+        )
         self.path = path
         self.offset = offset
 
