@@ -159,6 +159,16 @@ class LocalCluster:
         self.start([node.name], timeout_s)
         return node
 
+    def forget(self, name: str) -> None:
+        """Drop a stopped node that has left the cluster, with its directory; it is never started again."""
+        content = self.file
+        node = content.node(name)
+        if self.state(name) is not State.STOPPED:
+            raise PreconditionError(f"{name} runs", hint=f"lockstep cluster stop {self.name} {name}")
+        others = tuple(other for other in content.nodes if other is not node)
+        layout.write(self.paths, msgspec.structs.replace(content, nodes=others))
+        shutil.rmtree(self.paths.node(name))
+
     def kill(self, *names: str) -> None:
         """SIGKILL: the node loses everything that is not on disk. Returns when the processes are gone."""
         self._signal(names, signal.SIGKILL)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -19,8 +22,12 @@ from lockstep.local.demo_cluster import DemoCluster
 from lockstep.local.demo_process import DemoProcess
 from lockstep.local.demo_screen import open_screen
 from lockstep.local.demo_tour import NODES, Options, Tour
-from lockstep.values.errors import PreconditionError
+from lockstep.local.processes import State
+from lockstep.values.errors import ConfigurationError, PreconditionError
 
+LOGS: Final = "logs"
+#: What a demo writes into its report directory, besides the CSV file and the exported tables.
+OUTPUTS: Final = ("latency.png", "latency.svg", "verdict.json", "samples.csv", "spark.log", LOGS)
 #: After an interrupt: how long an operation that was going on may take to notice that its nodes are gone.
 WORKER_END_S: Final = 5.0
 
@@ -31,7 +38,7 @@ def run(options: Options) -> int:
     Raises what kept it from starting: PreconditionError when a port or the cluster's name is taken,
     ConfigurationError for an input that cannot be read.
     """
-    options.report.mkdir(parents=True, exist_ok=True)
+    _empty_report(options.report)
     if options.input is None:
         given = demo_input.make_csv(options.report, options.rows or demo_input.ROWS_DEFAULT)
     else:
@@ -43,7 +50,7 @@ def run(options: Options) -> int:
     with _termination_as_interrupt():
         try:
             process = DemoProcess()
-            screen = open_screen()
+            screen = open_screen(sys.stderr)
             tour = Tour(options, DemoCluster(local), process, screen)
             try:
                 tour.run(given)
@@ -54,11 +61,13 @@ def run(options: Options) -> int:
             document = demo_verdict.document(verdict, tour.results, tour.view)
             (options.report / "verdict.json").write_text(json.dumps(document, indent=2) + "\n")
             if not held:
-                DemoCluster(local).copy_logs(options.report / "logs")
+                DemoCluster(local).copy_logs(options.report / LOGS)
             keep = options.keep
+            if keep:
+                _forget_left_nodes(local)
         finally:
             _clean_up(local, tour, process, keep=keep)
-    demo_verdict.show(verdict, tour.results)
+    demo_verdict.show(verdict, tour.results, sys.stdout)
     _tell_the_end(options, held)
     return 0 if held else 1
 
@@ -92,11 +101,34 @@ def _clean_up(local: LocalCluster, tour: Tour | None, process: DemoProcess | Non
             local.destroy()
 
 
+def _empty_report(directory: Path) -> None:
+    """Remove what an earlier demo wrote, and nothing else that lies there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in OUTPUTS:
+            path = directory / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the report cannot be written to {directory}: {error.strerror}", hint="choose another --report"
+        ) from error
+
+
+def _forget_left_nodes(local: LocalCluster) -> None:
+    """A kept cluster lists only nodes that it can start again."""
+    for name, state in local.states().items():
+        if state is State.STOPPED and not local.file.node(name).founder:
+            local.forget(name)
+
+
 def _tell_the_end(options: Options, held: bool) -> None:
-    names = sorted(path.name for path in options.report.iterdir() if path.is_file())
+    names = [name for name in OUTPUTS if (options.report / name).exists()]
     print(f"\nreport: {options.report}/ ({', '.join(names)})")
     if not held:
-        print(f"the nodes' logs are in {options.report / 'logs'}/")
+        print(f"the nodes' logs are in {options.report / LOGS}/")
     if options.keep:
         print(f"the cluster runs on; end it with: lockstep cluster destroy {options.name}")
 

@@ -7,7 +7,6 @@ stderr, so that stdout holds the verdict only.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
@@ -47,7 +46,7 @@ class Screen(Protocol):
         """Leave a last picture."""
 
 
-def open_screen(stream: TextIO = sys.stderr) -> Screen:
+def open_screen(stream: TextIO) -> Screen:
     """The screen that suits `stream`."""
     return LiveScreen(stream) if stream.isatty() and os.environ.get("TERM") != "dumb" else LineScreen(stream)
 
@@ -88,9 +87,9 @@ class LineScreen:
             if phase.state is PhaseState.RUNNING:
                 self._line(view, f"{phase.title} …")
             else:
-                self._line(
-                    view, f"{_MARKS[phase.state]} {phase.title}: {phase.told} {_seconds(phase)}".rstrip()
-                )
+                seconds = f" ({_seconds(phase)})" if phase.end_s else ""
+                told = phase.told or phase.state.value
+                self._line(view, f"{_MARKS[phase.state]} {phase.title}: {told}{seconds}")
         running = view.running
         if running is not None and time.monotonic() - self._last_s >= LINE_INTERVAL_S:
             parts = [running.told, view.operation, traffic_line(view)]

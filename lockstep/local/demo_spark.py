@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from lockstep.local import processes
 from lockstep.local.demo_messages import KEYSPACE, TRAFFIC_TABLE
 from lockstep.local.demo_view import Event
 from lockstep.values.errors import LockstepError, PeerTimeout
@@ -24,6 +25,8 @@ from lockstep.values.errors import LockstepError, PeerTimeout
 #: Java, two scans and a chart take some twenty seconds on two busy cores.
 JOB_TIMEOUT_S: Final = 240.0
 POLL_S: Final = 0.05
+#: After an interrupt: how long Java may take to remove its temporary files.
+JAVA_END_S: Final = 3.0
 
 
 class SparkResult(msgspec.Struct, frozen=True):
@@ -103,15 +106,27 @@ class SparkJob:
         return said
 
     def close(self) -> None:
-        """End the job and its Java."""
+        """End the job and its Java, which gets a moment to remove its temporary files."""
         if self._process is None or self._process.pid is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        # It may not have got to make its group yet.
-        self._process.kill()
+        group = self._process.pid
+        if self._process.is_alive():
+            _signal_group(group, signal.SIGTERM)
+            # It may not have got to make its group yet.
+            self._process.terminate()
         self._process.join()
+        processes.wait_until(lambda: not _signal_group(group, signal.SIGCONT), JAVA_END_S)
+        _signal_group(group, signal.SIGKILL)
         self._process = None
+
+
+def _signal_group(group: int, number: signal.Signals) -> bool:
+    """False when no process of the group is left."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _child(connection: Connection, job: Job, log: str) -> None:

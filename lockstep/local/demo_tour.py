@@ -50,8 +50,8 @@ class Options(msgspec.Struct, frozen=True):
     report: Path
     input: Path | None = None
     rows: int | None = None
-    ops_per_s: int = 500
-    settle_s: float = 4.0
+    ops_per_s: int = 600
+    settle_s: float = 5.0
     spark: bool = True
     keep: bool = False
     name: str = "demo"
@@ -140,7 +140,7 @@ class Tour:
             self._command(StartTraffic(self._options.ops_per_s))
             self.view.traffic = True
             settle()
-        with self._phase("join") as phase, self._event("join"):
+        with self._phase("join") as phase, self._event("a fourth node joins"):
             added = self._while(local.add)
             self._while(self._cluster.wait_until_all_serve)
             phase.told = f"{added.name} at {added.address} owns its share"
@@ -148,7 +148,7 @@ class Tour:
         with self._phase("kill") as phase:
             victim = self._cluster.leader()
             phase.told = f"SIGKILL to {victim}, which leads the metadata group"
-            with self._event("node down"):
+            with self._event(f"{victim} killed and restarted"):
                 self._while(lambda: local.kill(victim))
                 settle()
                 phase.told = f"{victim} starts again"
@@ -159,7 +159,7 @@ class Tour:
                 f"{victim}, the metadata leader; back {time.monotonic() - begin_s:.1f} s after its start"
             )
         settle()
-        with self._phase("decommission") as phase, self._event("decommission"):
+        with self._phase("decommission") as phase, self._event("it is decommissioned"):
             phase.told = f"{added.name} hands its ranges over and leaves"
             self._while(lambda: self._cluster.decommission(added.name))
             phase.told = f"{added.name} left"
@@ -210,7 +210,7 @@ class Tour:
             yield phase
         except BaseException as error:
             phase.state, phase.end_s = PhaseState.FAILED, time.monotonic()
-            phase.told = str(error) or type(error).__name__
+            phase.told = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             raise
         self._cluster.refresh()
         phase.epoch_after = self._cluster.epoch

@@ -153,8 +153,11 @@ class Traffic:
 class LoadProcess:
     """The body of the load process: one command after another, with reports in between."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self, connection: Connection, connect: Callable[[Connect, Tally], Statements] = Statements
+    ) -> None:
         self._connection = connection
+        self._connect = connect
         self._tally = Tally()
         self._reported_s = 0.0
         self._rows: list[tuple[Row, Row]] = []
@@ -175,7 +178,7 @@ class LoadProcess:
     def _do(self, command: Command) -> str:
         if isinstance(command, Connect):
             self._asked = command
-            self._statements = Statements(command, self._tally)
+            self._statements = self._connect(command, self._tally)
             self._traffic = Traffic(self._statements, self._rows, self._tally)
             return self._statements.described
         if isinstance(command, Load):

@@ -7,7 +7,6 @@ no mark.
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any, Final, TextIO
 
 import msgspec
@@ -96,7 +95,7 @@ def document(verdict: list[Check], results: Results, view: View) -> dict[str, An
     }
 
 
-def show(verdict: list[Check], results: Results, stream: TextIO = sys.stdout) -> None:
+def show(verdict: list[Check], results: Results, stream: TextIO) -> None:
     """Print the verdict as a table, and what the errors were when there were any."""
     if stream.isatty():
         _show_table(verdict, stream)

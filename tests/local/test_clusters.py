@@ -224,3 +224,14 @@ def test_waiting_gives_up_after_its_time() -> None:
     assert not processes.wait_until(lambda: False, 0.05)
     assert time.monotonic() - begin < 2
     assert processes.wait_until(lambda: os.getpid() > 0, 0)
+
+
+def test_a_node_that_left_is_forgotten_once_it_is_stopped(cluster: LocalCluster) -> None:
+    cluster.start()
+    with pytest.raises(PreconditionError, match="n3 runs"):
+        cluster.forget("n3")
+    cluster.stop(["n3"])
+    cluster.forget("n3")
+    assert list(cluster.states()) == ["n1", "n2"]
+    assert not cluster.paths.node("n3").exists()
+    assert cluster.start() == []
