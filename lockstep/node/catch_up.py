@@ -1,7 +1,8 @@
 """Fetching the metadata log from peers.
 
-Invariant: at most one fetch runs per peer, so requests for one gap are merged; what is served is committed
-and durable here; what arrives is verified by the hash chain before it is applied.
+Invariant: at most one fetch runs per peer, so requests for one gap are merged, and it does not end before the
+newest epoch heard of that peer is here; what is served is committed and durable here; what arrives is
+verified by the hash chain before it is applied.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class CatchUp:
         self._state = state
         self._internode = internode
         self._log = log
-        self._fetching: dict[Address, asyncio.Task[None]] = {}
+        #: Peers being asked, with the newest epoch each is known to have.
+        self._wanted: dict[Address, int] = {}
         internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, self._serve)
 
     async def _serve(self, _peer: object, request: FetchLog) -> LogEntries:
@@ -44,39 +46,47 @@ class CatchUp:
     def heard(self, address: Address, epoch: int) -> None:
         """A message from `address` carried `epoch`: fetch in the background when it is news."""
         if epoch > self._state.epoch and self._state.broken is None:
-            self._fetch_from(address)
+            self._fetch_from(address, epoch)
 
     async def reach(self, epoch: int, source: Address, timeout_ms: int = FETCH_TIMEOUT_MS) -> None:
         """Return when `epoch` is applied here; PeerTimeout when that takes longer than allowed."""
         if self._state.epoch >= epoch:
             return
-        self._fetch_from(source)
+        self._fetch_from(source, epoch)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._state.wait_for(epoch)
         except TimeoutError:
             raise PeerTimeout(f"epoch {epoch} did not arrive here within {timeout_ms} ms") from None
 
-    def _fetch_from(self, address: Address) -> None:
-        running = self._fetching.get(address)
-        if running is None or running.done():
-            self._fetching[address] = self._runtime.tasks.spawn(
-                self._fetch(address), f"metadata.fetch.{address[0]}"
-            )
+    def _fetch_from(self, address: Address, epoch: int) -> None:
+        running = self._wanted.get(address)
+        self._wanted[address] = max(epoch, running or 0)
+        if running is None:
+            self._runtime.tasks.spawn(self._fetch(address), f"metadata.fetch.{address[0]}")
 
     async def _fetch(self, address: Address) -> None:
-        while self._state.broken is None:
-            have = self._state.epoch
-            try:
-                reply: LogEntries = await self._internode.request(
-                    address, verbs.FETCH_LOG, FetchLog(have), FETCH_TIMEOUT_MS
-                )
-                if not reply.entries:
+        try:
+            while self._state.epoch < self._wanted[address]:
+                if not await self._fetch_once(address):
                     return
-                self._state.offer(reply.entries)
-                await self._state.wait_for(reply.entries[-1].epoch)
-            except LockstepError as error:
-                self._log("metadata.fetch_failed", peer=address[0], error=str(error))
-                return
-            if reply.entries[-1].epoch >= reply.epoch:
-                return
+        except LockstepError as error:
+            self._log("metadata.fetch_failed", peer=address[0], error=str(error))
+        finally:
+            del self._wanted[address]
+
+    async def _fetch_once(self, address: Address) -> bool:
+        """False when there is no use in asking this peer again."""
+        have, wanted = self._state.epoch, self._wanted[address]
+        reply: LogEntries = await self._internode.request(
+            address, verbs.FETCH_LOG, FetchLog(have), FETCH_TIMEOUT_MS
+        )
+        if not reply.entries:
+            # Unless it was heard of something newer while it answered.
+            return self._wanted[address] > wanted
+        newest = reply.entries[-1].epoch
+        if self._state.offer(reply.entries) < newest:
+            self._log("metadata.fetch_gap", peer=address[0], after=have, first=reply.entries[0].epoch)
+            return False
+        await self._state.wait_for(newest)
+        return True

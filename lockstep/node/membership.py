@@ -1,8 +1,7 @@
-"""Becoming a member: founding a cluster together, or joining one through seeds.
+"""Becoming a member: founding a cluster with others, or joining one through seeds.
 
-Invariants: a cluster is founded once, by its leader, after every founder described itself as empty with
-the same founders; a newcomer owns nothing until its bootstrap operation has ended; a data directory that
-belongs to one cluster is never used for another.
+Invariants: a newcomer owns nothing until its bootstrap operation has ended; a data directory that belongs to
+one cluster is never used for another.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ import msgspec
 
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.transformations import Founder, Initialize, Register, UpdateNode
+from lockstep.metadata.transformations import Register, UpdateNode
 from lockstep.node.configuration import Configuration
+from lockstep.node.founding import Founding
 from lockstep.node.identity import IdentityFile
-from lockstep.node.messages import Announce, DescribeSelf, FetchLog, LogEntries, SelfDescription
+from lockstep.node.messages import FetchLog, LogEntries, SelfDescription
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.submission import Submitter
-from lockstep.placement.allocation import even_tokens, splitting_tokens
+from lockstep.placement.allocation import splitting_tokens
 from lockstep.replication import verbs
-from lockstep.replication.handshake import Address, PeerInfo
+from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.topology.transformations import PrepareOperation
@@ -40,7 +40,7 @@ from lockstep.values.errors import (
 POLL_MS = 20
 #: Between two attempts at something that was refused or did not answer.
 RETRY_MS = 250
-#: One question to a founder or a seed.
+#: One question to a seed.
 ASK_TIMEOUT_MS = 2000
 #: One submission during start.
 SUBMIT_TIMEOUT_MS = 10_000
@@ -48,7 +48,7 @@ VERSION = "5.0.2"
 
 
 class Membership:
-    """`is_leader()` says whether this node leads the metadata group now."""
+    """`founding` is None for a node that is no founder; set before `become_member`."""
 
     def __init__(
         self,
@@ -58,10 +58,6 @@ class Membership:
         state: MetadataState,
         internode: Internode,
         submitter: Submitter,
-        *,
-        founders: tuple[Address, ...],
-        is_leader: Callable[[], bool],
-        campaign: Callable[[], None],
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
@@ -70,12 +66,8 @@ class Membership:
         self._state = state
         self._internode = internode
         self._submitter = submitter
-        self._founders = founders
-        self._is_leader = is_leader
-        self._campaign = campaign
-        self._campaigned = False
         self._log = log
-        internode.register(verbs.DESCRIBE_SELF, DescribeSelf, SelfDescription, self._describe)
+        self.founding: Founding | None = None
 
     @property
     def own(self) -> NodeInfo | None:
@@ -83,8 +75,8 @@ class Membership:
 
     async def become_member(self) -> NodeInfo:
         """Return this node's directory entry once it is normal and its directory is bound."""
-        if self._founders and self._own_address in self._founders:
-            await self._found()
+        if self.founding is not None:
+            await self.founding.found()
         elif self._state.epoch == 0:
             await self._meet_seeds()
         await self._identity.adopt_cluster(self._state.current.identity.cluster_id)
@@ -94,12 +86,7 @@ class Membership:
         await self._update_addresses(own)
         return own
 
-    @property
-    def _own_address(self) -> Address:
-        network = self._configuration.network
-        return (network.address, network.internode_port)
-
-    def _describe_self(self) -> SelfDescription:
+    def describe(self) -> SelfDescription:
         network, placement = self._configuration.network, self._configuration.placement
         return SelfDescription(
             host_id=self._identity.value.host_id,
@@ -112,75 +99,6 @@ class Membership:
             version=VERSION,
             num_tokens=placement.num_tokens,
             epoch=self._state.epoch,
-        )
-
-    async def _describe(self, _peer: PeerInfo, question: DescribeSelf) -> SelfDescription:
-        own = tuple(f"{host}:{port}" for host, port in self._founders)
-        if question.founders != own:
-            raise PreconditionError(
-                f"this node's founders are {', '.join(own) or 'none'}, not {', '.join(question.founders)}",
-                hint="give every founder the same [cluster] founders list",
-            )
-        return self._describe_self()
-
-    async def _found(self) -> None:
-        said = ""
-        while self._state.epoch == 0:
-            if self._own_address == self._founders[0]:
-                self._campaign_when_met()
-            if self._is_leader():
-                try:
-                    await self._initialize()
-                except (PeerError, PreconditionError, OutcomeUnknown, Rejected) as error:
-                    if str(error) != said:
-                        said = str(error)
-                        self._log("founding.waits", reason=said)
-                    await asyncio.sleep(RETRY_MS / 1000)
-            await asyncio.sleep(POLL_MS / 1000)
-
-    def _campaign_when_met(self) -> None:
-        """Once a majority is met the first founder need not wait for an election timeout; tried once."""
-        met = 1 + sum(self._internode.connected(address) for address in self._founders)
-        if 2 * met > len(self._founders) and not self._campaigned:
-            self._campaigned = True
-            self._campaign()
-        for address in self._founders:
-            if address != self._own_address:
-                self._internode.send(address, verbs.ANNOUNCE, Announce())
-
-    async def _initialize(self) -> None:
-        question = DescribeSelf(tuple(f"{host}:{port}" for host, port in self._founders))
-        described: list[SelfDescription] = []
-        for address in self._founders:
-            if address == self._own_address:
-                described.append(self._describe_self())
-            else:
-                described.append(
-                    await self._internode.request(address, verbs.DESCRIBE_SELF, question, ASK_TIMEOUT_MS)
-                )
-        if self._state.epoch or any(d.epoch for d in described):
-            return
-        tokens = even_tokens([d.num_tokens for d in described])
-        await self._submitter.submit(
-            Initialize(
-                cluster_id=self._runtime.random.uuid(),
-                cluster_name=self._configuration.cluster.name,
-                founders=tuple(
-                    Founder(
-                        host_id=d.host_id,
-                        address=d.address,
-                        internode_port=d.internode_port,
-                        cql_port=d.cql_port,
-                        admin_port=d.admin_port,
-                        dc=d.dc,
-                        rack=d.rack,
-                        version=d.version,
-                        tokens=owned,
-                    )
-                    for d, owned in zip(described, tokens, strict=True)
-                ),
-            ),
-            SUBMIT_TIMEOUT_MS,
         )
 
     async def _meet_seeds(self) -> None:
@@ -236,7 +154,7 @@ class Membership:
                     await self._request_bootstrap(own)
                     requested = True
             except (PeerError, OutcomeUnknown, Rejected) as error:
-                if isinstance(error, Rejected) and own is None:
+                if isinstance(error, Rejected) and own is None and self.own is None:
                     raise PreconditionError(error.message, hint=error.hint) from error
                 if str(error) != said:
                     said = str(error)
@@ -248,7 +166,7 @@ class Membership:
         return any(operation.node == own.id for operation in self._state.current.operations)
 
     async def _register(self) -> None:
-        described = self._describe_self()
+        described = self.describe()
         await self._submitter.submit(
             Register(
                 host_id=described.host_id,
@@ -272,7 +190,7 @@ class Membership:
         )
 
     async def _update_addresses(self, own: NodeInfo) -> None:
-        described = self._describe_self()
+        described = self.describe()
         wanted = msgspec.structs.replace(
             own,
             address=described.address,

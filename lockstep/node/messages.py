@@ -67,6 +67,11 @@ class SelfDescription(msgspec.Struct, frozen=True, array_like=True):
     version: str
     num_tokens: int
     epoch: int
+    #: Of the cluster it belongs to, and whether that one has the asker in its directory.
+    cluster_id: str = ""
+    knows_asker: bool = False
+    #: Host ids of all founders, once this one is bound to them.
+    bound: tuple[str, ...] = ()
 
 
 class RunWork(msgspec.Struct, frozen=True, array_like=True):

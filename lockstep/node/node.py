@@ -21,6 +21,8 @@ from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.registry import Registry
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.configuration import Configuration, split_address
+from lockstep.node.founders_file import FOUNDERS_PATH, FoundersFile
+from lockstep.node.founding import Founding
 from lockstep.node.identity import Identity, IdentityFile
 from lockstep.node.journal import settle
 from lockstep.node.liveness import Liveness
@@ -31,6 +33,7 @@ from lockstep.node.processor import Processor, committed_log_entries
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.node.submission import Submitter
 from lockstep.node.topology_driver import TopologyDriver
+from lockstep.node.voters import Voters
 from lockstep.node.work import WorkService
 from lockstep.replication import verbs
 from lockstep.replication.coordinator import Coordinator
@@ -42,13 +45,13 @@ from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store import Store
 from lockstep.topology import transformations as topology_transformations
-from lockstep.values.errors import LockstepError
+from lockstep.values.errors import LockstepError, PreconditionError
 from lockstep.values.ids import mutation_id
 
 #: The Raft group of the metadata log.
 METADATA_GROUP = 1
 #: Files that are loaded when a node starts.
-JOURNALS = ("identity", "metadata/log", f"raft/group-{METADATA_GROUP}")
+JOURNALS = ("identity", "metadata/log", FOUNDERS_PATH, f"raft/group-{METADATA_GROUP}")
 
 StoreOpener = Callable[[Runtime], Awaitable[Store]]
 
@@ -78,7 +81,10 @@ class Node:
             metadata_transformations.KINDS, schema_transformations.KINDS, topology_transformations.KINDS
         )
         self.identity = IdentityFile(runtime)
+        self.founders_file = FoundersFile(runtime.disk)
+        self._starting: asyncio.Task[Any] | None = None
         self.state = MetadataState(runtime, self.registry, self._break)
+        self.voters = Voters(self.state, self.founders_file)
         self.internode = Internode(runtime, self._hello, self._epoch_now, self._peer_epoch, self._accept, log)
         self.catch_up = CatchUp(runtime, self.state, self.internode, log)
         self.driver: RaftDriver | None = None
@@ -145,10 +151,13 @@ class Node:
         self._sequence += 1
         return mutation_id(self.node_id, self.identity.value.generation, self._sequence)
 
-    async def submit(self, transformation: Any, *, entry_id: bytes = b"") -> int:
-        """Epoch of the committed transformation, applied here. See Submitter.submit for errors."""
+    async def submit(
+        self, transformation: Any, *, entry_id: bytes = b"", base_epoch: int | None = None
+    ) -> int:
+        """Epoch of the committed transformation, applied here. See Submitter.submit for retries, errors."""
+        timeout_ms = self.configuration.timeouts.metadata_ms
         return await self.submitter.submit(
-            transformation, self.configuration.timeouts.metadata_ms, entry_id=entry_id
+            transformation, timeout_ms, entry_id=entry_id, base_epoch=base_epoch
         )
 
     def _alive(self, node: int) -> bool:
@@ -179,17 +188,32 @@ class Node:
     # -- life --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load, listen, take part in consensus, become a member. Errors leave nothing running."""
+        """Load, listen, take part in consensus, become a member. Errors leave nothing running.
+
+        Also what breaks the node meanwhile is raised here. A node is started once: make a new one on the
+        same runtime to start again.
+        """
+        assert self.broken is None, "a node is started once"
         self.broken = asyncio.get_running_loop().create_future()
+        self._starting = asyncio.current_task()
         try:
             await self._start()
+        except asyncio.CancelledError:
+            await self.stop()
+            if self.broken.done() and self._starting is not None:
+                self._starting.uncancel()
+                raise self.broken.result() from None
+            raise
         except BaseException:
             await self.stop()
             raise
+        finally:
+            self._starting = None
 
     async def _start(self) -> None:
         await settle(self.runtime.disk, JOURNALS)
         identity = await self.identity.boot()
+        self.founders_file.load()
         self.state.load()
         self.store = await self._open_store(self.runtime)
         self.engine = StorageEngine(self.store, self.runtime, on_failure=self._break)
@@ -199,10 +223,12 @@ class Node:
         self.state.listen(self._applied)
         self.state.start()
         self._start_consensus()
+        self._greet_configured()
         self.liveness.start()
         self.topology.start()
         await self.membership.become_member()
-        self.internode.introduce()
+        if self.broken is not None and self.broken.done():
+            await asyncio.sleep(0)  # Takes delivery of what `_end` has sent.
         self.ready = True
         self.log("node.ready", node=self.node_id, epoch=self.state.epoch)
 
@@ -244,7 +270,26 @@ class Node:
             state,
             internode,
             self.submitter,
-            founders=self._founders(),
+            self.log,
+        )
+        self.membership.founding = self._founding()
+
+    def _founding(self) -> Founding | None:
+        founders = self._founders()
+        if self.address not in founders:
+            return None
+        return Founding(
+            self.runtime,
+            self.state,
+            self.internode,
+            self.catch_up,
+            self.submitter,
+            self.founders_file,
+            founders=founders,
+            own_address=self.address,
+            cluster_name=self.configuration.cluster.name,
+            describe=self.membership.describe,
+            start_consensus=self._start_consensus,
             is_leader=self._leads,
             campaign=self._campaign,
             log=self.log,
@@ -257,12 +302,12 @@ class Node:
         )
 
     def _start_consensus(self) -> None:
-        """Voters are the founders; after founding, the metadata says who they are."""
-        voters = {int(n): self._address_of(n) for n in self.cluster.voters}
-        if not voters:
-            voters = {index + 1: address for index, address in enumerate(self._founders())}
-        own = next((voter for voter, address in voters.items() if address == self.address), None)
-        if own is None:
+        """Voters are the founders that are bound to each other; after founding, the metadata says who.
+
+        A voter is a host: whichever address it now has, and whoever else has the address it had.
+        """
+        own = self.voters.id_of(self.identity.value.host_id)
+        if own is None or self.driver is not None:
             return
         raft = self.configuration.raft
         self.driver = RaftDriver(
@@ -270,7 +315,8 @@ class Node:
             self.internode,
             group=METADATA_GROUP,
             identity=own,
-            voters=voters,
+            voters=self.voters.ids(),
+            member=self.voters.member,
             settings=RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks),
             tick_ms=raft.tick_ms,
             on_committed=self._committed,
@@ -281,9 +327,19 @@ class Node:
         self.submitter.processor = self.processor
         self.driver.start()
 
-    def _address_of(self, node: int) -> Address:
-        info = self.cluster.directory.by_id[node]  # type: ignore[index]
-        return (info.address, info.internode_port)
+    def _greet_configured(self) -> None:
+        """After a move, tell the nodes that the configuration names where this one is now.
+
+        So voters that moved together find each other although no metadata can be changed yet.
+        """
+        info = self.info
+        if info is None or (info.address, info.internode_port) == self.address:
+            return
+        named = (*self.configuration.cluster.founders, *self.configuration.cluster.seeds)
+        for text in named:
+            address = split_address(text, self.configuration.network.internode_port)
+            if address != self.address:
+                self.internode.send(address, verbs.ANNOUNCE, Announce())
 
     async def stop(self) -> None:
         """Stop serving and end every task; what was acknowledged is durable already."""
@@ -298,10 +354,22 @@ class Node:
             await self.engine.close()
 
     def _break(self, error: LockstepError) -> None:
+        """Stop serving and voting at once; peers see closed connections."""
+        if self._end(error):
+            self.log("node.broken", error=str(error))
+            if self.driver is not None:
+                self.driver.halt()
+            self.runtime.tasks.spawn(self.internode.stop(), "node.broken")
+
+    def _end(self, error: LockstepError) -> bool:
+        """Tell whoever runs this node that it must not go on; False when that was told before."""
         self.ready = False
-        self.log("node.broken", error=str(error))
-        if self.broken is not None and not self.broken.done():
-            self.broken.set_result(error)
+        if self.broken is None or self.broken.done():
+            return False
+        self.broken.set_result(error)
+        if self._starting is not None:
+            self._starting.cancel()
+        return True
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -317,11 +385,31 @@ class Node:
         if before.schema is not after.schema:
             for table_id in sorted(before.schema.tables_by_id.keys() - after.schema.tables_by_id.keys()):
                 self.runtime.tasks.spawn(self._forget_table(table_id), f"storage.drop.{table_id}")
-        if not self.is_leader:
-            return
-        for node in after.directory.nodes:
-            if node.state is not NodeState.LEFT and node.id != self.node_id:
+        own, host_id = self._own_id(), self.identity.value.host_id
+        if own and host_id not in before.directory.by_host_id:
+            self.internode.introduce()
+        elif (info := self.info) is not None and info.state is NodeState.LEFT:
+            self._left()
+        if self.is_leader:
+            self._announce(before, own)
+
+    def _announce(self, before: ClusterMetadata, own: int) -> None:
+        """Tell everyone of the new epoch, also the node that it lets go."""
+        for node in self.cluster.directory.nodes:
+            known = before.directory.by_id.get(node.id)
+            gone = known is not None and known.state is NodeState.LEFT
+            if node.id != own and not gone:
                 self.internode.send((node.address, node.internode_port), verbs.ANNOUNCE, Announce())
+
+    def _left(self) -> None:
+        """No new requests; peers and requests in flight are served until this node is stopped."""
+        if self._end(
+            PreconditionError(
+                "this node has left the cluster",
+                hint="start it with an empty data directory to join as a new node",
+            )
+        ):
+            self.log("node.left", node=self.node_id, epoch=self.state.epoch)
 
     async def _forget_table(self, table_id: int) -> None:
         """Its id is never given again, so what a failure leaves behind is only space."""
@@ -331,9 +419,12 @@ class Node:
             self.log("storage.drop_failed", table=table_id, error=str(error))
 
     def _peer_epoch(self, peer: PeerInfo, epoch: int) -> None:
+        self.voters.heard(peer)
         self.topology.heard(peer, epoch)
         self.liveness.heard(peer)
-        self.catch_up.heard(peer.endpoint, epoch)
+        if self.state.epoch or self.membership.founding is None:
+            # A founder takes its first entry from consensus, or from a cluster that knows it.
+            self.catch_up.heard(peer.endpoint, epoch)
 
     async def _epoch_query(self, peer: PeerInfo, query: EpochQuery) -> EpochReply:
         await self.catch_up.reach(query.epoch, peer.endpoint)
@@ -363,7 +454,7 @@ class Node:
 
     def _voter_addresses(self) -> tuple[Address, ...]:
         """The likeliest leader first."""
-        addresses = [self._address_of(voter) for voter in self.cluster.voters] or list(self._founders())
+        addresses = [member.address for member in self.voters.members().values()]
         leader = self.driver.leader_address if self.driver is not None else None
         if leader in addresses:
             addresses.remove(leader)

@@ -8,6 +8,7 @@ applied; when leadership is lost in between, nothing is claimed and the submitte
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from lockstep.consensus.messages import Entry, EntryKind
 from lockstep.metadata.cluster import ClusterMetadata
@@ -43,6 +44,8 @@ class Processor:
         self._tip: Tip | None = None
         self._tip_term = 0
         self._waiting: dict[bytes, list[asyncio.Future[int]]] = {}
+        #: Refusals that wait until the epoch they were judged at is applied.
+        self._judged: list[tuple[int, asyncio.Future[None]]] = []
         state.listen(self._applied)
 
     async def submit(self, submit: Submit) -> int:
@@ -85,10 +88,11 @@ class Processor:
         if not self._driver.is_leader or self._driver.raft.term != self._tip_term:
             self._tip = None
             waiting, self._waiting = self._waiting, {}
-            for futures in waiting.values():
-                for future in futures:
-                    if not future.done():
-                        future.set_exception(NotLeader(self._driver.raft.leader))
+            judged, self._judged = self._judged, []
+            futures: list[asyncio.Future[Any]] = [future for _, future in judged]
+            for future in [*futures, *(future for joined in waiting.values() for future in joined)]:
+                if not future.done():
+                    future.set_exception(NotLeader(self._driver.raft.leader))
 
     def _current_tip(self) -> Tip:
         if not self._driver.is_leader:
@@ -104,7 +108,10 @@ class Processor:
 
     async def _confirm(self, term: int, judged_epoch: int) -> None:
         await self._driver.confirm_leadership()
-        await self._state.wait_for(judged_epoch)
+        if judged_epoch > self._state.epoch and self._driver.is_leader and self._driver.raft.term == term:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._judged.append((judged_epoch, future))
+            await future
         if not self._driver.is_leader or self._driver.raft.term != term:
             raise NotLeader(self._driver.raft.leader)
 
@@ -119,3 +126,9 @@ class Processor:
         for future in self._waiting.pop(entry.entry_id, ()):
             if not future.done():
                 future.set_result(entry.epoch)
+        if self._judged:
+            due = [future for epoch, future in self._judged if epoch <= after.epoch]
+            self._judged = [pair for pair in self._judged if pair[0] > after.epoch]
+            for judged in due:
+                if not judged.done():
+                    judged.set_result(None)

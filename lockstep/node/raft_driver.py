@@ -1,18 +1,19 @@
 """Drives one Raft machine: ticks it, persists and sends what it asks, hands out what it commits.
 
-Invariant: the contract of `consensus.effects` is kept: what promises something about this node's disk is
+Invariants: the contract of `consensus.effects` is kept: what promises something about this node's disk is
 sent only after the write behind it is durable; one write is in flight at a time and covers everything that
-was handed out while the previous one ran (group commit).
+was handed out while the previous one ran (group commit). A message counts only when it comes from the very
+host that is the member it names. After a failure the machine takes no further step.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from lockstep.consensus.effects import HardState, Ready, Role, Stored
+from lockstep.consensus.effects import NOTHING, HardState, Ready, Role, Stored
 from lockstep.consensus.events import (
     Campaign,
     Event,
@@ -26,8 +27,9 @@ from lockstep.consensus.messages import Entry, Message, decode_message, encode_m
 from lockstep.consensus.raft import Raft
 from lockstep.consensus.settings import RaftSettings
 from lockstep.node.raft_journal import RaftJournal
+from lockstep.node.voters import Member
 from lockstep.replication import verbs
-from lockstep.replication.handshake import Address
+from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import CannotApply, FrameCorrupt, LockstepError, NotLeader
@@ -47,7 +49,8 @@ class _Write(msgspec.Struct):
 
 
 class RaftDriver:
-    """`on_committed(entries)` gets committed entries in order; `on_role()` is told of each role change."""
+    """`member(id)` is where a voter is now; `on_committed(entries)` gets committed entries in order;
+    `on_role()` is told of each role change; `on_broken(reason)` when this member must stop for good."""
 
     def __init__(
         self,
@@ -56,7 +59,8 @@ class RaftDriver:
         *,
         group: int,
         identity: int,
-        voters: Mapping[int, Address],
+        voters: Sequence[int],
+        member: Callable[[int], Member | None],
         settings: RaftSettings,
         tick_ms: int,
         on_committed: Callable[[tuple[Entry, ...]], None],
@@ -65,7 +69,8 @@ class RaftDriver:
     ) -> None:
         self._runtime = runtime
         self._internode = internode
-        self._voters = dict(voters)
+        self._member = member
+        self._halted = False
         self._tick_s = tick_ms / 1000
         self._on_committed = on_committed
         self._on_role = on_role
@@ -92,12 +97,22 @@ class RaftDriver:
 
     @property
     def is_leader(self) -> bool:
-        return self.raft.role is Role.LEADER
+        return self.raft.role is Role.LEADER and not self._halted
 
     @property
     def leader_address(self) -> Address | None:
         leader = self.raft.leader
-        return self._voters.get(leader) if leader is not None else None
+        member = self._member(leader) if leader is not None else None
+        return member.address if member is not None else None
+
+    def halt(self) -> None:
+        """Take no further step: no vote, no acknowledgement, no leadership."""
+        if self._halted:
+            return
+        self._halted = True
+        for context in list(self._reads):
+            self._finish_read(context, NotLeader(None))
+        self._on_role()
 
     def propose(self, data: tuple[bytes, ...]) -> bool:
         """Append at the leader now; False when the machine refuses (lost leadership, too much waiting)."""
@@ -115,29 +130,40 @@ class RaftDriver:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reads[context] = future
         self._step(ReadIndex(context))
+        if self._halted:
+            self._finish_read(context, NotLeader(None))
         try:
             await future
         finally:
             self._reads.pop(context, None)
 
-    def _receive(self, _peer: object, payload: RaftPayload, _respond: object) -> None:
+    def _receive(self, peer: PeerInfo, payload: RaftPayload, _respond: object) -> None:
         try:
             message = decode_message(payload.data)
         except msgspec.MsgspecError as error:
             raise FrameCorrupt(f"not a Raft message: {error}") from error
         if message.group != self.raft.group or message.receiver != self.raft.identity:
             raise FrameCorrupt("a Raft message for another member")
+        member = self._member(message.sender)
+        if member is None or member.host_id != peer.host_id:
+            raise FrameCorrupt(f"host {peer.host_id} is not member {message.sender}")
         self._step(Received(message))
 
     def _step(self, event: Event) -> Ready:
+        if self._halted:
+            return NOTHING
         try:
             ready = self.raft.step(event)
-        except AssertionError as defect:
-            self._on_broken(CannotApply(f"an invariant of the consensus group is broken: {defect}"))
+            if ready:
+                self._execute(ready)
+        except Exception as defect:
+            self._fail(CannotApply(f"an invariant of the consensus group is broken: {defect!r}"))
             raise
-        if ready:
-            self._execute(ready)
         return ready
+
+    def _fail(self, error: LockstepError) -> None:
+        self.halt()
+        self._on_broken(error)
 
     def _execute(self, ready: Ready) -> None:
         for message in ready.messages:
@@ -174,9 +200,9 @@ class RaftDriver:
             future.set_exception(error)
 
     def _send(self, message: Message) -> None:
-        address = self._voters.get(message.receiver)
-        if address is not None:
-            self._internode.send(address, verbs.RAFT, RaftPayload(encode_message(message)))
+        member = self._member(message.receiver)
+        if member is not None:
+            self._internode.send(member.address, verbs.RAFT, RaftPayload(encode_message(message)))
 
     async def _tick_loop(self) -> None:
         while True:
@@ -191,7 +217,10 @@ class RaftDriver:
                 writes, self._writes = self._writes, []
                 await self._persist(writes)
         except LockstepError as error:
-            self._on_broken(error)
+            self._fail(error)
+        except Exception as defect:
+            self._fail(CannotApply(f"writing the Raft journal failed: {defect!r}"))
+            raise
 
     async def _persist(self, writes: list[_Write]) -> None:
         hard_state: HardState | None = None
@@ -207,6 +236,8 @@ class RaftDriver:
             self._runtime.probes.reach("raft.persist.before")
             await self._journal.append(hard_state, tuple(entries))
             self._runtime.probes.reach("raft.persist.after")
+        if self._halted:
+            return
         for write in writes:
             for message in write.messages:
                 self._send(message)

@@ -21,12 +21,15 @@ from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
+    HandshakeRefused,
+    InvalidRequest,
     LockstepError,
     NotLeader,
     OutcomeUnknown,
     Overloaded,
     PeerTimeout,
     PeerUnreachable,
+    Rejected,
 )
 
 #: One attempt at one node; an election takes about as long.
@@ -66,51 +69,76 @@ class Submitter:
             raise NotLeader(None)
         return Submitted(await self.processor.submit(submit))
 
-    async def submit(self, transformation: Any, timeout_ms: int, *, entry_id: bytes = b"") -> int:
+    async def submit(
+        self, transformation: Any, timeout_ms: int, *, entry_id: bytes = b"", base_epoch: int | None = None
+    ) -> int:
         """Epoch of the committed entry, applied here on return.
 
-        Rejected: judged and refused. OutcomeUnknown: it may be in the log (retry with the same
-        `entry_id` to find out). PeerUnreachable: no attempt reached any voter.
+        Rejected: judged and refused; what it was judged at is applied here if that was possible in time.
+        OutcomeUnknown: it may be in the log. Retry with the same `entry_id`, and with the epoch this node
+        had before the first try as `base_epoch`, to find out. PeerUnreachable: no attempt reached any voter.
         """
         submit = Submit(
             entry_id or self._runtime.random.bytes(16),
             self._registry.kind_of(transformation),
             encode(transformation),
             self._actor(),
-            self._state.epoch,
+            self._state.epoch if base_epoch is None else base_epoch,
         )
         deadline = self._runtime.clock.monotonic_s() + timeout_ms / 1000
         attempts = _Attempts()
-        while self._runtime.clock.monotonic_s() < deadline:
+        while self._left_ms(deadline) > 0:
             for address in self._voters():
-                epoch = await self._attempt(address, submit, attempts)
+                epoch = await self._attempt(address, submit, attempts, deadline)
                 if epoch is not None:
                     await self._applied_here(epoch, address, deadline)
                     return epoch
-            await self._pause()
+                if self._left_ms(deadline) <= 0:
+                    break
+            else:
+                await self._pause()
         raise attempts.verdict(timeout_ms)
 
-    async def _attempt(self, address: Address, submit: Submit, attempts: _Attempts) -> int | None:
+    def _left_ms(self, deadline: float) -> int:
+        return int((deadline - self._runtime.clock.monotonic_s()) * 1000)
+
+    async def _attempt(
+        self, address: Address, submit: Submit, attempts: _Attempts, deadline: float
+    ) -> int | None:
+        """None: this voter gave no answer that settles it."""
+        limit_ms = max(1, min(ATTEMPT_TIMEOUT_MS, self._left_ms(deadline)))
         try:
             if address == self._own and self.processor is not None:
-                return await self.processor.submit(submit)
-            reply: Submitted = await self._internode.request(
-                address, verbs.SUBMIT, submit, ATTEMPT_TIMEOUT_MS
-            )
-        except (PeerUnreachable, Overloaded) as error:
+                async with asyncio.timeout(limit_ms / 1000):
+                    return await self.processor.submit(submit)
+            reply: Submitted = await self._internode.request(address, verbs.SUBMIT, submit, limit_ms)
+            return reply.epoch
+        except Rejected as refusal:
+            await self._see_refusal(refusal, address, deadline)
+            raise
+        except (OutcomeUnknown, InvalidRequest):
+            raise
+        except (PeerUnreachable, HandshakeRefused, Overloaded) as error:
             attempts.nothing_sent(error)
-            return None
-        except (NotLeader, PeerTimeout) as error:
+        except LockstepError as error:
+            # Whatever went wrong there, it may have been after the append.
             attempts.unknown(error)
-            return None
-        return reply.epoch
+        except TimeoutError:
+            attempts.unknown(PeerTimeout(f"this voter did not commit within {limit_ms} ms"))
+        return None
 
     async def _applied_here(self, epoch: int, source: Address, deadline: float) -> None:
-        left_ms = max(1, int((deadline - self._runtime.clock.monotonic_s()) * 1000))
-        if source == self._own:
-            await self._state.wait_for(epoch)
-        else:
-            await self._catch_up.reach(epoch, source, left_ms)
+        try:
+            await self._catch_up.reach(epoch, source, max(1, self._left_ms(deadline)))
+        except PeerTimeout as error:
+            raise OutcomeUnknown(f"the change is committed at epoch {epoch}, but {error.message}") from error
+
+    async def _see_refusal(self, refusal: Rejected, source: Address, deadline: float) -> None:
+        """Apply what the refusal was judged at, so that the caller sees its reason; best effort."""
+        try:
+            await self._catch_up.reach(refusal.epoch, source, max(1, self._left_ms(deadline)))
+        except LockstepError:
+            return  # The refusal is the news; the caller only sees its reason later.
 
     async def _pause(self) -> None:
         low, high = RETRY_PAUSE_MS

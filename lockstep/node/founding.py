@@ -1,0 +1,214 @@
+"""Founding a cluster: the founders meet, bind to each other, elect a leader, and it writes the first entry.
+
+Invariants: a founder takes part in consensus only after it has written down which host each founder is, and
+all founders were new and agreed on that. So a founder that loses its disk comes back as another host, is not
+let in by any founder that ever voted, and cannot vote twice. A cluster is founded once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from lockstep.metadata.transformations import Founder, Initialize
+from lockstep.node.catch_up import CatchUp
+from lockstep.node.founders_file import BoundFounders, FoundersFile
+from lockstep.node.messages import DescribeSelf, SelfDescription
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.submission import Submitter
+from lockstep.placement.allocation import even_tokens
+from lockstep.replication import verbs
+from lockstep.replication.handshake import Address, PeerInfo
+from lockstep.replication.internode import Internode
+from lockstep.runtime.ports import Runtime
+from lockstep.values.errors import (
+    ConfigurationError,
+    HandshakeRefused,
+    OutcomeUnknown,
+    PeerError,
+    PreconditionError,
+    Rejected,
+)
+
+#: Between two looks at the same thing that others must do first.
+POLL_MS = 20
+#: Between two attempts at something that was refused or did not answer.
+RETRY_MS = 250
+#: One question to a founder.
+ASK_TIMEOUT_MS = 2000
+#: Submission of the first entry.
+SUBMIT_TIMEOUT_MS = 10_000
+
+
+class Founding:
+    """`describe()` is this node as others should know it; `start_consensus()` may be called repeatedly."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: MetadataState,
+        internode: Internode,
+        catch_up: CatchUp,
+        submitter: Submitter,
+        file: FoundersFile,
+        *,
+        founders: tuple[Address, ...],
+        own_address: Address,
+        cluster_name: str,
+        describe: Callable[[], SelfDescription],
+        start_consensus: Callable[[], None],
+        is_leader: Callable[[], bool],
+        campaign: Callable[[], None],
+        log: Callable[..., None],
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._internode = internode
+        self._catch_up = catch_up
+        self._submitter = submitter
+        self._file = file
+        self._founders = founders
+        self._own_address = own_address
+        self._cluster_name = cluster_name
+        self._describe_self = describe
+        self._start_consensus = start_consensus
+        self._is_leader = is_leader
+        self._campaign = campaign
+        self._log = log
+        self._said = ""
+        internode.register(verbs.DESCRIBE_SELF, DescribeSelf, SelfDescription, self._describe)
+
+    async def _describe(self, peer: PeerInfo, question: DescribeSelf) -> SelfDescription:
+        cluster = self._state.current
+        own = _texts(self._founders)
+        if cluster.epoch == 0 and question.founders != own:
+            raise PreconditionError(
+                f"this node's founders are {', '.join(own) or 'none'}, not {', '.join(question.founders)}",
+                hint="give every founder the same [cluster] founders list",
+            )
+        bound = self._file.value
+        return msgspec.structs.replace(
+            self._describe_self(),
+            cluster_id=cluster.identity.cluster_id,
+            knows_asker=peer.host_id in cluster.directory.by_host_id,
+            bound=bound.host_ids if bound is not None else (),
+        )
+
+    async def found(self) -> None:
+        """Return when the first entry is applied here. ConfigurationError when it never can be."""
+        while self._state.epoch == 0 and self._file.value is None:
+            await self._try(self._bind)
+            await asyncio.sleep(POLL_MS / 1000)
+        self._start_consensus()
+        may_campaign = self._own_address == self._founders[0]
+        while self._state.epoch == 0:
+            if self._is_leader():
+                if not await self._try(self._initialize):
+                    await asyncio.sleep(RETRY_MS / 1000)
+            elif may_campaign and await self._others_vote():
+                # Once a majority takes part, nobody need wait for an election timeout; tried once.
+                may_campaign = False
+                self._campaign()
+            await asyncio.sleep(POLL_MS / 1000)
+
+    async def _try(self, step: Callable[[], object]) -> bool:
+        """False when the step cannot be done yet; says why when the reason is a new one."""
+        try:
+            await step()  # type: ignore[misc]
+        except HandshakeRefused as error:
+            raise ConfigurationError(
+                f"another founder refuses this node: {error.message}",
+                hint="check [cluster] name and founders, and that the data directory is this node's own",
+            ) from error
+        except (PeerError, PreconditionError, OutcomeUnknown, Rejected) as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                self._log("founding.waits", reason=self._said)
+            return False
+        return True
+
+    async def _ask_all(self) -> list[SelfDescription]:
+        """Every founder's description, in their order."""
+        question = DescribeSelf(_texts(self._founders))
+        described: list[SelfDescription] = []
+        for address in self._founders:
+            if address == self._own_address:
+                described.append(self._describe_self())
+            else:
+                described.append(
+                    await self._internode.request(address, verbs.DESCRIBE_SELF, question, ASK_TIMEOUT_MS)
+                )
+        return described
+
+    async def _bind(self) -> None:
+        """Write down who the founders are, when all of them are new and agree."""
+        described = await self._ask_all()
+        for at, founder in enumerate(described):
+            if founder.epoch:
+                await self._catch_up_with(self._founders[at], founder)
+                return
+        host_ids = tuple(founder.host_id for founder in described)
+        own_at = self._founders.index(self._own_address)
+        for founder in described:
+            if founder.bound and founder.bound[own_at] != host_ids[own_at]:
+                raise ConfigurationError(
+                    f"founder {founder.address} began to found a cluster with host {founder.bound[own_at]} "
+                    f"at this address, and this node is host {host_ids[own_at]}",
+                    hint="restore this node's data directory, or empty all founders': nothing was founded",
+                )
+            if founder.bound and founder.bound != host_ids:
+                raise PreconditionError(f"founder {founder.address} began to found with other hosts")
+        await self._file.bind(BoundFounders(self._founders, host_ids))
+        self._runtime.probes.reach("founding.bound")
+
+    async def _catch_up_with(self, address: Address, founder: SelfDescription) -> None:
+        """That founder has a cluster already: ours, founded a moment ago, or a foreign one."""
+        if not founder.knows_asker:
+            raise ConfigurationError(
+                f"founder {founder.address} belongs to cluster {founder.cluster_id} without this node",
+                hint="empty its data directory to found a new cluster, or join it: "
+                "set [cluster] seeds instead of founders",
+            )
+        await self._catch_up.reach(founder.epoch, address, ASK_TIMEOUT_MS)
+
+    async def _others_vote(self) -> bool:
+        """Whether a majority, this node included, takes part in consensus."""
+        voting = 0
+        try:
+            voting = 1 + sum(bool(founder.bound) for founder in await self._ask_all())
+        except (PeerError, PreconditionError):
+            return False
+        return 2 * voting > len(self._founders)
+
+    async def _initialize(self) -> None:
+        described = await self._ask_all()
+        if self._state.epoch or any(founder.epoch for founder in described):
+            return
+        tokens = even_tokens([founder.num_tokens for founder in described])
+        await self._submitter.submit(
+            Initialize(
+                cluster_id=self._runtime.random.uuid(),
+                cluster_name=self._cluster_name,
+                founders=tuple(
+                    Founder(
+                        host_id=founder.host_id,
+                        address=founder.address,
+                        internode_port=founder.internode_port,
+                        cql_port=founder.cql_port,
+                        admin_port=founder.admin_port,
+                        dc=founder.dc,
+                        rack=founder.rack,
+                        version=founder.version,
+                        tokens=owned,
+                    )
+                    for founder, owned in zip(described, tokens, strict=True)
+                ),
+            ),
+            SUBMIT_TIMEOUT_MS,
+        )
+
+
+def _texts(founders: tuple[Address, ...]) -> tuple[str, ...]:
+    return tuple(f"{host}:{port}" for host, port in founders)

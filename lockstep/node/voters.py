@@ -1,0 +1,63 @@
+"""Who the voters of the metadata group are, and where.
+
+Invariant: a voter is a host, known by its host id from the first entry's directory, or before that from what
+the founders bound themselves to. An address only says where to find it: whoever else uses that address is
+not the voter, and a voter that moved is found where it was last heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lockstep.node.founders_file import FoundersFile
+from lockstep.node.metadata_state import MetadataState
+from lockstep.replication.handshake import Address, PeerInfo
+from lockstep.values.ids import NodeId
+
+
+class Member(msgspec.Struct, frozen=True):
+    """Where a voter is, and which host it is."""
+
+    address: Address
+    host_id: str
+
+
+class Voters:
+    def __init__(self, state: MetadataState, founders: FoundersFile) -> None:
+        self._state = state
+        self._founders = founders
+        self._seen_at: dict[str, Address] = {}
+
+    def ids(self) -> Sequence[int]:
+        """Voters' node ids, ascending; empty when nothing was founded or begun to be."""
+        bound = self._founders.value
+        if self._state.current.voters or bound is None:
+            return self._state.current.voters
+        return range(1, len(bound.host_ids) + 1)
+
+    def member(self, voter: int) -> Member | None:
+        """None when there is no such node."""
+        info = self._state.current.directory.by_id.get(NodeId(voter))
+        bound = self._founders.value
+        if info is not None:
+            host_id, address = info.host_id, (info.address, info.internode_port)
+        elif bound is not None and 0 < voter <= len(bound.host_ids):
+            host_id, address = bound.host_ids[voter - 1], bound.addresses[voter - 1]
+        else:
+            return None
+        return Member(self._seen_at.get(host_id, address), host_id)
+
+    def members(self) -> dict[int, Member]:
+        found = ((voter, self.member(voter)) for voter in self.ids())
+        return {voter: member for voter, member in found if member is not None}
+
+    def id_of(self, host_id: str) -> int | None:
+        """Which voter this host is."""
+        return next((voter for voter, member in self.members().items() if member.host_id == host_id), None)
+
+    def heard(self, peer: PeerInfo) -> None:
+        """A voter spoke from this address; it wins over the metadata while an address changes."""
+        if self._seen_at.get(peer.host_id) != peer.endpoint and self.id_of(peer.host_id) is not None:
+            self._seen_at[peer.host_id] = peer.endpoint
