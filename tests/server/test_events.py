@@ -119,5 +119,7 @@ def test_nodes_that_come_fall_rise_and_go_are_told_with_the_addresses_of_peers(t
             cluster.restart(newcomer)
             assert event_of(client, address) == wire.NodeEvent("STATUS_CHANGE", "UP", address, port)
             cluster.decommission(newcomer)
-            assert event_of(client, address) == wire.NodeEvent("TOPOLOGY_CHANGE", "REMOVED_NODE", address, port)
+            assert event_of(client, address) == wire.NodeEvent(
+                "TOPOLOGY_CHANGE", "REMOVED_NODE", address, port
+            )
             until(lambda: packed not in [row[0] for row in peers(asker)])
