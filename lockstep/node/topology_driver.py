@@ -78,6 +78,8 @@ class TopologyDriver:
         self._acknowledged: dict[NodeId, int] = {}
         self._listeners: list[Callable[[int, int], None]] = []
         self._work: dict[WorkKey, WorkReport] = {}
+        #: What each unfinished order waits for, as its node last said; a change is logged.
+        self._texts: dict[WorkKey, str] = {}
         self._since: dict[tuple[int, int, str], int] = {}
         self.blocking: tuple[Blocking, ...] = ()
         self.progress: dict[int, WorkStatus] = {}
@@ -109,6 +111,8 @@ class TopologyDriver:
     def _applied(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         live = {operation.id for operation in after.operations}
         self._work = {key: report for key, report in self._work.items() if key[0] in live}
+        self._texts = {key: text for key, text in self._texts.items() if key[0] in live}
+        self.progress = {key: status for key, status in self.progress.items() if key in live}
         self._wake.set()
 
     async def _run(self) -> None:
@@ -122,6 +126,13 @@ class TopologyDriver:
                 except LockstepError as error:
                     self._log("topology.step_failed", error=str(error))
                     await asyncio.sleep(ROUND_PAUSE_MS / 1000)
+                except Exception as defect:
+                    # Requests are still served; operations wait, visibly, for another leader.
+                    running = self._state.current.operations
+                    self._block(
+                        [(o.id, self._own_id(), f"the coordinator failed: {defect!r}") for o in running]
+                    )
+                    raise
             self.blocking = ()
 
     async def _round(self) -> bool:
@@ -148,16 +159,19 @@ class TopologyDriver:
         return True
 
     async def _ask(self, cluster: ClusterMetadata, wait: Wait) -> None:
-        now = self._runtime.clock.wall_us()
-        keys = [(wait.operation_id, node, reason) for node, reason in wait.blockers]
-        self._since = {key: self._since.get(key, now) for key in keys}
-        self.blocking = tuple(Blocking(*key, since_us=self._since[key]) for key in keys)
+        self._block([(wait.operation_id, int(node), reason) for node, reason in wait.blockers])
         before = dict(self._acknowledged)
         async with asyncio.TaskGroup() as group:
             for node, _reason in wait.blockers:
                 group.create_task(self._query(cluster, node, wait.epoch))
         if self._state.current is cluster and self._acknowledged == before:
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
+
+    def _block(self, keys: list[tuple[int, int, str]]) -> None:
+        """Show (operation, node, reason); what blocked before keeps its time."""
+        now = self._runtime.clock.wall_us()
+        self._since = {key: self._since.get(key, now) for key in keys}
+        self.blocking = tuple(Blocking(*key, since_us=self._since[key]) for key in keys)
 
     async def _query(self, cluster: ClusterMetadata, node: int, epoch: int) -> None:
         info = cluster.directory.by_id.get(NodeId(node))
@@ -177,25 +191,41 @@ class TopologyDriver:
         self._acknowledged[NodeId(node)] = max(known, reply.epoch)
 
     async def _run_orders(self, cluster: ClusterMetadata, orders: tuple[WorkOrder, ...]) -> None:
+        texts = [self._texts.get(_key(order), f"{order.kind} is running") for order in orders]
+        keys = zip(orders, texts, strict=True)
+        self._block([(order.operation_id, int(order.node), text) for order, text in keys])
         async with asyncio.TaskGroup() as group:
             for order in orders:
                 group.create_task(self._run_order(cluster, order))
 
     async def _run_order(self, cluster: ClusterMetadata, order: WorkOrder) -> None:
         info = cluster.directory.by_id[order.node]
-        key = (order.operation_id, order.stage, order.node)
+        key = _key(order)
         request = RunWork(order.operation_id, order.stage, order.session_id, cluster.epoch)
         try:
             status: WorkStatus = await self._internode.request(
                 (info.address, info.internode_port), verbs.RUN_WORK, request, WORK_TIMEOUT_MS
             )
         except LockstepError as error:
-            self._log("topology.work_waits", node=order.node, error=str(error))
+            self._say("topology.work_waits", key, str(error))
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
             return
         self.progress[order.operation_id] = status
         if status.state == "done":
             self._work[key] = WorkReport.DONE
+            self._texts.pop(key, None)
         elif status.state == "failed":
-            self._log("topology.work_failed", node=order.node, error=status.text)
+            self._say("topology.work_failed", key, status.text)
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
+        else:
+            self._texts[key] = f"{order.kind} is running"
+
+    def _say(self, event: str, key: WorkKey, text: str) -> None:
+        """Log why work waits, once for each reason: it is asked for many times a second."""
+        if self._texts.get(key) != text:
+            self._texts[key] = text
+            self._log(event, node=key[2], error=text)
+
+
+def _key(order: WorkOrder) -> WorkKey:
+    return (order.operation_id, order.stage, order.node)

@@ -23,7 +23,7 @@ from lockstep.schema.model import Replication
 from lockstep.storage.engine import StorageEngine
 from lockstep.topology.stages import Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
-from lockstep.values.errors import LockstepError, PeerUnreachable, SessionClosed
+from lockstep.values.errors import LockstepError, PeerUnreachable, ServerFault, SessionClosed
 from lockstep.values.tokens import Range
 
 #: How long one RUN_WORK request is held open before "running" is answered; bounds the coordinator's wait.
@@ -105,7 +105,11 @@ class WorkService:
             self._runtime.probes.reach("work.done")
         except LockstepError as error:
             running.error = error
-        running.done.set()
+        except Exception as defect:
+            running.error = ServerFault(f"{operation.stage} failed: {type(defect).__name__}: {defect}")
+            raise
+        finally:
+            running.done.set()
 
     async def _wipe(self, operation: Operation) -> None:
         """Delete whatever is still stored for the ranges this node is about to gain."""
