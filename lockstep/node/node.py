@@ -139,6 +139,11 @@ class Node:
         return self._own_id()
 
     @property
+    def has_left(self) -> bool:
+        info = self.info
+        return info is not None and info.state is NodeState.LEFT
+
+    @property
     def is_leader(self) -> bool:
         return self.driver is not None and self.driver.is_leader
 
@@ -388,7 +393,7 @@ class Node:
         own, host_id = self._own_id(), self.identity.value.host_id
         if own and host_id not in before.directory.by_host_id:
             self.internode.introduce()
-        elif (info := self.info) is not None and info.state is NodeState.LEFT:
+        elif self.has_left:
             self._left()
         if self.is_leader:
             self._announce(before, own)

@@ -128,10 +128,8 @@ class TopologyDriver:
                     await asyncio.sleep(ROUND_PAUSE_MS / 1000)
                 except Exception as defect:
                     # Requests are still served; operations wait, visibly, for another leader.
-                    running = self._state.current.operations
-                    self._block(
-                        [(o.id, self._own_id(), f"the coordinator failed: {defect!r}") for o in running]
-                    )
+                    text = f"the coordinator failed: {defect!r}"
+                    self._block([(o.id, self._own_id(), text) for o in self._state.current.operations])
                     raise
             self.blocking = ()
 

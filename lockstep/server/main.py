@@ -137,7 +137,7 @@ def _say_ready(node: Node) -> None:
 
 
 async def _until_the_end(node: Node, stop: asyncio.Future[None]) -> int:
-    """0 when told to stop; the error's exit code when the node broke."""
+    """0 when told to stop or when the node has left; the error's exit code when it broke."""
     broken = node.broken
     assert broken is not None, "the node has started"
     broken.add_done_callback(lambda _: _set(stop))
@@ -146,7 +146,7 @@ async def _until_the_end(node: Node, stop: asyncio.Future[None]) -> int:
         return 0
     error = broken.result()
     print(error.render(), file=sys.stderr, flush=True)
-    return error.exit_code
+    return 0 if node.has_left else error.exit_code
 
 
 async def _drain(server: CqlServer) -> None:
