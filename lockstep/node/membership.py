@@ -26,6 +26,7 @@ from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.compatibility import CASSANDRA_RELEASE
 from lockstep.values.errors import (
     ConfigurationError,
     HandshakeRefused,
@@ -44,7 +45,6 @@ RETRY_MS = 250
 ASK_TIMEOUT_MS = 2000
 #: One submission during start.
 SUBMIT_TIMEOUT_MS = 10_000
-VERSION = "5.0.2"
 
 
 class Membership:
@@ -96,7 +96,7 @@ class Membership:
             admin_port=network.admin_port,
             dc=placement.dc,
             rack=placement.rack,
-            version=VERSION,
+            version=CASSANDRA_RELEASE,
             num_tokens=placement.num_tokens,
             epoch=self._state.epoch,
         )

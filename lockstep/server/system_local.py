@@ -13,12 +13,12 @@ from lockstep.metadata.directory import NodeInfo
 from lockstep.schema.types import parse_uuid
 from lockstep.server.schema_watch import SchemaWatch
 from lockstep.server.virtual import VirtualRow, VirtualTable, define
+from lockstep.values.compatibility import CASSANDRA_RELEASE
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
 
 #: The release whose system tables these are; drivers choose their schema parser by it.
-RELEASE_VERSION: Final = "5.0.2"
 CQL_VERSION: Final = "3.4.7"
 PARTITIONER: Final = "org.apache.cassandra.dht.Murmur3Partitioner"
 
@@ -191,7 +191,7 @@ class SystemTables:
                 "rack": info.rack,
                 "tokens": _tokens(info),
                 "node_state": info.state.value,
-                "release_version": RELEASE_VERSION,
+                "release_version": CASSANDRA_RELEASE,
                 "topology_request": operation.kind.value if operation is not None else None,
                 "num_tokens": len(info.tokens),
                 "shard_count": 1,
@@ -225,6 +225,6 @@ def _place(info: NodeInfo) -> dict[str, Any]:
         "data_center": info.dc,
         "host_id": parse_uuid(info.host_id),
         "rack": info.rack,
-        "release_version": RELEASE_VERSION,
+        "release_version": CASSANDRA_RELEASE,
         "tokens": _tokens(info),
     }

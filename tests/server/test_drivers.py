@@ -17,6 +17,7 @@ from cassandra.protocol import ConfigurationException, SyntaxException
 from cassandra.query import BatchStatement, BatchType, SimpleStatement, tuple_factory
 from cassandra.util import Date, Duration, Time
 
+from lockstep.values.compatibility import CASSANDRA_RELEASE
 from tests.server.parts import CQL_PORT, Nodes, nodes
 
 SIMPLE = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': %d}"
@@ -52,7 +53,7 @@ def test_all_hosts_are_known_and_up(three: Nodes, session: Session) -> None:
     hosts = session.cluster.metadata.all_hosts()
     assert sorted(host.address for host in hosts) == sorted(member.address for member in three.members)
     assert all(host.is_up for host in hosts)
-    assert {host.release_version for host in hosts} == {"5.0.2"}
+    assert {host.release_version for host in hosts} == {CASSANDRA_RELEASE}
     assert session.cluster.metadata.partitioner == "org.apache.cassandra.dht.Murmur3Partitioner"
 
 
