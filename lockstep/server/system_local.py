@@ -18,7 +18,7 @@ from lockstep.values.compatibility import CASSANDRA_RELEASE
 if TYPE_CHECKING:
     from lockstep.node.node import Node
 
-#: The release whose system tables these are; drivers choose their schema parser by it.
+#: The language version that clients are told.
 CQL_VERSION: Final = "3.4.7"
 PARTITIONER: Final = "org.apache.cassandra.dht.Murmur3Partitioner"
 
