@@ -120,7 +120,7 @@ class Storage:
             await self._loop.run_in_executor(None, flush, True)
             for durable in covered:
                 durable()
-            while self._batch is not None:
+            while self._batch is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         self._syncing = False
 
