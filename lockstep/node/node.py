@@ -45,7 +45,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store import Store
 from lockstep.topology import transformations as topology_transformations
-from lockstep.values.errors import LockstepError, PreconditionError
+from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
 from lockstep.values.ids import mutation_id
 
 #: The Raft group of the metadata log.
@@ -220,6 +220,7 @@ class Node:
         identity = await self.identity.boot()
         self.founders_file.load()
         self.state.load()
+        self._refuse_other_cluster()
         self.store = await self._open_store(self.runtime)
         self.engine = StorageEngine(self.store, self.runtime, on_failure=self._break)
         self._engine_open = True
@@ -236,6 +237,15 @@ class Node:
             await asyncio.sleep(0)  # Takes delivery of what `_end` has sent.
         self.ready = True
         self.log("node.ready", node=self.node_id, epoch=self.state.epoch)
+
+    def _refuse_other_cluster(self) -> None:
+        """The directory holds a cluster's log: the configuration must mean that cluster."""
+        held, wanted = self.cluster.identity.cluster_name, self.configuration.cluster.name
+        if held and held != wanted:
+            raise ConfigurationError(
+                f"the data directory belongs to cluster {held}, not to {wanted}",
+                hint="correct [cluster] name or [node] data_directory; an empty one joins as a new node",
+            )
 
     def _build_request_path(self, generation: int) -> None:
         runtime, state, internode = self.runtime, self.state, self.internode
