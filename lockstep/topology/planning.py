@@ -79,7 +79,8 @@ def _check_leave(cluster: ClusterMetadata, node: NodeInfo) -> None:
                 where = f" in data centre {dc}" if dc else ""
                 names = ", ".join(k.name for k in cluster.schema.keyspaces if k.replication == replication)
                 raise Rejected(
-                    f"{left} normal nodes would be left{where}, but {names} has replication factor {factor}"
+                    f"{left} normal nodes would be left{where}, but {names} has replication factor {factor}",
+                    hint="let another node join first (`lockstep cluster add`), or drop the keyspace",
                 )
 
 

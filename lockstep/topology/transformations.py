@@ -100,7 +100,9 @@ class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
 def _running(cluster: ClusterMetadata, operation_id: int) -> Operation:
     operation = cluster.operations_by_id.get(operation_id)
     if operation is None:
-        raise Rejected(f"operation {operation_id} is not running")
+        raise Rejected(
+            f"operation {operation_id} is not running", hint="`lockstep topology requests` lists them"
+        )
     return operation
 
 
