@@ -11,6 +11,7 @@ import json
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -67,7 +68,9 @@ def run(options: Options) -> int:
                 _forget_left_nodes(local)
         finally:
             _clean_up(local, tour, process, keep=keep)
-    demo_verdict.show(verdict, tour.results, sys.stdout)
+    seconds = time.monotonic() - tour.view.begin_s
+    print()
+    demo_verdict.show(verdict, tour.results, seconds, sys.stdout)
     _tell_the_end(options, held)
     return 0 if held else 1
 
@@ -125,8 +128,9 @@ def _forget_left_nodes(local: LocalCluster) -> None:
 
 
 def _tell_the_end(options: Options, held: bool) -> None:
-    names = [name for name in OUTPUTS if (options.report / name).exists()]
-    print(f"\nreport: {options.report}/ ({', '.join(names)})")
+    wanted = [name for name in OUTPUTS if (options.report / name).is_file()]
+    tables = sorted(path.name for path in options.report.glob("*.parquet"))
+    print(f"\nreport in {options.report}/: {', '.join([*wanted, *tables])}")
     if not held:
         print(f"the nodes' logs are in {options.report / LOGS}/")
     if options.keep:

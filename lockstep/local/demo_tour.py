@@ -140,7 +140,7 @@ class Tour:
             self._command(StartTraffic(self._options.ops_per_s))
             self.view.traffic = True
             settle()
-        with self._phase("join") as phase, self._event("a fourth node joins"):
+        with self._phase("join") as phase, self._event("fourth node joins"):
             added = self._while(local.add)
             self._while(self._cluster.wait_until_all_serve)
             phase.told = f"{added.name} at {added.address} owns its share"
@@ -148,7 +148,7 @@ class Tour:
         with self._phase("kill") as phase:
             victim = self._cluster.leader()
             phase.told = f"SIGKILL to {victim}, which leads the metadata group"
-            with self._event(f"{victim} killed and restarted"):
+            with self._event(f"{victim} killed, restarted"):
                 self._while(lambda: local.kill(victim))
                 settle()
                 phase.told = f"{victim} starts again"
@@ -159,7 +159,7 @@ class Tour:
                 f"{victim}, the metadata leader; back {time.monotonic() - begin_s:.1f} s after its start"
             )
         settle()
-        with self._phase("decommission") as phase, self._event("it is decommissioned"):
+        with self._phase("decommission") as phase, self._event("fourth node leaves"):
             phase.told = f"{added.name} hands its ranges over and leaves"
             self._while(lambda: self._cluster.decommission(added.name))
             phase.told = f"{added.name} left"

@@ -45,7 +45,7 @@ def checks(results: Results, view: View, *, with_spark: bool) -> list[Check]:
             proof and not counts.lost,
         ),
         Check(
-            "reads under topology changes, all of them right",
+            "reads under topology changes, all right",
             f"{counts.reads:,}, {counts.wrong_reads:,} wrong",
             counts.reads > 0 and not counts.wrong_reads,
         ),
@@ -91,21 +91,24 @@ def document(verdict: list[Check], results: Results, view: View) -> dict[str, An
         ],
         "events": [msgspec.to_builtins(event) for event in view.events],
         "spark": msgspec.to_builtins(results.spark),
-        "seconds": round(view.phases[-1].end_s - view.begin_s, 3) if view.phases[-1].end_s else None,
+        "seconds": round(max(phase.end_s for phase in view.phases) - view.begin_s, 3),
     }
 
 
-def show(verdict: list[Check], results: Results, stream: TextIO) -> None:
-    """Print the verdict as a table, and what the errors were when there were any."""
+def show(verdict: list[Check], results: Results, seconds: float, stream: TextIO) -> None:
+    """Print the verdict as a table, how long it took, and what the errors were when there were any."""
     if stream.isatty():
         _show_table(verdict, stream)
     else:
         width = max(len(check.name) for check in verdict)
         for check in verdict:
             print(f"{_MARKS[check.held]:4}  {check.name.ljust(width)}  {check.value}", file=stream)
+    failed = sum(check.held is False for check in verdict)
+    ending = f"{failed} checks FAILED" if failed else "every check held"
+    print(f"\n{ending}, after {seconds:.0f} s", file=stream)
     errors = sorted(results.counts.errors.items(), key=lambda item: -item[1])[:ERROR_KINDS_SHOWN]
     if errors:
-        print("\nerrors seen:", file=stream)
+        print("\nerrors seen, the most frequent kinds with an example:", file=stream)
     for kind, number in errors:
         print(f"  {number:>6,}  {kind}: {results.counts.examples.get(kind, '')}", file=stream)
 
@@ -144,7 +147,7 @@ def _spark_checks(results: Results) -> list[Check]:
         ),
         Check(
             "Spark count of the traffic table",
-            f"{spark.traffic_rows:,}, between {least:,} acknowledged and {most:,} attempted",
+            f"{spark.traffic_rows:,}, {least:,} acknowledged, {most:,} attempted",
             least <= spark.traffic_rows <= most,
         ),
         Check("rows that Spark saw twice", f"{spark.repeated_rows:,}", not spark.repeated_rows),
@@ -158,7 +161,7 @@ def _show_table(verdict: list[Check], stream: TextIO) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("")
     table.add_column("checked")
     table.add_column("found", overflow="fold")
