@@ -73,10 +73,17 @@ def power(nemesis: Nemesis, draw: Stream) -> None:
 
 
 def kill_then_power(nemesis: Nemesis, draw: Stream) -> None:
-    """The process restarts on the page cache of its predecessor, then the host loses it."""
-    name = nemesis.some_live(draw)
-    nemesis.crash(name, KILL, 0.05)
-    nemesis.later(0.05 + draw.random() * 0.4, lambda: nemesis.crash(name, POWER, 0.2))
+    """Killed in a sync, the process restarts on its predecessor's page cache; then the host loses it."""
+    wait_s = 0.05 + draw.random() * draw.choice((0.3, 2.0))
+
+    def cut(name: str) -> None:
+        nemesis.cluster.world.count("fault.kill_then_power")
+        nemesis.later(wait_s, lambda: nemesis.crash(name, POWER, 0.2))
+
+    rule = CrashRule(
+        label="disk.sync.inflight", probability=0.05, times=2, restart_after_s=0.05, on_fired=cut
+    )
+    nemesis.add_rule(rule, seconds=3.0)
 
 
 def all_down(nemesis: Nemesis, draw: Stream) -> None:
@@ -138,7 +145,7 @@ def wall_jump(nemesis: Nemesis, draw: Stream) -> None:
 def slow_disk(nemesis: Nemesis, draw: Stream) -> None:
     name = nemesis.some_live(draw)
     if name:
-        nemesis.set_disk(name, 1.0 + draw.random() * 4, sync_high_s=draw.choice((0.15, 0.5, 2.0)))
+        nemesis.set_disk(name, 1.0 + draw.random() * 4, sync_high_s=draw.choice((0.15, 0.5, 2.0, 6.0)))
 
 
 def disk_error(nemesis: Nemesis, draw: Stream) -> None:
@@ -234,7 +241,7 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         Fault("kill", kill, ("process.kill",)),
         Fault("power", power, ("process.power", "disk.lost", "disk.torn", "disk.holes")),
-        Fault("kill_then_power", kill_then_power, ("process.kill",), 0.5),
+        Fault("kill_then_power", kill_then_power, ("fault.kill_then_power",)),
         Fault("all_down", all_down, ("fault.all_down",), 0.4),
         Fault("crash_at_callback", crash_at_callback, ("process.crash_at_callback",), 1.5),
         Fault("crash_at_probe", crash_at_probe, ("probe.crash",), 2.0),

@@ -14,7 +14,7 @@ from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.runtime.ports import Runtime
-from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn
+from lockstep.schema.changes import AlterOptions, CreateKeyspace, CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.sim.checkers.log import Submitted
 from lockstep.sim.cluster import SimCluster
@@ -26,6 +26,9 @@ from lockstep.values.ids import NodeId
 
 _CONNECT_MS = 500
 _PATIENCE_S = 12.0
+#: Submitters of many small entries at once.
+_CHURNERS = 3
+_CHURN_PATIENCE_S = 1.5
 #: How long one submission is retried before its outcome stays unknown.
 _TRIES_MAX = 4
 #: A node that left is stopped and emptied this much later.
@@ -33,15 +36,25 @@ _PARK_AFTER_S = 0.5
 
 
 class Operators:
-    """`busy_s`: mean pause between two operations; `cancel`: probability that one is cancelled half-way."""
+    """`busy_s`: mean pause between two operations; `cancel`: probability that one is cancelled half-way;
+    `churn_ms`: mean pause between two small schema changes of one submitter, 0 for none."""
 
-    def __init__(self, cluster: SimCluster, *, busy_s: float, cancel: float, tables: list[str]) -> None:
+    def __init__(
+        self,
+        cluster: SimCluster,
+        *,
+        busy_s: float,
+        cancel: float,
+        tables: list[str],
+        churn_ms: float = 0.0,
+    ) -> None:
         self.cluster = cluster
         self.submissions: list[Submitted] = []
         self.stopped = False
         self.ready = False
         self._busy_s = busy_s
         self._cancel = cancel
+        self._churn_ms = churn_ms
         self._tables = tables
         self._draw: Stream = cluster.world.stream("operators")
         self._number = 0
@@ -52,14 +65,22 @@ class Operators:
 
     # ---- submitting
 
-    async def submit(self, runtime: Runtime, kind: EntryKind, transformation: Any) -> Submitted:
+    async def submit(
+        self,
+        runtime: Runtime,
+        kind: EntryKind,
+        transformation: Any,
+        *,
+        patience_s: float = _PATIENCE_S,
+    ) -> Submitted:
+        """Retried with one entry id; `patience_s` bounds each try."""
         self._number += 1
         entry_id = self._number.to_bytes(4, "big") + runtime.random.bytes(12)
         submitted = Submitted(entry_id=entry_id, outcome="unknown")
         self.submissions.append(submitted)
         request = Submission(entry_id, int(kind), encode(transformation))
         for _ in range(_TRIES_MAX):
-            answer = await self._ask(runtime, request)
+            answer = await self._ask(runtime, request, patience_s)
             if answer is None:
                 await asyncio.sleep(0.2 + self._draw.random())
                 continue
@@ -74,7 +95,7 @@ class Operators:
         self.cluster.tell("operator", f"{name} {submitted.outcome} {submitted.epoch or ''}")
         return submitted
 
-    async def _ask(self, runtime: Runtime, request: Submission) -> Answer | None:
+    async def _ask(self, runtime: Runtime, request: Submission, patience_s: float) -> Answer | None:
         """None when the outcome is unknown."""
         host = self.cluster.processes[self._draw.choice(self.cluster.in_service())].host
         try:
@@ -82,7 +103,7 @@ class Operators:
         except (OSError, TimeoutError):
             return None
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 answer = await door.ask(request)
         except (TimeoutError, ConnectionError):
             return None
@@ -95,6 +116,9 @@ class Operators:
     async def _run(self, runtime: Runtime) -> None:
         await self._create_schema(runtime)
         self.ready = True
+        if self._churn_ms:
+            for number in range(_CHURNERS):
+                runtime.tasks.spawn(self._churn(runtime, number), "churn")
         while not self.stopped:
             await asyncio.sleep(self._draw.expovariate(1 / self._busy_s))
             if not self.stopped:
@@ -122,6 +146,14 @@ class Operators:
         if submitted.outcome == "ok":
             self.cluster.fact("table created")
         return self.cluster.newest.schema.table(KEYSPACE, name) is not None
+
+    async def _churn(self, runtime: Runtime, number: int) -> None:
+        """Change a table's comment again and again: many small entries."""
+        while not self.stopped:
+            await asyncio.sleep(self._draw.expovariate(1000 / self._churn_ms))
+            options = (("comment", f"{number}/{self._number}"),)
+            change = ChangeSchema(AlterOptions(KEYSPACE, self._tables[0], options))
+            await self.submit(runtime, EntryKind.SCHEMA_CHANGE, change, patience_s=_CHURN_PATIENCE_S)
 
     async def _operate(self, runtime: Runtime) -> None:
         missing = [t for t in self._tables if self.cluster.newest.schema.table(KEYSPACE, t) is None]

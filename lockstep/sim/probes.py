@@ -8,6 +8,7 @@ in that same callback, has an effect.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +38,8 @@ class CrashRule(msgspec.Struct, kw_only=True):
     probability: float = 0.0
     times: int = 1
     restart_after_s: float | None = None
+    #: Told the name of the process each time the rule has fired.
+    on_fired: Callable[[str], None] | None = None
     fired: int = 0
 
 
@@ -89,6 +92,8 @@ class ProbeBoard:
                 process.crash(rule.kind)
                 if rule.restart_after_s is not None:
                     process.start_after(rule.restart_after_s)
+                if rule.on_fired is not None:
+                    rule.on_fired(process.name)
                 return
 
     def delay_ns(self, process: Process, label: str) -> int:

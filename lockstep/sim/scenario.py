@@ -46,6 +46,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     spares: int = 2
     busy_s: float = 1.5
     cancel: float = 0.5
+    #: Mean pause between two changes of a table's comment; 0 is none.
+    churn_ms: float = 0.0
+    #: How many clients; 0 leaves it to the seed.
+    clients: int = 0
     #: Facts that a batch of seeds must show at least once.
     sometimes: tuple[str, ...] = ()
     #: Whether a batch that names no scenario runs it.
@@ -84,12 +88,18 @@ class Run:
         draw = self.world.stream("scenario")
         shape: Shape = draw_shape(draw, founders=scenario.founders, spares=scenario.spares)
         load: Load = draw_load(draw)
+        if scenario.clients:
+            load = msgspec.structs.replace(load, clients=scenario.clients)
         self.cluster = SimCluster(self.world, shape)
         self.watch = Watch(self.cluster, load.rows)
         tables = ["t1", "t2"]
         self.workload = Workload(self.cluster, load, tables)
         self.operators = Operators(
-            self.cluster, busy_s=scenario.busy_s, cancel=scenario.cancel, tables=tables
+            self.cluster,
+            busy_s=scenario.busy_s,
+            cancel=scenario.cancel,
+            churn_ms=scenario.churn_ms,
+            tables=tables,
         )
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
@@ -293,7 +303,7 @@ SCENARIOS: dict[str, Scenario] = {
             faults=(
                 *STAGE_FAULTS,
                 *("kill", "power", "pause", "slow_node", "linger", "partition", "isolate_leader"),
-                *("latency", "clog", "flapping", "crash_at_probe"),
+                *("latency", "clog", "flapping", "crash_at_probe", "slow_disk"),
             ),
             sometimes=(
                 *_OPERATIONS,
@@ -313,6 +323,21 @@ SCENARIOS: dict[str, Scenario] = {
                 *("crash_at_probe", "crash_at_callback", "latency"),
             ),
             sometimes=("disk.torn", "disk.holes", "fault.all_down", "log.node.broken", "leader changed"),
+        ),
+        Scenario(
+            name="log",
+            chaos_s=12.0,
+            founders=(3,),
+            spares=1,
+            busy_s=6.0,
+            churn_ms=60.0,
+            clients=1,
+            faults=(
+                *("kill", "power", "kill_then_power", "all_down", "torn_disks", "slow_disk", "pause"),
+                *("crash_at_probe", "crash_at_callback", "isolate_leader", "partition", "partial_partition"),
+                *("loss", "latency", "blackhole", "flapping"),
+            ),
+            sometimes=("leader changed", "fault.all_down", "disk.torn"),
         ),
         Scenario(name="calm", chaos_s=8.0, sometimes=_OPERATIONS),
     )

@@ -13,7 +13,12 @@ from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.schema.model import Replication
 from lockstep.sim.checkers.log import LogMonitor
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
-from lockstep.sim.checkers.replicas import AcknowledgedWrites, DurableContent, check_held
+from lockstep.sim.checkers.replicas import (
+    AcknowledgedWrites,
+    DurableContent,
+    check_held,
+    check_wiped,
+)
 from lockstep.sim.cluster import SimCluster
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -69,7 +74,9 @@ class Watch:
         for operation in after.operations:
             former = before.operations_by_id.get(operation.id)
             if former is None or former.stage is not operation.stage:
-                if operation.stage is Stage.WRITE_BOTH_READ_NEW:
+                if operation.stage is Stage.WRITE_BOTH_READ_OLD:
+                    self._inspect_pending(after, operation)
+                elif operation.stage is Stage.WRITE_BOTH_READ_NEW:
                     self.inspect("PLC-3", after, operation)
                 self._tell_stage(operation, operation.stage)
         for operation in before.operations:
@@ -104,6 +111,12 @@ class Watch:
                 contents[node.id] = self._content(name)
         writes = AcknowledgedWrites(cluster.history.events, self._rows)
         self.inspected += check_held(invariant, metadata, writes.newest, contents, only)
+
+    def _inspect_pending(self, metadata: ClusterMetadata, operation: Operation) -> None:
+        pending = {node: None for transition in operation.transitions for node in transition.gained}
+        for node in pending:
+            content = self._content(self.cluster.name_of(node))
+            check_wiped(metadata, operation, content, node)
 
     def _content(self, name: str) -> DurableContent:
         content = self._contents.get(name)

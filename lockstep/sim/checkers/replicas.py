@@ -6,10 +6,11 @@ power now. Invariant: only bytes covered by a finished sync count, decoded witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.operations import Operation
 from lockstep.placement.quorums import dc_factors, majority
 from lockstep.schema.model import Replication
 from lockstep.sim.checkers.registers import Place
@@ -61,6 +62,12 @@ class DurableContent:
         """Timestamp of the newest write that certainly reached the row; -1 for none."""
         partition = self._folded().get((table_id, key))
         return -1 if partition is None else partition.state(clustering)
+
+    def held(self, table_ids: Collection[int], tokens: Range) -> int:
+        """How many partitions of the tables have something stored in the range."""
+        return sum(
+            1 for table_id, key in self._folded() if table_id in table_ids and tokens.contains(token_of(key))
+        )
 
     def refresh(self) -> None:
         files = self.disk.durable()
@@ -142,6 +149,27 @@ class AcknowledgedWrites:
                     if change.touches(clustering):
                         place = (change.table, change.key, clustering)
                         self.newest[place] = max(self.newest.get(place, -1), change.timestamp_us)
+
+
+def check_wiped(
+    cluster: ClusterMetadata, operation: Operation, content: DurableContent, node: NodeId
+) -> None:
+    """A replica that becomes pending has nothing left of the ranges it gains: what was purged elsewhere
+    could return from it."""
+    content.refresh()
+    for transition in operation.transitions:
+        if node in transition.gained:
+            tables = [
+                table.id
+                for keyspace in cluster.schema.keyspaces
+                if keyspace.replication == transition.replication
+                for table in keyspace.tables
+            ]
+            if held := content.held(tables, transition.range):
+                raise Violation(
+                    "REP-3",
+                    f"node {node} becomes pending for {transition.range} and still holds {held} partitions",
+                )
 
 
 def check_held(

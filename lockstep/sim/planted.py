@@ -1,0 +1,306 @@
+"""Planted bugs: product functions replaced by faulty ones, to prove that the checkers bite.
+
+Invariant: nothing in the product knows of them; each plant replaces named attributes for the time of one
+run, and undoes it. A plant that no seed finds says that either a checker or a fault is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from lockstep.consensus import elections
+from lockstep.consensus import replication as raft_replication
+from lockstep.metadata.recent_ids import RecentIds
+from lockstep.node import node as node_module
+from lockstep.node import work as work_module
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.raft_driver import RaftDriver
+from lockstep.node.raft_journal import RaftJournal
+from lockstep.placement import quorums
+from lockstep.placement.quorums import required_reads
+from lockstep.replication import plans as plans_module
+from lockstep.replication import reads as reads_module
+from lockstep.replication.messages import WriteReply
+from lockstep.replication.replica import ReplicaService
+from lockstep.replication.streaming import StreamService
+from lockstep.storage import keys
+from lockstep.storage.engine import StorageEngine
+from lockstep.storage.group_commit import GroupCommit
+from lockstep.topology import barriers as barriers_module
+from lockstep.topology import step as step_module
+from lockstep.topology import streams as streams_module
+from lockstep.topology.barriers import BarrierState
+from lockstep.values.ids import MUTATION_ID_BYTES
+
+Plant = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+class Planted(msgspec.Struct, frozen=True):
+    """`scenario` is where it is looked for; `harm` says what it breaks."""
+
+    name: str
+    harm: str
+    scenario: str
+    plant: Plant
+
+
+@contextlib.contextmanager
+def replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """(owner, attribute, replacement) for the time of the context."""
+    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    try:
+        for owner, name, replacement in changes:
+            setattr(owner, name, replacement)
+        yield
+    finally:
+        for owner, name, original in saved:
+            setattr(owner, name, original)
+
+
+# ---- topology
+
+
+def _skip_barrier() -> contextlib.AbstractContextManager[None]:
+    return replaced((step_module, "evaluate", lambda *_: BarrierState(True, ())))
+
+
+def _stream_early() -> contextlib.AbstractContextManager[None]:
+    """Nobody waits for the sources, and a source takes its snapshot before it has applied the stage."""
+    original = StreamService._open
+
+    async def opened(self: Any, peer: Any, request: Any) -> Any:
+        from lockstep.values.tokens import Range
+
+        engine = self._engine
+        early = await engine.fragments(request.table_id, Range(request.left, request.right))
+
+        class Stale:
+            async def fragments(self, *_: Any) -> Any:
+                return early
+
+        self._engine = Stale()
+        try:
+            return await original(self, peer, request)
+        finally:
+            self._engine = engine
+
+    return replaced((StreamService, "_open", opened), (barriers_module, "_must_drain", lambda *_: ()))
+
+
+def _stream_from_anyone() -> contextlib.AbstractContextManager[None]:
+    """Any one live replica is taken for a source, not the one that gives the range up."""
+
+    def tasks(transition: Any, dc_of: Any, dead: Any) -> list[Any]:
+        live = [node for node in reversed(transition.old) if node not in dead]
+        return [
+            streams_module.StreamTask(
+                target, transition.replication, transition.range, tuple(live[:1]), needs_all=True
+            )
+            for target in transition.gained
+            if transition.old
+        ]
+
+    return replaced((streams_module, "_tasks", tasks))
+
+
+def _starved_is_done() -> contextlib.AbstractContextManager[None]:
+    """A stream without sources counts as done."""
+
+    def plan(operation: Any, cluster: Any, dead: Any) -> Any:
+        return tuple(task for task in streams_module.stream_plan(operation, cluster, dead) if task.sources)
+
+    return replaced((work_module, "stream_plan", plan))
+
+
+def _reads_before_stream_ends() -> contextlib.AbstractContextManager[None]:
+    """Work is reported as done while it runs."""
+
+    async def serve(self: Any, peer: Any, order: Any) -> Any:
+        await self._catch_up.reach(order.epoch, peer.endpoint)
+        operation = self._operation(order)
+        key = (order.operation_id, order.stage, order.session_id)
+        if key not in self._running:
+            running = self._running[key] = work_module._Running()
+            self._runtime.tasks.spawn(self._run(operation, running), "work")
+        return self._status("done", self._running[key])
+
+    return replaced((work_module.WorkService, "_serve", serve))
+
+
+def _skip_wipe() -> contextlib.AbstractContextManager[None]:
+    async def nothing(self: Any, operation: Any) -> None:
+        return None
+
+    return replaced((work_module.WorkService, "_wipe", nothing))
+
+
+# ---- requests
+
+
+def _ignore_epoch() -> contextlib.AbstractContextManager[None]:
+    """Replicas take requests whatever epoch they were planned at."""
+    write, check = ReplicaService.write, ReplicaService._check_read
+
+    def blind_write(self: Any, request: Any, answer: Any) -> None:
+        write(self, msgspec.structs.replace(request, epoch=1 << 62), answer)
+
+    def blind_check(self: Any, request: Any) -> int:
+        return check(self, msgspec.structs.replace(request, epoch=1 << 62))
+
+    return replaced((ReplicaService, "write", blind_write), (ReplicaService, "_check_read", blind_check))
+
+
+def _small_quorum() -> contextlib.AbstractContextManager[None]:
+    return replaced((quorums, "majority", lambda factor: max(1, factor // 2)))
+
+
+def _pending_not_counted() -> contextlib.AbstractContextManager[None]:
+    """A write needs no more acknowledgements while a replica is pending."""
+
+    def needs(consistency: Any, replication: Any, local_dc: str, group: Any, dc_of: Any) -> Any:
+        return required_reads(consistency, replication, local_dc)
+
+    return replaced((plans_module, "required_writes", needs))
+
+
+def _no_read_repair() -> contextlib.AbstractContextManager[None]:
+    async def nothing(*_: Any) -> None:
+        return None
+
+    return replaced((reads_module, "repair", nothing))
+
+
+def _ack_before_sync() -> contextlib.AbstractContextManager[None]:
+    """A replica acknowledges a write as soon as it is applied."""
+    write = ReplicaService.write
+
+    def eager(self: Any, request: Any, answer: Any) -> None:
+        write(self, request, lambda reply: None)
+        answer(WriteReply(self._metadata().epoch))
+
+    return replaced((ReplicaService, "write", eager))
+
+
+# ---- storage
+
+
+def _answer_unsynced() -> contextlib.AbstractContextManager[None]:
+    return replaced((StorageEngine, "_sequence_behind", lambda self, command: 0))
+
+
+def _keys_without_id() -> contextlib.AbstractContextManager[None]:
+    """Two writes of one time to one row share a key, and so does their merge."""
+    suffix = keys.write_suffix
+    return replaced((keys, "write_suffix", lambda at, _id: suffix(at, bytes(MUTATION_ID_BYTES))))
+
+
+def _failed_sync_forgotten() -> contextlib.AbstractContextManager[None]:
+    """A node whose store failed stays in service."""
+    original = GroupCommit.__init__
+
+    def deaf(self: Any, store: Any, runtime: Any, on_failure: Any = None) -> None:
+        original(self, store, runtime, None)
+
+    return replaced((GroupCommit, "__init__", deaf))
+
+
+# ---- the log
+
+
+def _vote_not_durable() -> contextlib.AbstractContextManager[None]:
+    append = RaftJournal.append
+
+    async def forgetful(self: Any, hard_state: Any, entries: Any) -> None:
+        if entries:
+            await append(self, None, entries)
+
+    return replaced((RaftJournal, "append", forgetful))
+
+
+def _vote_for_anyone() -> contextlib.AbstractContextManager[None]:
+    return replaced((elections, "may_vote_for", lambda state, candidate: True))
+
+
+def _commit_older_term() -> contextlib.AbstractContextManager[None]:
+    return replaced((raft_replication, "is_committable", lambda state, index: True))
+
+
+def _promise_before_sync() -> contextlib.AbstractContextManager[None]:
+    """Raft messages that promise durability leave before the write."""
+    execute = RaftDriver._execute
+
+    def hasty(self: Any, ready: Any) -> None:
+        for message in ready.messages_after_persist:
+            self._send(message)
+        execute(self, ready)
+
+    return replaced((RaftDriver, "_execute", hasty))
+
+
+def _epoch_before_sync() -> contextlib.AbstractContextManager[None]:
+    """A node shows an epoch that its disk does not hold yet."""
+    apply_batch = MetadataState._apply_batch
+
+    async def hasty(self: Any, batch: Any) -> None:
+        journal = self._journal
+
+        class Later:
+            async def append(self, body: bytes) -> None:
+                journal._disk.append(journal._path, b"")
+
+        self._journal = Later()
+        try:
+            await apply_batch(self, batch)
+        finally:
+            self._journal = journal
+        from lockstep.values.codec import encode
+
+        await journal.append(encode(batch))
+
+    return replaced((MetadataState, "_apply_batch", hasty))
+
+
+def _unsettled_restart() -> contextlib.AbstractContextManager[None]:
+    """A restarted node takes for durable what its killed predecessor had not synced."""
+
+    async def nothing(disk: Any, paths: Any) -> None:
+        return None
+
+    return replaced((node_module, "settle", nothing))
+
+
+def _forget_dedup() -> contextlib.AbstractContextManager[None]:
+    """A submission that was seen before is judged again."""
+    return replaced((RecentIds, "epoch_of", lambda self, entry_id: None))
+
+
+REGISTRY: dict[str, Planted] = {
+    planted.name: planted
+    for planted in (
+        Planted("skip_barrier", "stages follow without their barrier", "moves", _skip_barrier),
+        Planted("stream_early", "a source's snapshot misses older writes", "moves", _stream_early),
+        Planted("stream_from_anyone", "a new replica misses writes", "moves", _stream_from_anyone),
+        Planted("starved_is_done", "a new replica is empty", "moves", _starved_is_done),
+        Planted("reads_before_stream_ends", "reads move too early", "moves", _reads_before_stream_ends),
+        Planted("skip_wipe", "a pending replica keeps what it had", "moves", _skip_wipe),
+        Planted("ignore_epoch", "stale coordinators reach quorums", "moves", _ignore_epoch),
+        Planted("pending_not_counted", "writes miss the new quorum", "moves", _pending_not_counted),
+        Planted("small_quorum", "reads miss acknowledged writes", "swarm", _small_quorum),
+        Planted("no_read_repair", "reads go back", "swarm", _no_read_repair),
+        Planted("ack_before_sync", "acknowledged writes are lost", "power", _ack_before_sync),
+        Planted("answer_unsynced", "what was read is lost", "power", _answer_unsynced),
+        Planted("keys_without_id", "one write hides another", "swarm", _keys_without_id),
+        Planted("failed_sync_forgotten", "a dead store stays in service", "power", _failed_sync_forgotten),
+        Planted("vote_not_durable", "two leaders in one term", "log", _vote_not_durable),
+        Planted("vote_for_anyone", "two leaders in one term", "log", _vote_for_anyone),
+        Planted("commit_older_term", "a committed entry is replaced", "log", _commit_older_term),
+        Planted("promise_before_sync", "committed entries are lost", "log", _promise_before_sync),
+        Planted("epoch_before_sync", "a node's epoch goes back", "power", _epoch_before_sync),
+        Planted("unsettled_restart", "a node's epoch goes back", "log", _unsettled_restart),
+        Planted("forget_dedup", "a submission is applied twice", "log", _forget_dedup),
+    )
+}
