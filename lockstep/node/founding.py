@@ -8,7 +8,7 @@ let in by any founder that ever voted, and cannot vote twice. A cluster is found
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import (
     ConfigurationError,
     HandshakeRefused,
+    LockstepError,
     OutcomeUnknown,
     PeerError,
     PreconditionError,
@@ -99,8 +100,8 @@ class Founding:
     async def found(self) -> None:
         """Return when the first entry is applied here. ConfigurationError when it never can be."""
         while self._state.epoch == 0 and self._file.value is None:
-            await self._try(self._bind)
-            await asyncio.sleep(POLL_MS / 1000)
+            if not await self._try(self._bind):
+                await asyncio.sleep(POLL_MS / 1000)
         self._start_consensus()
         may_campaign = self._own_address == self._founders[0]
         while self._state.epoch == 0:
@@ -113,10 +114,10 @@ class Founding:
                 self._campaign()
             await asyncio.sleep(POLL_MS / 1000)
 
-    async def _try(self, step: Callable[[], object]) -> bool:
+    async def _try(self, step: Callable[[], Awaitable[None]]) -> bool:
         """False when the step cannot be done yet; says why when the reason is a new one."""
         try:
-            await step()  # type: ignore[misc]
+            await step()
         except HandshakeRefused as error:
             raise ConfigurationError(
                 f"another founder refuses this node: {error.message}",
@@ -130,25 +131,42 @@ class Founding:
         return True
 
     async def _ask_all(self) -> list[SelfDescription]:
-        """Every founder's description, in their order."""
+        """Every founder's description, in their order; raises what keeps one of them from answering."""
+        answers = await self._ask_each()
+        described = [answer for answer in answers if isinstance(answer, SelfDescription)]
+        for answer in answers:
+            if isinstance(answer, LockstepError):
+                raise answer
+        return described
+
+    async def _ask_each(self) -> list[SelfDescription | LockstepError]:
         question = DescribeSelf(_texts(self._founders))
-        described: list[SelfDescription] = []
+        answers: list[SelfDescription | LockstepError] = []
         for address in self._founders:
             if address == self._own_address:
-                described.append(self._describe_self())
-            else:
-                described.append(
+                answers.append(self._describe_self())
+                continue
+            try:
+                answers.append(
                     await self._internode.request(address, verbs.DESCRIBE_SELF, question, ASK_TIMEOUT_MS)
                 )
-        return described
+            except LockstepError as error:
+                answers.append(error)
+        return answers
 
     async def _bind(self) -> None:
         """Write down who the founders are, when all of them are new and agree."""
-        described = await self._ask_all()
-        for at, founder in enumerate(described):
-            if founder.epoch:
-                await self._catch_up_with(self._founders[at], founder)
+        answers = await self._ask_each()
+        for address, answer in zip(self._founders, answers, strict=True):
+            if isinstance(answer, SelfDescription) and answer.epoch:
+                await self._catch_up_with(address, answer)
                 return
+        for answer in answers:
+            if isinstance(answer, LockstepError):
+                raise answer
+        await self._bind_to([answer for answer in answers if isinstance(answer, SelfDescription)])
+
+    async def _bind_to(self, described: Sequence[SelfDescription]) -> None:
         host_ids = tuple(founder.host_id for founder in described)
         own_at = self._founders.index(self._own_address)
         for founder in described:

@@ -30,7 +30,6 @@ from lockstep.values.compatibility import CASSANDRA_RELEASE
 from lockstep.values.errors import (
     ConfigurationError,
     HandshakeRefused,
-    LockstepError,
     OutcomeUnknown,
     PeerError,
     PreconditionError,
@@ -201,20 +200,25 @@ class Membership:
         )
         if wanted == own:
             return
-        try:
-            await self._submitter.submit(
-                UpdateNode(
-                    node=own.id,
-                    address=wanted.address,
-                    internode_port=wanted.internode_port,
-                    cql_port=wanted.cql_port,
-                    admin_port=wanted.admin_port,
-                    version=wanted.version,
-                ),
-                SUBMIT_TIMEOUT_MS,
-            )
-        except LockstepError as error:
-            raise PreconditionError(f"the cluster does not take this node's addresses: {error}") from error
+        update = UpdateNode(
+            node=own.id,
+            address=wanted.address,
+            internode_port=wanted.internode_port,
+            cql_port=wanted.cql_port,
+            admin_port=wanted.admin_port,
+            version=wanted.version,
+        )
+        while True:
+            try:
+                await self._submitter.submit(update, SUBMIT_TIMEOUT_MS)
+                return
+            except (PeerError, OutcomeUnknown) as error:
+                # Most nodes may have moved at once: they find each other, and then it goes on.
+                self._log("join.waits", reason=str(error))
+                await asyncio.sleep(RETRY_MS / 1000)
+            except Rejected as error:
+                text = f"the cluster does not take this node's addresses: {error.message}"
+                raise PreconditionError(text, hint=error.hint) from error
 
 
 def parse_addresses(texts: tuple[str, ...], default_port: int) -> tuple[Address, ...]:

@@ -50,6 +50,8 @@ from lockstep.values.ids import mutation_id
 
 #: The Raft group of the metadata log.
 METADATA_GROUP = 1
+#: Between two greetings of a node whose new address the metadata does not have yet.
+GREETING_MS = 500
 #: Files that are loaded when a node starts.
 JOURNALS = ("identity", "metadata/log", FOUNDERS_PATH, f"raft/group-{METADATA_GROUP}")
 
@@ -228,8 +230,9 @@ class Node:
         await self.internode.start(*self.address)
         self.state.listen(self._applied)
         self.state.start()
+        self.voters.seen(identity.host_id, self.address)
         self._start_consensus()
-        self._greet_configured()
+        self.runtime.tasks.spawn(self._greet_configured(), "node.greet")
         self.liveness.start()
         self.topology.start()
         await self.membership.become_member()
@@ -342,19 +345,19 @@ class Node:
         self.submitter.processor = self.processor
         self.driver.start()
 
-    def _greet_configured(self) -> None:
+    async def _greet_configured(self) -> None:
         """After a move, tell the nodes that the configuration names where this one is now.
 
         So voters that moved together find each other although no metadata can be changed yet.
         """
-        info = self.info
-        if info is None or (info.address, info.internode_port) == self.address:
-            return
+        port = self.configuration.network.internode_port
         named = (*self.configuration.cluster.founders, *self.configuration.cluster.seeds)
-        for text in named:
-            address = split_address(text, self.configuration.network.internode_port)
-            if address != self.address:
-                self.internode.send(address, verbs.ANNOUNCE, Announce())
+        addresses = [split_address(text, port) for text in named]
+        while (info := self.info) is not None and (info.address, info.internode_port) != self.address:
+            for address in addresses:
+                if address != self.address:
+                    self.internode.send(address, verbs.ANNOUNCE, Announce())
+            await asyncio.sleep(GREETING_MS / 1000)
 
     async def stop(self) -> None:
         """Stop serving and end every task; what was acknowledged is durable already."""
@@ -434,7 +437,7 @@ class Node:
             self.log("storage.drop_failed", table=table_id, error=str(error))
 
     def _peer_epoch(self, peer: PeerInfo, epoch: int) -> None:
-        self.voters.heard(peer)
+        self.voters.seen(peer.host_id, peer.endpoint)
         self.topology.heard(peer, epoch)
         self.liveness.heard(peer)
         if self.state.epoch or self.membership.founding is None:

@@ -13,7 +13,7 @@ import msgspec
 
 from lockstep.node.founders_file import FoundersFile
 from lockstep.node.metadata_state import MetadataState
-from lockstep.replication.handshake import Address, PeerInfo
+from lockstep.replication.handshake import Address
 from lockstep.values.ids import NodeId
 
 
@@ -57,7 +57,7 @@ class Voters:
         """Which voter this host is."""
         return next((voter for voter, member in self.members().items() if member.host_id == host_id), None)
 
-    def heard(self, peer: PeerInfo) -> None:
-        """A voter spoke from this address; it wins over the metadata while an address changes."""
-        if self._seen_at.get(peer.host_id) != peer.endpoint and self.id_of(peer.host_id) is not None:
-            self._seen_at[peer.host_id] = peer.endpoint
+    def seen(self, host_id: str, address: Address) -> None:
+        """If it is a voter, it is at this address; that wins over the metadata while an address changes."""
+        if self._seen_at.get(host_id) != address and self.id_of(host_id) is not None:
+            self._seen_at[host_id] = address

@@ -1,0 +1,182 @@
+"""A cluster of real nodes in a simulated world, small enough to be struck at named places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.configuration import Configuration, parse
+from lockstep.node.node import Node
+from lockstep.runtime.ports import Runtime
+from lockstep.schema.changes import CreateKeyspace
+from lockstep.sim.checkers.log import LogMonitor
+from lockstep.sim.process import Main, Process
+from lockstep.sim.world import World, WorldSettings
+from lockstep.storage.model import open_model_store
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.errors import LockstepError
+from lockstep.values.ids import NodeId
+
+
+def keyspace(name: str) -> ChangeSchema:
+    """A change that is accepted once."""
+    return ChangeSchema(CreateKeyspace(name, (("class", "SimpleStrategy"), ("replication_factor", "1"))))
+
+
+def decommission(node: int) -> PrepareOperation:
+    return PrepareOperation(kind=OperationKind.DECOMMISSION, node=NodeId(node), tokens=())
+
+
+class Town:
+    """`ended[name]` is why a node's last incarnation ended; `said` is what all nodes logged."""
+
+    def __init__(self, seed: int = 1, founders: int = 3) -> None:
+        self.world = World(seed, WorldSettings())
+        self.log = LogMonitor(lambda before, after, label: None)
+        self.world.monitors.append(self.log)
+        self.founders = tuple(f"127.0.0.{number}" for number in range(1, founders + 1))
+        self.nodes: dict[str, Node] = {}
+        self.ended: dict[str, LockstepError] = {}
+        self.said: list[tuple[str, str, dict[str, Any]]] = []
+        #: Called with each new node before it starts.
+        self.prepare: Callable[[str, Node], None] = lambda name, node: None
+        #: Overrides of a node's configuration text: sections' keys, as `[section]` -> lines.
+        self.cluster_lines: dict[str, str] = {}
+
+    def __enter__(self) -> Town:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.world.close()
+
+    # -- nodes
+
+    def process(self, number: int) -> Process:
+        return self.world.process(f"n{number}", f"127.0.0.{number}")
+
+    def configuration(self, name: str) -> Configuration:
+        host = self.world.processes[name].host
+        quoted = ", ".join(f'"{founder}"' for founder in self.founders)
+        lines = self.cluster_lines.get(name)
+        if lines is None:
+            lines = f"founders=[{quoted}]" if host in self.founders else f"seeds=[{quoted}]"
+        return parse(
+            f'[network]\naddress="{host}"\n[cluster]\n{lines}\n[placement]\nnum_tokens=2\n'
+            "[timeouts]\nmetadata_ms=5000\n"
+        )
+
+    def main(self, name: str) -> Main:
+        async def run(runtime: Runtime) -> None:
+            node = Node(
+                runtime,
+                self.configuration(name),
+                lambda own: open_model_store(own.disk, "store"),
+                lambda event, **facts: self.said.append((name, event, facts)),
+            )
+            self.prepare(name, node)
+            self.nodes[name] = node
+            try:
+                await node.start()
+                assert node.broken is not None
+                self.ended[name] = await node.broken
+            except LockstepError as error:
+                self.ended[name] = error
+            await node.stop()
+
+        return run
+
+    def start(self, *numbers: int) -> None:
+        for number in numbers:
+            process = self.process(number)
+            self.ended.pop(process.name, None)
+            self.nodes.pop(process.name, None)
+            process.start(self.main(process.name))
+
+    def ready(self, *numbers: int) -> bool:
+        return all(
+            (node := self.nodes.get(f"n{number}")) is not None and self.process(number).alive and node.ready
+            for number in numbers
+        )
+
+    def found(self) -> None:
+        """Start all founders and wait until they serve."""
+        numbers = range(1, len(self.founders) + 1)
+        self.start(*numbers)
+        self.until(lambda: self.ready(*numbers))
+
+    def node(self, number: int) -> Node:
+        return self.nodes[f"n{number}"]
+
+    def leader(self) -> int:
+        return next(n for n in range(1, len(self.founders) + 1) if self.ready(n) and self.node(n).is_leader)
+
+    @property
+    def newest(self) -> ClusterMetadata:
+        """The newest value that any node applied."""
+        return self.log.values[-1]
+
+    def state_of(self, node_id: int) -> NodeState:
+        return self.newest.directory.by_id[NodeId(node_id)].state
+
+    def logged(self, event: str, name: str | None = None) -> list[dict[str, Any]]:
+        return [facts for who, what, facts in self.said if what == event and name in (None, who)]
+
+    # -- time
+
+    def until(self, done: Callable[[], bool], limit_s: float = 60.0) -> None:
+        self.world.run_for(limit_s, done=done)
+        self.world.check()
+        assert done(), f"not within {limit_s} s; ended: {self.ended}; said last: {self.said[-5:]}"
+
+    def wait(self, seconds: float) -> None:
+        self.world.run_for(seconds)
+        self.world.check()
+
+    def begin(self, number: int, work: Callable[[Node], Coroutine[Any, Any, Any]]) -> Outcome:
+        """Run `work(node)` on a node; its end is noted, also when the node dies under it."""
+        outcome = Outcome(self.world)
+        node = self.node(number)
+
+        async def run(_runtime: Runtime) -> None:
+            try:
+                outcome.value = await work(node)
+            except LockstepError as error:
+                outcome.error = error
+            outcome.done_s = self.world.now_s()
+
+        self.process(number).submit(run)
+        return outcome
+
+    def submit(self, number: int, transformation: Any, **options: Any) -> Outcome:
+        return self.begin(number, lambda node: node.submit(transformation, **options))
+
+    def finish(self, outcome: Outcome) -> Outcome:
+        self.until(lambda: outcome.done)
+        return outcome
+
+    def agreed(self, *numbers: int) -> None:
+        """Wait until these nodes hold the newest epoch."""
+        self.until(lambda: all(self.node(n).state.epoch == self.newest.epoch for n in numbers))
+
+    def ids(self) -> list[bytes]:
+        """Entry ids in the log, by epoch."""
+        longest = max(self.nodes.values(), key=lambda node: node.state.epoch)
+        return [entry.entry_id for entry in longest.state.entries]
+
+
+class Outcome:
+    """How something that was begun on a node ended; neither value nor error while it has not."""
+
+    def __init__(self, world: World) -> None:
+        self.begun_s = world.now_s()
+        self.done_s = 0.0
+        self.value: Any = None
+        self.error: LockstepError | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.done_s > 0
