@@ -27,24 +27,20 @@ def main() -> int:
         print(f"error: {suite} holds no {FOLDER}: it is not a checkout of the driver", file=sys.stderr)
         return 2
     python = prepare_python()
-    if not arguments.bare and not wall_in():
+    walled = not arguments.bare and wall_in()
+    if not walled:
         print("no namespaces here: the tests run unconfined, and 127.0.0.1:9042 must be free", flush=True)
     copy = copy_tests(suite)
     files = suite_run.test_files(copy, FOLDER, arguments.files)
+    clients = suite_run.Clients(
+        python, copy, arguments.select, arguments.test_timeout, arguments.file_timeout
+    )
     cluster = suite_run.make_cluster(arguments.nodes)
     results = []
     try:
         for file in files:
             began = time.monotonic()
-            result = suite_run.run_file(
-                cluster,
-                python,
-                copy,
-                file,
-                select=arguments.select,
-                test_timeout_s=arguments.test_timeout,
-                file_timeout_s=arguments.file_timeout,
-            )
+            result = suite_run.run_file(cluster, clients, file, walled=walled)
             results.append(result)
             counts = ", ".join(f"{result.count(word)} {word}" for word in ("passed", "failed", "skipped"))
             print(f"{file}: {counts} in {time.monotonic() - began:.0f} s", flush=True)

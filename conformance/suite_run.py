@@ -20,6 +20,10 @@ CLUSTER_NAME: Final = "conformance"
 CASSANDRA_VERSION: Final = "5.0.2"
 
 
+#: Why the suite skips tests that stop nodes, or rely on their addresses, on a cluster that it did not make.
+_LOCAL_ONLY: Final = "only runs against local"
+
+
 class Outcome(NamedTuple):
     """What became of one test: `outcome` is passed, failed or skipped."""
 
@@ -54,41 +58,63 @@ def make_cluster(nodes: int) -> LocalCluster:
     return cluster
 
 
-def run_file(
-    cluster: LocalCluster,
-    python: Path,
-    suite: Path,
-    file: str,
-    *,
-    select: str,
-    test_timeout_s: int,
-    file_timeout_s: int,
+class Clients(NamedTuple):
+    """How the tests are run: interpreter, folder of the suite, filter as of pytest -k, times allowed."""
+
+    python: Path
+    suite: Path
+    select: str
+    test_timeout_s: int
+    file_timeout_s: int
+
+
+def run_file(cluster: LocalCluster, clients: Clients, file: str, *, walled: bool) -> FileResult:
+    """The outcomes of a file's tests.
+
+    Tests that want a cluster of their own are run again with ours in its place, if `walled`: the suite
+    ends processes by name when such a cluster cannot be had.
+    """
+    result = _run(cluster, clients, file, (file,), external=True)
+    wanting = [one.test for one in result.outcomes if one.outcome == "skipped" and _LOCAL_ONLY in one.text]
+    if not wanting or not walled:
+        return result
+    again = _run(cluster, clients, file, wanting, external=False)
+    newer = {one.test: one for one in again.outcomes}
+    return result._replace(
+        outcomes=tuple(newer.get(one.test, one) for one in result.outcomes),
+        uncollected=result.uncollected or again.uncollected,
+        nodes_lost=result.nodes_lost + again.nodes_lost,
+    )
+
+
+def _run(
+    cluster: LocalCluster, clients: Clients, file: str, tests: Sequence[str], *, external: bool
 ) -> FileResult:
-    """Run one test file in a process of its own; tests that it did not finish count as failed."""
-    slug = file.removesuffix(".py").replace("/", "_")
+    """Run tests of one file in a process of its own; those that it did not finish count as failed."""
+    slug = file.removesuffix(".py").replace("/", "_") + ("" if external else "_local")
     record = BUILD / "records" / f"{slug}.jsonl"
     record.parent.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
-    command = [str(python), "-m", "pytest", file, "-p", "recorder", "-q", "-p", "no:cacheprovider"]
-    command += ["--timeout", str(test_timeout_s), "--tb=short"]
-    command += ["-c", str(INSIDE / "pytest.ini"), "--rootdir", str(suite)]
-    if select:
-        command += ["-k", select]
+    command = [str(clients.python), "-m", "pytest", *tests, "-p", "recorder", "-q", "-p", "no:cacheprovider"]
+    command += ["--timeout", str(clients.test_timeout_s), "--tb=short"]
+    command += ["-c", str(INSIDE / "pytest.ini"), "--rootdir", str(clients.suite)]
+    if clients.select:
+        command += ["-k", clients.select]
     ending = ""
     with (record.with_suffix(".log")).open("wb") as output:
         try:
             subprocess.run(
                 command,
-                cwd=suite,
-                env=_environment(cluster, record),
+                cwd=clients.suite,
+                env=_environment(cluster, record, external=external),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                timeout=file_timeout_s,
+                timeout=clients.file_timeout_s,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            ending = f"the file was ended after {file_timeout_s} s"
+            ending = f"the file was ended after {clients.file_timeout_s} s"
     lost = tuple(name for name, state in cluster.states().items() if state is not State.RUNNING)
     if lost:
         mend(cluster)
@@ -132,24 +158,25 @@ def read_record(lines: Iterable[dict[str, Any]], ending: str) -> tuple[tuple[Out
 def _judged(test: str, outcome: str, duration_s: float, text: str) -> Outcome:
     if outcome != "failed":
         return Outcome(test, outcome, duration_s, text)
-    reason, missing = reasons.judge(f"{test}\n{text}")
+    reason, missing = reasons.judge(test, text)
     return Outcome(test, outcome, duration_s, text, reason, missing)
 
 
-def _environment(cluster: LocalCluster, record: Path) -> dict[str, str]:
+def _environment(cluster: LocalCluster, record: Path, *, external: bool) -> dict[str, str]:
     content = cluster.file
     return {
+        **({"USE_CASS_EXTERNAL": "1"} if external else {}),
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": str(BUILD),
         "LANG": "C.UTF-8",
         "PYTHONPATH": str(INSIDE),
         "PYTHONDONTWRITEBYTECODE": "1",
         "LOCKSTEP_HOME": str(cluster.paths.root.parents[1]),
-        "USE_CASS_EXTERNAL": "1",
         "CASSANDRA_VERSION": CASSANDRA_VERSION,
         "CLUSTER_IP": content.first_address,
         "CCM_PATH": str(cluster.paths.root.parent),
         "CCM_NAME": cluster.name,
+        "CONFORMANCE_CLUSTER": cluster.name,
         "CONFORMANCE_RECORD": str(record),
         "CONFORMANCE_LOCKSTEP": json.dumps([sys.executable, "-m", "lockstep.cli.main"]),
         "CONFORMANCE_NODES": json.dumps([[node.name, node.address] for node in content.nodes]),
