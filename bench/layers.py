@@ -181,6 +181,7 @@ def coordinator_layers(rounds: int) -> dict[str, float]:
         begin()
 
     begin_us = best_us(begin, rounds, ready)
+    settle()
     settle_us = best_us(settle, rounds, ready_to_settle)
     coordinator.stop()
     return {"plan the write and encode it": begin_us, "count acknowledgements": settle_us}

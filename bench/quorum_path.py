@@ -63,19 +63,24 @@ class Driver:
     """The load driver's process."""
 
     def __init__(self, hosts: list[str], port: int) -> None:
-        self._process = subprocess.Popen(
-            [str(driver_python()), str(ROOT / "bench" / "load_driver.py"), ",".join(hosts), str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        # The driver remarks on every connection that the servers have no shards.
+        self._log = SCRATCH / "driver.log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [str(driver_python()), str(ROOT / "bench" / "load_driver.py"), ",".join(hosts), str(port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the load driver ended with code {self._process.wait()}")
+            code, tail = self._process.wait(), self._log.read_text()[-500:]
+            raise RuntimeError(f"the load driver ended with code {code}: {tail}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

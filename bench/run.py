@@ -1,0 +1,146 @@
+"""`make bench`: all benchmarks, their results as JSON under bench/results and as tables here.
+
+The bare message path and the product's path are measured in turn in the same run, with the same value
+size and the same number of requests in flight, so that their ratio holds whatever else the machine does.
+Usage: python bench/run.py [--quick] [--only NAME ...] [--spark]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from measuring import ROOT, environment, save, table
+
+sys.path.insert(0, str(ROOT))
+
+IN_FLIGHT = (64, 192)
+VALUE_BYTES = 100
+#: CPU of a QUORUM write, all nodes together, in units of the bare path's.
+TARGET_RATIO = 4.0
+
+
+def quorum(quick: bool) -> dict[str, Any]:
+    """QUORUM writes and reads beside the bare path; the bare path runs before and after, the mean counts."""
+    import bare_path
+    import quorum_path
+
+    seconds = 4.0 if quick else 10.0
+    found = []
+    for in_flight in IN_FLIGHT:
+        before = bare_path.measure(seconds / 2, in_flight, VALUE_BYTES)
+        product = quorum_path.measure(seconds, in_flight, VALUE_BYTES)
+        after = bare_path.measure(seconds / 2, in_flight, VALUE_BYTES)
+        bare_us = (before["cpu_us_each"] + after["cpu_us_each"]) / 2
+        found.append(
+            {
+                "in_flight": in_flight,
+                "bare": [before, after],
+                "product": product,
+                "bare_us": bare_us,
+                "ratio": product["writes"]["cpu_us_each"] / bare_us,
+            }
+        )
+    rows: list[list[object]] = [
+        ["in flight", "", "a second", "CPU us", "system us", "p50 ms", "p99 ms", "x bare"]
+    ]
+    for one in found:
+        for bare in one["bare"]:
+            rows.append([one["in_flight"], "bare path", *_shown(bare), ""])
+        rows.append([one["in_flight"], "QUORUM write", *_shown(one["product"]["writes"]), one["ratio"]])
+        rows.append([one["in_flight"], "QUORUM read", *_shown(one["product"]["reads"]), ""])
+    print(table(f"Requests of {VALUE_BYTES} bytes; CPU of all three nodes together", rows))
+    print(f"target: a write costs at most {TARGET_RATIO:g} times the bare path")
+    return {"value_bytes": VALUE_BYTES, "target_ratio": TARGET_RATIO, "runs": found}
+
+
+def _shown(figures: dict[str, Any]) -> list[float]:
+    names = ("per_second", "cpu_us_each", "system_us_each", "p50_ms", "p99_ms")
+    return [figures[name] for name in names]
+
+
+def layers(quick: bool) -> dict[str, Any]:
+    import layers as benchmark
+
+    from lockstep.runtime.real import run
+
+    figures = run(lambda: benchmark.measure(10 if quick else benchmark.ROUNDS))
+    print(table("One QUORUM write, without kernel, loop and threads", benchmark.rows_of(figures)))
+    return figures
+
+
+def startup(quick: bool) -> dict[str, Any]:
+    import startup as benchmark
+
+    figures = benchmark.measure(3 if quick else 5)
+    print(table("Start-up", benchmark.rows_of(figures)))
+    return figures
+
+
+def internode(quick: bool) -> dict[str, Any]:
+    return _lines("internode_path.py", *(("20000", "6000") if quick else ()))
+
+
+def cql(quick: bool) -> dict[str, Any]:
+    return _lines("cql_plan.py")
+
+
+def storage(quick: bool) -> dict[str, Any]:
+    return _lines("storage_paths.py", *(("2000",) if quick else ()))
+
+
+def spark(quick: bool) -> dict[str, Any]:
+    return _lines("spark_scan.py")
+
+
+def _lines(script: str, *arguments: str) -> dict[str, Any]:
+    """Run a benchmark that prints for itself, and keep what it prints."""
+    command = [sys.executable, str(ROOT / "bench" / script), *arguments]
+    search = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=search, stdout=subprocess.PIPE, text=True, check=True)
+    print(f"\n{script}\n{done.stdout.rstrip()}")
+    return {"output": done.stdout.splitlines()}
+
+
+BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "quorum": quorum,
+    "layers": layers,
+    "startup": startup,
+    "internode": internode,
+    "cql": cql,
+    "storage": storage,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="shorter runs, for a look")
+    parser.add_argument("--only", nargs="+", choices=[*BENCHMARKS, "spark"], metavar="NAME")
+    parser.add_argument("--spark", action="store_true", help="also the Spark scan, which needs pyspark")
+    given = parser.parse_args()
+    chosen = given.only or list(BENCHMARKS)
+    if given.spark and "spark" not in chosen:
+        chosen.append("spark")
+    known = {**BENCHMARKS, "spark": spark}
+    print(" ".join(f"{name}={value}" for name, value in environment().items()))
+    failed = []
+    for name in chosen:
+        if name == "spark" and importlib.util.find_spec("pyspark") is None:
+            print("spark: left out, pyspark is not installed (make setup-spark)", file=sys.stderr)
+            continue
+        try:
+            print(f"wrote {save(name, known[name](given.quick)).relative_to(ROOT)}")
+        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+            # One benchmark that cannot run does not take the others' figures away.
+            print(f"{name}: {error}", file=sys.stderr)
+            failed.append(name)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
