@@ -1,0 +1,194 @@
+"""Catching up from peers: merged, bounded, verified; one history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from lockstep.metadata.entries import LogEntry
+from lockstep.node import metadata_state
+from lockstep.node.messages import FetchLog, LogEntries
+from lockstep.node.node import Node
+from lockstep.replication import verbs
+from lockstep.values.errors import CannotApply
+from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX
+from tests.node.support import Town, keyspace
+
+
+def serve_with(town: Town, number: int, alter: Any) -> list[FetchLog]:
+    """Let a node answer fetches through `alter(reply)`; returns the requests it got."""
+    node = town.node(number)
+    asked: list[FetchLog] = []
+
+    async def serve(_peer: object, request: FetchLog) -> LogEntries:
+        asked.append(request)
+        return alter(LogEntries(node.state.epoch, node.state.entries_after(request.after)))
+
+    node.internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)
+    return asked
+
+
+def grow(town: Town, count: int) -> None:
+    outcomes = [town.submit(1, keyspace(f"k{number}")) for number in range(count)]
+    for outcome in outcomes:
+        assert town.finish(outcome).error is None
+
+
+def test_a_long_log_is_fetched_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata_state, "LOG_FETCH_ENTRIES_MAX", 8)
+    with Town() as town:
+        town.found()
+        grow(town, 30)
+        sizes: list[int] = []
+        for number in (1, 2, 3):
+            serve_with(town, number, lambda reply: (sizes.append(len(reply.entries)), reply)[1])
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        assert max(sizes) == 8 and sum(sizes) >= 31
+        town.agreed(1, 2, 3, 4)
+
+
+def test_batches_are_bounded_by_bytes_too_and_never_empty() -> None:
+    with Town(founders=1) as town:
+        town.found()
+        state = town.node(1).state
+        one = state.entries[0]
+        for body, expected in ((1000, LOG_FETCH_ENTRIES_MAX), (LOG_FETCH_BYTES_MAX // 4, 4)):
+            state.entries = [msgspec.structs.replace(one, body=bytes(body))] * 600
+            assert len(state.entries_after(3)) == expected
+        state.entries = [msgspec.structs.replace(one, body=bytes(LOG_FETCH_BYTES_MAX + 1))] * 3
+        assert len(state.entries_after(1)) == 1
+        assert state.entries_after(600) == state.entries_after(601) == ()
+
+
+def quiet(node: Node) -> None:
+    """It hears of newer epochs only where a test makes it."""
+    node.catch_up.heard = lambda address, epoch: None  # type: ignore[method-assign]
+
+
+def with_a_node_behind(town: Town, entries: int = 5) -> Node:
+    """n4, a member that is not a voter and knows nothing of the last entries."""
+    town.found()
+    town.start(4)
+    town.until(lambda: town.ready(4))
+    quiet(town.node(4))
+    grow(town, entries)
+    town.agreed(1, 2, 3)
+    assert town.node(4).state.epoch == town.newest.epoch - entries
+    return town.node(4)
+
+
+def test_requests_for_one_gap_share_one_fetch() -> None:
+    with Town() as town:
+        behind = with_a_node_behind(town)
+        asked = serve_with(town, 1, lambda reply: reply)
+        begun = [
+            town.begin(4, lambda node, epoch=epoch: node.catch_up.reach(epoch, town.node(1).address))
+            for epoch in (town.newest.epoch, town.newest.epoch - 1, town.newest.epoch) * 5
+        ]
+        for outcome in begun:
+            assert town.finish(outcome).error is None
+        assert behind.state.epoch == town.newest.epoch
+        assert len(asked) == 1
+
+
+def test_news_that_come_while_a_fetch_runs_are_fetched_too() -> None:
+    with Town() as town:
+        behind = with_a_node_behind(town, entries=2)
+        source = town.node(1)
+        answered: list[int] = []
+
+        def first_is_old(reply: LogEntries) -> LogEntries:
+            answered.append(reply.epoch)
+            if len(answered) == 1:
+                # Meanwhile it is heard of the second entry.
+                behind.catch_up._fetch_from(source.address, reply.epoch)
+                return LogEntries(reply.epoch - 1, reply.entries[:1])
+            return reply
+
+        serve_with(town, 1, first_is_old)
+        town.finish(town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch - 1, source.address)))
+        town.until(lambda: behind.state.epoch == town.newest.epoch, limit_s=1.0)
+        assert len(answered) == 2
+
+
+def test_an_answer_with_a_hole_is_not_taken_and_not_waited_for() -> None:
+    with Town() as town:
+        behind = with_a_node_behind(town)
+        epoch = behind.state.epoch
+        serve_with(town, 1, lambda reply: LogEntries(reply.epoch, reply.entries[1:]))
+        outcome = town.finish(
+            town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(1).address))
+        )
+        assert outcome.error is not None and outcome.error.code == "PEER_TIMEOUT"
+        assert behind.state.epoch == epoch and behind.broken is not None and not behind.broken.done()
+        assert town.logged("metadata.fetch_gap", "n4")
+        # The same peer is asked again once it can answer.
+        serve_with(town, 1, lambda reply: reply)
+        outcome = town.finish(
+            town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(1).address))
+        )
+        assert outcome.error is None and behind.state.epoch == town.newest.epoch
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_node_that_meets_another_history_stops_serving_and_says_why(known: bool) -> None:
+    """Whether the foreign entry is at an epoch it has (`known`) or follows one it does not."""
+    with Town() as town:
+        behind = with_a_node_behind(town)
+
+        def forged(entry: LogEntry) -> LogEntry:
+            return msgspec.structs.replace(entry, actor="somebody else", hash=b"f" * 32)
+
+        def forge(reply: LogEntries) -> LogEntries:
+            history = town.node(1).state.entries
+            first = behind.state.epoch + (0 if known else 1)
+            return LogEntries(reply.epoch, (forged(history[first - 1]), *history[first:]))
+
+        serve_with(town, 1, forge)
+        town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(1).address))
+        town.until(lambda: "n4" in town.ended)
+        assert isinstance(town.ended["n4"], CannotApply)
+        assert behind.state.epoch < town.newest.epoch
+        assert not behind.ready and town.logged("node.broken", "n4")
+
+
+def test_a_voter_whose_metadata_log_is_older_than_its_raft_log_gets_back_to_the_same_history() -> None:
+    with Town() as town:
+        town.found()
+        grow(town, 3)
+        town.agreed(1, 2, 3)
+        file = town.process(2).disk.file("metadata/log")
+        short = len(file.durable)
+        grow_more = [town.finish(town.submit(1, keyspace(f"later{number}"))) for number in range(4)]
+        assert all(outcome.error is None for outcome in grow_more)
+        town.agreed(1, 2, 3)
+        town.process(2).crash()
+        for content in (file.durable, file.cache):
+            del content[short:]
+        town.log.forget("n2")
+        town.start(2)
+        town.until(lambda: town.ready(2))
+        town.agreed(1, 2, 3)
+        assert [e.hash for e in town.node(2).state.entries] == [e.hash for e in town.node(1).state.entries]
+
+
+def test_a_voter_whose_raft_log_contradicts_its_metadata_log_does_not_serve() -> None:
+    with Town() as town:
+        town.found()
+        grow(town, 2)
+        town.agreed(1, 2, 3)
+        with Town(seed=99) as other:
+            other.found()
+            grow(other, 2)
+            foreign = bytes(other.process(2).disk.file("metadata/log").durable)
+        town.process(2).crash()
+        file = town.process(2).disk.file("metadata/log")
+        file.durable[:] = file.cache[:] = foreign
+        town.log.forget("n2")
+        town.world.monitors.clear()
+        town.start(2)
+        town.until(lambda: "n2" in town.ended)
+        assert not town.nodes["n2"].ready

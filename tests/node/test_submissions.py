@@ -1,0 +1,198 @@
+"""What a submitter is told: accepted once, rejected for good, or unknown; never a guess."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lockstep.metadata import recent_ids
+from lockstep.sim.probes import CrashRule
+from lockstep.values.errors import OutcomeUnknown, PeerUnreachable, Rejected
+from tests.node.support import Outcome, Town, keyspace
+
+FIRST_ID = b"first-submission"
+
+
+def other_than(leader: int) -> int:
+    return 1 + leader % 3
+
+
+def test_an_accepted_change_is_applied_where_it_was_submitted() -> None:
+    with Town() as town:
+        town.found()
+        for number in (1, 2, 3):
+            outcome = town.finish(town.submit(number, keyspace(f"k{number}")))
+            assert outcome.error is None
+            assert town.node(number).state.epoch >= outcome.value
+        assert len(town.ids()) == town.newest.epoch == 4
+
+
+def test_a_refused_change_is_in_no_log_and_its_reason_is_visible_where_it_was_submitted() -> None:
+    with Town() as town:
+        town.found()
+        leader = town.leader()
+        # The submitter hears nothing of the log but what it asks for.
+        behind = town.node(other_than(leader))
+        for node in town.nodes.values():
+            node.catch_up.heard = lambda address, epoch: None  # type: ignore[method-assign]
+        assert town.finish(town.submit(leader, keyspace("k"))).error is None
+        refused = town.finish(town.submit(other_than(leader), keyspace("k"), entry_id=FIRST_ID))
+        assert isinstance(refused.error, Rejected)
+        assert behind.state.epoch >= refused.error.epoch == 2
+        assert behind.cluster.schema.by_name["k"]
+        town.wait(1)
+        assert FIRST_ID not in town.ids()
+
+
+def test_an_id_is_applied_once_however_often_and_wherever_it_is_submitted() -> None:
+    with Town() as town:
+        town.found()
+        outcomes = [town.submit(number, keyspace("k"), entry_id=FIRST_ID) for number in (1, 2, 3, 1, 2, 3)]
+        for outcome in outcomes:
+            town.finish(outcome)
+        outcomes.append(town.finish(town.submit(2, keyspace("k"), entry_id=FIRST_ID)))
+        assert [(outcome.error, outcome.value) for outcome in outcomes] == [(None, 2)] * 7
+        assert town.ids().count(FIRST_ID) == 1
+
+
+def test_an_id_that_is_no_longer_kept_is_unknown_and_not_applied_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recent_ids, "RECENT_ENTRY_IDS_MAX", 4)
+    with Town() as town:
+        town.found()
+        base = town.node(1).state.epoch
+        assert town.finish(town.submit(1, keyspace("k"), entry_id=FIRST_ID)).error is None
+        for number in range(6):
+            assert town.finish(town.submit(1, keyspace(f"k{number}"))).error is None
+        late = town.finish(town.submit(2, keyspace("k"), entry_id=FIRST_ID, base_epoch=base))
+        assert isinstance(late.error, OutcomeUnknown)
+        assert town.ids().count(FIRST_ID) == 1
+
+
+@pytest.mark.parametrize("place", ["processor.appended", "raft.persist.before", "raft.persist.after"])
+@pytest.mark.parametrize("kind", ["kill", "power"])
+def test_a_leader_that_dies_with_a_change_in_hand_applies_it_at_most_once(place: str, kind: str) -> None:
+    for seed in range(3):
+        with Town(seed=seed) as town:
+            town.found()
+            leader = town.leader()
+            hit = town.world.probes.process_counts.get((f"n{leader}", place), 0) + 1
+            rule = CrashRule(label=place, process=f"n{leader}", kind=kind, hit=hit, restart_after_s=1.0)
+            town.world.probes.add(rule)
+            outcome = town.finish(town.submit(other_than(leader), keyspace("k"), entry_id=FIRST_ID))
+            assert rule.fired
+            assert outcome.error is None, "two voters were alive all the time"
+            town.until(lambda: town.ready(1, 2, 3))
+            town.agreed(1, 2, 3)
+            assert town.ids().count(FIRST_ID) == 1
+            assert town.ids().index(FIRST_ID) == outcome.value - 1
+
+
+def isolated(town: Town) -> int:
+    """The leader, cut off from the other voters."""
+    leader = town.leader()
+    town.world.network.isolate(town.process(leader).host)
+    return leader
+
+
+def assert_unknown_in_time(outcome: Outcome, limit_s: float = 5.5) -> None:
+    assert isinstance(outcome.error, OutcomeUnknown)
+    assert outcome.done_s - outcome.begun_s <= limit_s
+
+
+def test_a_leader_without_a_quorum_answers_unknown_in_time_and_never_a_refusal() -> None:
+    with Town() as town:
+        town.found()
+        assert town.finish(town.submit(1, keyspace("old"))).error is None
+        town.agreed(1, 2, 3)
+        leader = isolated(town)
+        # The second one would be refused because of the first, which is not committed; the third one
+        # because of the log: but somebody else may lead by now.
+        begun = [
+            town.submit(leader, keyspace("k"), entry_id=FIRST_ID),
+            town.submit(leader, keyspace("k")),
+            town.submit(leader, keyspace("old")),
+        ]
+        for outcome in begun:
+            town.finish(outcome)
+            assert_unknown_in_time(outcome)
+        other = town.finish(town.submit(other_than(leader), keyspace("k")))
+        assert other.error is None
+        town.world.network.heal()
+        town.until(lambda: town.node(leader).state.epoch == town.newest.epoch)
+        assert FIRST_ID not in town.ids()
+        # The same submission again is now judged: somebody else made k meanwhile.
+        again = town.finish(town.submit(leader, keyspace("k"), entry_id=FIRST_ID, base_epoch=2))
+        assert isinstance(again.error, Rejected)
+
+
+def test_refusals_wait_until_what_they_were_judged_at_is_committed() -> None:
+    with Town() as town:
+        town.found()
+        leader = town.leader()
+        host = town.process(leader).host
+        others = [town.process(n).host for n in (1, 2, 3) if n != leader]
+        for other in others:
+            town.world.network.block(host, other)
+        first = town.submit(leader, keyspace("k"))
+        second = town.submit(leader, keyspace("k"))
+        town.wait(0.2)
+        assert not first.done and not second.done
+        for other in others:
+            town.world.network.unblock(host, other)
+        town.finish(first)
+        town.finish(second)
+        assert first.error is None
+        assert isinstance(second.error, Rejected) and second.error.epoch >= first.value
+
+
+def test_a_short_deadline_is_kept_although_no_voter_answers() -> None:
+    with Town() as town:
+        town.found()
+        leader = isolated(town)
+        submitter = town.node(leader).submitter
+        outcome = town.finish(town.begin(leader, lambda node: submitter.submit(keyspace("k"), 300)))
+        assert_unknown_in_time(outcome, limit_s=0.4)
+
+
+def test_nothing_was_submitted_when_no_voter_can_be_reached() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        for number in (1, 2, 3):
+            town.process(number).crash()
+        outcome = town.finish(town.submit(4, keyspace("k")))
+        assert isinstance(outcome.error, PeerUnreachable | OutcomeUnknown)
+        outcome = town.finish(town.submit(4, keyspace("k")))
+        assert isinstance(outcome.error, PeerUnreachable)
+
+
+def test_acknowledged_changes_survive_the_power_of_all_nodes() -> None:
+    for seed in range(4):
+        with Town(seed=seed) as town:
+            town.found()
+            acknowledged: list[tuple[Any, bytes]] = []
+            entries = [bytes([number]) * 16 for number in range(12)]
+            begun = [
+                town.submit(1 + number % 3, keyspace(f"k{number}"), entry_id=entry)
+                for number, entry in enumerate(entries)
+            ]
+            town.world.run_for(0.012 + seed * 0.004)
+            for number in (1, 2, 3):
+                town.process(number).crash("power")
+            acknowledged = [
+                (o.value, e) for o, e in zip(begun, entries, strict=True) if o.done and not o.error
+            ]
+            town.start(1, 2, 3)
+            town.until(lambda: town.ready(1, 2, 3))
+            again = [
+                town.finish(town.submit(1, keyspace(f"k{number}"), entry_id=entry, base_epoch=1))
+                for number, entry in enumerate(entries)
+            ]
+            assert all(outcome.error is None for outcome in again)
+            for epoch, entry in acknowledged:
+                assert town.ids()[epoch - 1] == entry
+            assert all(town.ids().count(entry) == 1 for entry in entries)
