@@ -85,7 +85,9 @@ def cql_layers(rounds: int) -> dict[str, float]:
     cluster = metadata([("127.0.0.1", 1), ("127.0.0.1", 2), ("127.0.0.1", 3)])
     planned: list[Mutation] = []
 
-    def begin_write(mutation: Mutation, *_: Any) -> None:
+    ended: list[Any] = []
+
+    def write_told(mutation: Mutation, *_: Any) -> None:
         planned.append(mutation)
 
     runtime = real_runtime(str(SCRATCH / "layers"))
@@ -95,7 +97,7 @@ def cql_layers(rounds: int) -> dict[str, float]:
         node_id=1,
         configuration=SimpleNamespace(timeouts=SimpleNamespace(write_ms=2000, read_ms=2000)),
         new_mutation_id=lambda: mutation_id(1, 1, 1),
-        coordinator=SimpleNamespace(begin_write=begin_write),
+        coordinator=SimpleNamespace(write_told=write_told),
     )
     virtual: Any = SimpleNamespace(schema=type(cluster.schema)())
     absent: Any = None
@@ -120,7 +122,7 @@ def cql_layers(rounds: int) -> dict[str, float]:
 
     def bind() -> None:
         for request in requests:
-            executor.begin_execute(request)
+            executor.begin_execute(request, ended.append)
 
     def answer() -> None:
         b"".join(

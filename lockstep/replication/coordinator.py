@@ -14,7 +14,7 @@ from lockstep.replication.internode import Internode
 from lockstep.replication.plans import PlanBook
 from lockstep.replication.reads import Reads
 from lockstep.replication.replica import ReplicaService
-from lockstep.replication.writes import Writes
+from lockstep.replication.writes import Told, Writes
 from lockstep.runtime.ports import Runtime
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
@@ -75,6 +75,10 @@ class Coordinator:
         Unavailable, Overloaded and InvalidRequest are raised here; nothing was sent then.
         """
         return self._writes.begin(mutation, consistency, timeout_ms, write_type)
+
+    def write_told(self, mutation: Mutation, consistency: Consistency, timeout_ms: float, told: Told) -> None:
+        """`begin_write` for crowds: `told` hears once, of None or the error, perhaps before this returns."""
+        self._writes.begin_told(mutation, consistency, timeout_ms, told)
 
     async def read(self, command: ReadCommand, consistency: Consistency, timeout_ms: float) -> ReadResult:
         """Live content only, merged and repaired; see `Reads.read`."""

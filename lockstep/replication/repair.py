@@ -14,7 +14,7 @@ from lockstep.replication import verbs
 from lockstep.replication.merging import lacking
 from lockstep.replication.messages import ReadReply, WriteRequest
 from lockstep.replication.plans import Plan, Target
-from lockstep.replication.writes import Write, Writes
+from lockstep.replication.writes import Told, Write, Writes, settle
 from lockstep.storage.difference import repair_mutation
 from lockstep.values.codec import encode
 from lockstep.values.errors import ReadFailure, ReadTimeout, WriteFailure, WriteTimeout
@@ -36,8 +36,9 @@ class RepairWrite(Write):
         parts: dict[NodeId, Mutation],
         holders: dict[NodeId, int],
         deadline_s: float,
+        told: Told,
     ) -> None:
-        super().__init__(owner, plan, whole, deadline_s, "SIMPLE")
+        super().__init__(owner, plan, whole, deadline_s, "SIMPLE", told)
         self._verb = verbs.READ_REPAIR
         self._parts = parts
         self._accepted.update(holders)
@@ -55,7 +56,7 @@ class RepairWrite(Write):
                     self._apply_here(target)
                 else:
                     self._send((target,))
-        if self._retry is None and not self.future.done():
+        if self._retry is None and not self.done:
             loop = asyncio.get_running_loop()
             self._retry = loop.call_later(READ_EXTRA_AFTER_MS / 1000, self._try_again)
         self._judge()
@@ -103,10 +104,11 @@ async def repair(
                 holders[target.node] = reply.accepted_epoch
             else:
                 parts[target.node] = repair_mutation(table_id, one, new_mutation_id())
-        write = RepairWrite(writes, plan, whole, parts, holders, deadline_s)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        write = RepairWrite(writes, plan, whole, parts, holders, deadline_s, settle(future))
         writes.runtime.probes.reach("read.repaired")
         write.start()
-        waiting.append(write.future)
+        waiting.append(future)
     if waiting:
         await _all_done(waiting, consistency)
 

@@ -46,6 +46,24 @@ from lockstep.values.rows import Mutation
 TRANSIENT = (PeerError, NotReplica, Overloaded)
 
 
+#: Told the end of a write: None, WriteTimeout, WriteFailure or another RequestError.
+Told = Callable[[LockstepError | None], None]
+
+
+def settle(future: asyncio.Future[None]) -> Told:
+    """Tells the end to a future; one that was cancelled meanwhile hears nothing."""
+
+    def told(error: LockstepError | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    return told
+
+
 class Writes:
     """What all writes of one node share."""
 
@@ -71,18 +89,29 @@ class Writes:
     def begin(
         self, mutation: Mutation, consistency: Consistency, timeout_ms: float, write_type: str = "SIMPLE"
     ) -> asyncio.Future[None]:
-        """Start a write; the future ends with None, WriteTimeout or WriteFailure.
+        """As `begin_told` with a future that ends with None or the error."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.begin_told(mutation, consistency, timeout_ms, settle(future), write_type)
+        return future
 
-        Raises Unavailable, Overloaded or InvalidRequest when nothing was sent.
+    def begin_told(
+        self,
+        mutation: Mutation,
+        consistency: Consistency,
+        timeout_ms: float,
+        told: Told,
+        write_type: str = "SIMPLE",
+    ) -> None:
+        """Start a write; `told` hears once of its end, perhaps before this returns.
+
+        Raises Unavailable, Overloaded or InvalidRequest when nothing was sent; `told` hears nothing then.
         """
         if len(self.in_flight) >= WRITES_IN_FLIGHT_MAX:
             raise Overloaded("too many writes in flight on this node")
         plan = self.plans.write_plan(mutation.table_id, mutation.token, consistency)
         require_alive(plan, self.alive)
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
-        write = Write(self, plan, mutation, deadline_s, write_type)
-        write.start()
-        return write.future
+        Write(self, plan, mutation, deadline_s, write_type, told).start()
 
     def stop(self) -> None:
         self.in_flight.stop()
@@ -112,14 +141,21 @@ class Write:
         "_plans_made",
         "_request",
         "_retry",
+        "_told",
         "_verb",
         "_write_type",
         "deadline_s",
-        "future",
+        "done",
     )
 
     def __init__(
-        self, owner: Writes, plan: Plan, mutation: Mutation, deadline_s: float, write_type: str
+        self,
+        owner: Writes,
+        plan: Plan,
+        mutation: Mutation,
+        deadline_s: float,
+        write_type: str,
+        told: Told,
     ) -> None:
         self._owner = owner
         self._plan = plan
@@ -127,7 +163,9 @@ class Write:
         self._write_type = write_type
         self._verb = verbs.WRITE
         self.deadline_s = deadline_s
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: Whether `told` has heard of the end.
+        self.done = False
+        self._told = told
         #: Node -> epoch at which it accepted.
         self._accepted: dict[NodeId, int] = {}
         #: Node -> requests to it that have not ended.
@@ -199,14 +237,14 @@ class Write:
     # -- answers ----------------------------------------------------------------------------------
 
     def replied(self, context: Target, reply: WriteReply, sender_epoch: int) -> None:
-        if self.future.done():
+        if self.done:
             return
         node = context.node
         self._outstanding.pop(node, None)
         if reply.accepted_epoch > self._accepted.get(node, -1):
             self._accepted[node] = reply.accepted_epoch
         self._judge()
-        if reply.accepted_epoch < self._plan.needs_epoch and not self._moving and not self.future.done():
+        if reply.accepted_epoch < self._plan.needs_epoch and not self._moving and not self.done:
             self._send_missing()  # it answered an attempt from before the present plan
 
     def _counting(self) -> list[NodeId]:
@@ -250,7 +288,7 @@ class Write:
             self._send_missing()
 
     def failed(self, context: Target, error: LockstepError) -> None:
-        if self.future.done():
+        if self.done:
             return
         self._outstanding.pop(context.node, None)
         if isinstance(error, StaleEpoch):
@@ -270,7 +308,7 @@ class Write:
         try:
             await self._owner.catch_up(epoch, source)
             self._moving = False
-            if not self.future.done():
+            if not self.done:
                 self._follow(self._newest())
         except RequestError as error:
             self._moving = False
@@ -278,7 +316,7 @@ class Write:
         except LockstepError:
             # The source did not deliver: ask the replicas again shortly, another may tell more.
             self._moving = False
-            if not self.future.done():
+            if not self.done:
                 self._retry_later()
 
     def _retry_later(self) -> None:
@@ -288,7 +326,7 @@ class Write:
 
     def _try_again(self) -> None:
         self._retry = None
-        if self.future.done() or self._moving:
+        if self.done or self._moving:
             return
         try:
             newest = self._newest()
@@ -318,9 +356,6 @@ class Write:
             self._retry.cancel()
             self._retry = None
         self._owner.in_flight.remove(self._number)
-        if self.future.done():
-            return
-        if error is None:
-            self.future.set_result(None)
-        else:
-            self.future.set_exception(error)
+        if not self.done:
+            self.done = True
+            self._told(error)

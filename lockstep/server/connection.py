@@ -217,14 +217,18 @@ class CqlConnection(asyncio.Protocol):
             self._spawn(session, stream, request, len(envelope.body), traced=traced)
 
     def _execute(self, session: Session, stream: int, request: Execute, size: int) -> None:
-        """The hot path: a prepared write of one partition needs no task."""
-        future = self._server.executor.begin_execute(request)
+        """The hot path: a prepared write of one partition needs neither a task nor a future."""
+        # Counted first, for a write that fails at once is told before this returns.
         self._in_flight += 1
         self._bytes_in_flight += size
-        if future is None:
+        try:
+            begun = self._server.executor.begin_execute(request, _Written(self, stream, request, size))
+        except BaseException:
+            self._in_flight -= 1
+            self._bytes_in_flight -= size
+            raise
+        if not begun:
             self._spawn(session, stream, request, size)
-            return
-        future.add_done_callback(_Written(self, stream, request, size))
 
     def again(self, stream: int, request: Execute, size: int) -> None:
         """Run a request whose table was emptied or dropped meanwhile: under the present schema it reaches
@@ -278,14 +282,12 @@ class CqlConnection(asyncio.Protocol):
         if self._draining and not self._in_flight:
             self._close()
 
-    def written(self, stream: int, error: BaseException | None) -> None:
+    def written(self, stream: int, error: LockstepError | None) -> None:
         """A write that ran without a task ended."""
         if error is None:
             self._send(_RESULT, stream, responses.VOID)
-        elif isinstance(error, LockstepError):
-            self._send(_ERROR, stream, responses.error(self._version, error))
         else:
-            self._fault(stream, error)
+            self._send(_ERROR, stream, responses.error(self._version, error))
 
     def _fault(self, stream: int, error: BaseException, version: int = 0) -> None:
         fault = self._server.fault(error)
@@ -361,7 +363,7 @@ class CqlConnection(asyncio.Protocol):
 
 
 class _Written:
-    """Answers one write when its future is done."""
+    """Answers one write when it has ended."""
 
     __slots__ = ("_connection", "_request", "_size", "_stream")
 
@@ -371,9 +373,7 @@ class _Written:
         self._request = request
         self._size = size
 
-    def __call__(self, future: asyncio.Future[None]) -> None:
-        error: BaseException | None
-        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+    def __call__(self, error: LockstepError | None) -> None:
         if isinstance(error, InvalidRequest):
             self._connection.again(self._stream, self._request, self._size)
             return

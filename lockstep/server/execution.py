@@ -28,6 +28,7 @@ from lockstep.cql.wire.messages import (
     Request,
     Value,
 )
+from lockstep.replication.writes import Told
 from lockstep.server.catalogs import Catalogs
 from lockstep.server.schema_statements import SchemaStatements
 from lockstep.server.selects import Selects
@@ -121,22 +122,24 @@ class Executor:
         )
         return Answer(body)
 
-    def begin_execute(self, request: Execute) -> asyncio.Future[None] | None:
-        """Start a prepared write of one partition; None when the request needs `run`.
+    def begin_execute(self, request: Execute, told: Told) -> bool:
+        """Start a prepared write of one partition; False when the request needs `run`.
 
-        Raises what is known before anything was sent.
+        `told` hears once of the end, perhaps before this returns. Raises what is known before anything
+        was sent; `told` hears nothing then, nor after False.
         """
         statement = self.statements.by_id(request.statement_id)
         parameters = request.parameters
         if not statement.is_direct or parameters.names is not None:
-            return None
+            return False
         consistency = parameters.consistency
         if consistency in _WRITE_LEVELS_REFUSED:
             raise _serial_write(consistency)
         mutations = plan_modification(statement.prepared, parameters.values, self.context(parameters))
         if not mutations:
-            return None
-        return self._node.coordinator.begin_write(mutations[0], consistency, self._write_ms)
+            return False
+        self._node.coordinator.write_told(mutations[0], consistency, self._write_ms, told)
+        return True
 
     async def run_traced(self, session: Session, request: Request, trace: Trace) -> Answer:
         """`run`, telling the trace what was done."""
