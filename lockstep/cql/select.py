@@ -16,7 +16,7 @@ from lockstep.cql.paging import PagePosition
 from lockstep.cql.prepared import Prepared, Scope
 from lockstep.cql.ranges import partition_keys, slices, token_range
 from lockstep.cql.restrictions import Restrictions, Rule
-from lockstep.cql.selection import Moment, Selection, compile_selection
+from lockstep.cql.selection import Moment, Selection, as_json, compile_selection
 from lockstep.cql.terms import TermPlan, Values, compile_term
 from lockstep.cql.where import analyse
 from lockstep.cql.wire.messages import UNSET
@@ -85,6 +85,8 @@ def compile_select(
     selection = compile_selection(shape, statement.selectors, also, scope)
     if statement.distinct:
         _check_distinct(statement, shape, restrictions, selection)
+    if statement.json:
+        selection = as_json(selection)
     if statement.per_partition_limit is not None and selection.has_aggregates:
         raise InvalidRequest("PER PARTITION LIMIT is not allowed with aggregate queries.")
     reverse = _reversed(statement, shape, restrictions)
@@ -105,8 +107,6 @@ def compile_select(
 
 
 def _refuse(statement: tree.Select) -> None:
-    if statement.json:
-        raise InvalidRequest("SELECT JSON is not supported")
     if statement.group_by:
         raise InvalidRequest("GROUP BY is not supported")
     if statement.using.ttl is not None or statement.using.timestamp is not None:

@@ -15,6 +15,7 @@ from lockstep.cql import aggregates, tree
 from lockstep.cql.catalog import TableShape, cql_name
 from lockstep.cql.context import Context
 from lockstep.cql.functions import cast_function
+from lockstep.cql.json_text import row_text
 from lockstep.cql.keys import routing_key
 from lockstep.cql.prepared import ColumnSpec, Scope
 from lockstep.cql.terms import Values, assignable_type, choose_overload, compile_term, fits
@@ -222,6 +223,21 @@ def compile_selection(
         plain = tuple(output.slot for output in outputs)
     columns = tuple(shape.column(name) for name in compiler.slots)
     return Selection(outputs, columns, tuple(compiler.cell_columns), wildcard, has_aggregates, plain)
+
+
+def as_json(selection: Selection) -> Selection:
+    """The selection with one output, `[json]`: each row as a JSON object."""
+    if selection.has_aggregates:
+        raise InvalidRequest("SELECT JSON is not supported with aggregate functions")
+    outputs = selection.outputs
+    names = [output.name for output in outputs]
+    kinds = [output.type for output in outputs]
+
+    def evaluate(record: Record, moment: Moment) -> bytes:
+        return row_text(names, kinds, [output.evaluate(record, moment) for output in outputs])
+
+    output = Output("[json]", parse_type("text"), evaluate)
+    return msgspec.structs.replace(selection, outputs=(output,), plain=None)
 
 
 def wildcard_names(shape: TableShape) -> list[str]:
