@@ -12,7 +12,8 @@ from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.configuration import Configuration, parse
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
-from lockstep.schema.changes import CreateKeyspace
+from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn
+from lockstep.schema.model import ColumnKind
 from lockstep.sim.checkers.log import LogMonitor
 from lockstep.sim.process import Main, Process
 from lockstep.sim.world import World, WorldSettings
@@ -24,7 +25,12 @@ from lockstep.values.ids import NodeId
 
 def keyspace(name: str) -> ChangeSchema:
     """A change that is accepted once."""
-    return ChangeSchema(CreateKeyspace(name, (("class", "SimpleStrategy"), ("replication_factor", "1"))))
+    return ChangeSchema(CreateKeyspace(name, (("class", "SimpleStrategy"), ("replication_factor", "3"))))
+
+
+def table(name: str) -> ChangeSchema:
+    columns = (NewColumn("p", "int", ColumnKind.PARTITION_KEY, 0), NewColumn("v", "int"))
+    return ChangeSchema(CreateTable(name, "t", "00000000-0000-4000-8000-000000000001", columns))
 
 
 def decommission(node: int) -> PrepareOperation:

@@ -1,0 +1,201 @@
+"""What is durable before it is said, and what a failing disk leads to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lockstep.metadata.entries import LogEntry
+from lockstep.node.journal import Journal
+from lockstep.node.node import Node
+from lockstep.node.raft_journal import RaftJournal
+from lockstep.runtime.ports import Runtime
+from lockstep.sim.disk import SimDisk
+from lockstep.sim.world import World
+from lockstep.values.codec import decoder, frame_record, scan_records
+from lockstep.values.errors import CannotApply, CorruptFile, DiskRefused
+from tests.node.support import Town, keyspace
+
+_ENTRIES = decoder(list[LogEntry])
+
+
+def durable_epoch(disk: SimDisk) -> int:
+    """What a power cut now would leave of the metadata log."""
+    data = disk.durable().get("metadata/log", b"")
+    records = scan_records("metadata/log", data, record_bytes_max=1 << 28)
+    return sum(len(_ENTRIES.decode(body)) for _, body in records)
+
+
+def test_an_epoch_is_durable_before_any_message_carries_it() -> None:
+    shown: list[int] = []
+
+    def watch(town: Town, name: str, node: Node) -> None:
+        disk, told = town.world.processes[name].disk, node.internode.epoch
+
+        def epoch() -> int:
+            now = told()
+            assert now <= durable_epoch(disk), f"{name} shows epoch {now} too early"
+            shown.append(now)
+            return now
+
+        node.internode.epoch = epoch
+
+    with Town() as town:
+        town.prepare = lambda name, node: watch(town, name, node)
+        for number in (1, 2, 3):
+            town.process(number).disk.settings.sync_high_s = 0.05
+        town.found()
+        for number in range(5):
+            assert town.finish(town.submit(1 + number % 3, keyspace(f"k{number}"))).error is None
+        town.process(2).crash("power")
+        town.start(2)
+        town.until(lambda: town.ready(2))
+        town.agreed(1, 2, 3)
+        assert max(shown) == 6
+
+
+@pytest.mark.parametrize("path", ["raft/group-1", "metadata/log"])
+def test_a_node_whose_journal_cannot_be_synced_stops_serving_and_voting(path: str) -> None:
+    with Town() as town:
+        town.found()
+        leader = town.leader()
+        name = f"n{leader}"
+        node, disk = town.node(leader), town.process(leader).disk
+        finish = disk.finish_sync
+
+        def failing(what: str, file: Any, sequence: int) -> None:
+            if what == path:
+                raise DiskRefused("sync failed: input/output error")
+            finish(what, file, sequence)
+
+        disk.finish_sync = failing  # type: ignore[method-assign]
+        other = 1 + leader % 3
+        assert town.finish(town.submit(other, keyspace("k"))).error is None
+        assert isinstance(town.ended[name], DiskRefused)
+        assert not node.is_leader and not node.ready
+        before = disk.files[path].sequence
+        town.wait(2)
+        assert disk.files[path].sequence == before, "nothing is written behind a failed sync"
+        # A new start finds what was durable, and goes on.
+        disk.finish_sync = finish  # type: ignore[method-assign]
+        disk.power_loss()
+        town.start(leader)
+        town.until(lambda: town.ready(1, 2, 3))
+        town.agreed(1, 2, 3)
+
+
+def test_a_broken_node_takes_no_part_in_consensus_any_more() -> None:
+    with Town() as town:
+        town.found()
+        leader = town.leader()
+        node = town.node(leader)
+        driver = node.driver
+        assert driver is not None
+        # Hold the process that watches over the node back: it must be silent by itself.
+        node._break(CannotApply("planted"))
+        term, ticks = driver.raft.term, driver.raft.state.election_elapsed
+        town.world.run_for(0.0005)
+        assert not driver.is_leader and not node.internode._running
+        town.until(lambda: any(town.ready(n) and town.node(n).is_leader for n in (1, 2, 3) if n != leader))
+        assert (driver.raft.term, driver.raft.state.election_elapsed) == (term, ticks)
+
+
+def test_a_defect_while_applying_stops_the_node() -> None:
+    with Town() as town:
+        town.found()
+        node = town.node(2)
+
+        def fail(*_: object) -> None:
+            raise KeyError("a defect in a listener")
+
+        node.state.listen(fail)
+        town.world.settings = type(town.world.settings)(stop_on_error=False)
+        town.submit(1, keyspace("k"))
+        town.world.run_for(2)
+        assert isinstance(town.ended["n2"], CannotApply)
+        assert "a defect in a listener" in str(town.ended["n2"])
+        assert [error.kind for error in town.world.errors] == ["task"]
+
+
+def on_a_disk(work: Any) -> Any:
+    with World(1) as world:
+        return world.call(work)
+
+
+def test_a_journal_survives_a_torn_tail_and_refuses_damage_before_whole_records() -> None:
+    async def work(runtime: Runtime) -> None:
+        journal = Journal(runtime.disk, "some/log")
+        for body in (b"one", b"two"):
+            await journal.append(body)
+        runtime.disk.append("some/log", frame_record(b"three")[:-2])
+        again = Journal(runtime.disk, "some/log")
+        assert again.load() == [b"one", b"two"]
+        await again.append(b"four")
+        assert Journal(runtime.disk, "some/log").load() == [b"one", b"two", b"four"]
+        runtime.disk.append("some/log", b"\x00" * 40 + frame_record(b"five"))
+        with pytest.raises(CorruptFile):
+            Journal(runtime.disk, "some/log").load()
+
+    on_a_disk(work)
+
+
+def test_a_journal_takes_nothing_after_a_failed_append() -> None:
+    async def work(runtime: Runtime) -> None:
+        journal = Journal(runtime.disk, "log")
+
+        async def refuse(_path: str) -> None:
+            raise DiskRefused("no")
+
+        sync, runtime.disk.sync = runtime.disk.sync, refuse  # type: ignore[method-assign]
+        with pytest.raises(DiskRefused):
+            await journal.append(b"one")
+        runtime.disk.sync = sync  # type: ignore[method-assign]
+        with pytest.raises(AssertionError):
+            await journal.append(b"two")
+
+    on_a_disk(work)
+
+
+@pytest.mark.parametrize("body", [b"\xc1 no message", b"\x01"])
+def test_records_that_this_version_cannot_read_are_corruption(body: bytes) -> None:
+    async def work(runtime: Runtime) -> None:
+        await Journal(runtime.disk, "raft/group-1").append(body)
+        with pytest.raises(CorruptFile):
+            RaftJournal(runtime.disk, 1).load()
+
+    on_a_disk(work)
+
+
+def test_what_a_killed_predecessor_left_unsynced_does_not_vanish_later() -> None:
+    """A name or bytes that only the page cache has are read by the next incarnation, and then promised."""
+    for seed in range(6):
+        with Town(seed=seed) as town:
+            for number in (1, 2, 3):
+                town.process(number)
+            town.start(1, 2, 3)
+            town.world.run_for(0.02 + 0.013 * seed)
+            for number in (1, 2, 3):
+                town.process(number).crash()
+            town.start(1, 2, 3)
+            town.until(lambda: town.ready(1, 2, 3))
+            hosts = [town.node(n).identity.value.host_id for n in (1, 2, 3)]
+            for number in (1, 2, 3):
+                town.process(number).crash("power")
+            town.start(1, 2, 3)
+            town.until(lambda: town.ready(1, 2, 3))
+            assert [town.node(n).identity.value.host_id for n in (1, 2, 3)] == hosts
+
+
+def test_boot_generations_grow_with_every_start_whatever_happens_to_it() -> None:
+    with Town(founders=1) as town:
+        town.found()
+        seen = [town.node(1).identity.value.generation]
+        for kind in ("kill", "power", "kill", "power"):
+            town.process(1).crash(kind)
+            town.start(1)
+            town.until(lambda: town.ready(1))
+            seen.append(town.node(1).identity.value.generation)
+        assert seen == sorted(set(seen))
+        ids = {town.node(1).new_mutation_id() for _ in range(3)}
+        assert len(ids) == 3
