@@ -228,15 +228,19 @@ class Run:
         host = self.cluster.processes[name].host
         client = Client(self.workload, f"final-{name}", self.world.stream(f"final/{name}"))
 
-        async def main(runtime: Runtime) -> list[Event]:
-            return [await self._insist(runtime, client, host, request) for request in requests]
+        async def main(runtime: Runtime) -> Event:
+            for request in requests:
+                event = await self._insist(runtime, client, host, request)
+                if event.outcome is not Outcome.OK:
+                    break
+            return event
 
-        for event in self.world.call(main, name=f"final-{name}", limit_s=1000.0):
-            if event.outcome is not Outcome.OK:
-                text = event.request.text()
-                raise Violation(
-                    "LIVENESS", f"{_INSIST_S:.0f} s after healing, {text} through {name} is {event.error}"
-                )
+        event = self.world.call(main, name=f"final-{name}", limit_s=1000.0)
+        if event.outcome is not Outcome.OK:
+            text = event.request.text()
+            raise Violation(
+                "LIVENESS", f"{_INSIST_S:.0f} s after healing, {text} through {name} is {event.error}"
+            )
 
     async def _insist(self, runtime: Runtime, client: Client, host: str, request: Change | Look) -> Event:
         """Ask until it succeeds: nodes may need a moment to notice who is back."""
