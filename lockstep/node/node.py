@@ -8,189 +8,29 @@ whose disk failed, stops serving and says why.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 from lockstep.consensus.messages import Entry
-from lockstep.consensus.settings import RaftSettings
-from lockstep.gossip.failure_detector import FailureDetector
-from lockstep.metadata import schema_change as schema_transformations
-from lockstep.metadata import transformations as metadata_transformations
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeInfo, NodeState
-from lockstep.metadata.registry import Registry
-from lockstep.node.catch_up import CatchUp
-from lockstep.node.configuration import Configuration, split_address
-from lockstep.node.founders_file import FOUNDERS_PATH, FoundersFile
-from lockstep.node.founding import Founding
-from lockstep.node.identity import Identity, IdentityFile
+from lockstep.metadata.directory import NodeState
+from lockstep.node.configuration import split_address
+from lockstep.node.founders_file import FOUNDERS_PATH
 from lockstep.node.journal import settle
-from lockstep.node.liveness import Liveness
-from lockstep.node.membership import Membership
 from lockstep.node.messages import Announce, EpochQuery, EpochReply
-from lockstep.node.metadata_state import MetadataState
-from lockstep.node.processor import Processor, committed_log_entries
-from lockstep.node.raft_driver import RaftDriver
-from lockstep.node.submission import Submitter
-from lockstep.node.topology_driver import TopologyDriver
-from lockstep.node.voters import Voters
-from lockstep.node.work import WorkService
+from lockstep.node.parts import METADATA_GROUP, Parts
+from lockstep.node.processor import committed_log_entries
 from lockstep.replication import verbs
-from lockstep.replication.coordinator import Coordinator
 from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
-from lockstep.replication.internode import Internode
-from lockstep.replication.replica import ReplicaService
-from lockstep.replication.streaming import StreamClient, StreamService
-from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.store import Store
-from lockstep.topology import transformations as topology_transformations
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
-from lockstep.values.ids import mutation_id
 
-#: The Raft group of the metadata log.
-METADATA_GROUP = 1
 #: Between two greetings of a node whose new address the metadata does not have yet.
 GREETING_MS = 500
 #: Files that are loaded when a node starts.
 JOURNALS = ("identity", "metadata/log", FOUNDERS_PATH, f"raft/group-{METADATA_GROUP}")
 
-StoreOpener = Callable[[Runtime], Awaitable[Store]]
 
-
-class Node:
+class Node(Parts):
     """`start` returns when the node is a normal member; `broken` is set when it must not go on."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        configuration: Configuration,
-        open_store: StoreOpener,
-        log: Callable[..., None],
-    ) -> None:
-        self.runtime = runtime
-        self.configuration = configuration
-        self.log = log
-        self.ready = False
-        self.broken: asyncio.Future[LockstepError] | None = None
-        self._open_store = open_store
-        self._sequence = 0
-        self._engine_open = False
-        #: The metadata value and identity for which `_known_id` was looked up: requests ask often.
-        self._id_of: tuple[ClusterMetadata, Identity] | None = None
-        self._known_id = 0
-        self.registry = Registry(
-            metadata_transformations.KINDS, schema_transformations.KINDS, topology_transformations.KINDS
-        )
-        self.identity = IdentityFile(runtime)
-        self.founders_file = FoundersFile(runtime.disk)
-        self._starting: asyncio.Task[Any] | None = None
-        self.state = MetadataState(runtime, self.registry, self._break)
-        self.voters = Voters(self.state, self.founders_file)
-        self.internode = Internode(runtime, self._hello, self._epoch_now, self._peer_epoch, self._accept, log)
-        self.catch_up = CatchUp(runtime, self.state, self.internode, log)
-        self.driver: RaftDriver | None = None
-        self.processor: Processor | None = None
-        self.submitter = Submitter(
-            runtime,
-            self.state,
-            self.internode,
-            self.catch_up,
-            self.registry,
-            own_address=self.address,
-            voters=self._voter_addresses,
-            actor=lambda: f"node {self.node_id or self.address[0]}",
-        )
-        self.topology = TopologyDriver(
-            runtime,
-            self.state,
-            self.internode,
-            self.submitter,
-            own_id=self._own_id,
-            is_leader=self._leads,
-            alive=self._alive,
-            log=log,
-        )
-        self.internode.register(verbs.EPOCH_QUERY, EpochQuery, EpochReply, self._epoch_query)
-        self.internode.register_fast(verbs.ANNOUNCE, Announce, Announce, lambda *_: None)
-        self.liveness: Liveness
-        self.store: Store
-        self.engine: StorageEngine
-        self.replica: ReplicaService
-        self.coordinator: Coordinator
-        self.streams: StreamService
-        self.membership: Membership
-
-    # -- facts -------------------------------------------------------------------------------------
-
-    @property
-    def cluster(self) -> ClusterMetadata:
-        return self.state.current
-
-    @property
-    def address(self) -> Address:
-        return (self.configuration.network.address, self.configuration.network.internode_port)
-
-    @property
-    def info(self) -> NodeInfo | None:
-        return self.cluster.directory.by_host_id.get(self.identity.value.host_id)
-
-    @property
-    def node_id(self) -> int:
-        """0 until the log gave one."""
-        return self._own_id()
-
-    @property
-    def has_left(self) -> bool:
-        info = self.info
-        return info is not None and info.state is NodeState.LEFT
-
-    @property
-    def is_leader(self) -> bool:
-        return self.driver is not None and self.driver.is_leader
-
-    @property
-    def leader_id(self) -> int | None:
-        """Node id of the metadata leader as far as this voter knows; None on other nodes."""
-        return self.driver.raft.leader if self.driver is not None else None
-
-    def new_mutation_id(self) -> bytes:
-        self._sequence += 1
-        return mutation_id(self.node_id, self.identity.value.generation, self._sequence)
-
-    async def submit(
-        self, transformation: Any, *, entry_id: bytes = b"", base_epoch: int | None = None
-    ) -> int:
-        """Epoch of the committed transformation, applied here. See Submitter.submit for retries, errors."""
-        timeout_ms = self.configuration.timeouts.metadata_ms
-        return await self.submitter.submit(
-            transformation, timeout_ms, entry_id=entry_id, base_epoch=base_epoch
-        )
-
-    def _alive(self, node: int) -> bool:
-        return self.liveness.alive(node)
-
-    def _cluster_now(self) -> ClusterMetadata:
-        return self.state.current
-
-    def _epoch_now(self) -> int:
-        return self.state.current.epoch
-
-    def _own_id(self) -> int:
-        cluster, identity = self.state.current, self.identity.value
-        known = self._id_of
-        if known is None or known[0] is not cluster or known[1] is not identity:
-            info = self.info
-            self._known_id = info.id if info is not None else 0
-            self._id_of = (cluster, identity)
-        return self._known_id
-
-    def _leads(self) -> bool:
-        return self.is_leader
-
-    def _campaign(self) -> None:
-        if self.driver is not None:
-            self.driver.campaign()
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -249,101 +89,6 @@ class Node:
                 f"the data directory belongs to cluster {held}, not to {wanted}",
                 hint="correct [cluster] name or [node] data_directory; an empty one joins as a new node",
             )
-
-    def _build_request_path(self, generation: int) -> None:
-        runtime, state, internode = self.runtime, self.state, self.internode
-        self.liveness = Liveness(runtime, state, internode, FailureDetector(), self._own_id, generation)
-        cluster = self._cluster_now
-        self.replica = ReplicaService(
-            runtime, internode, self.engine, cluster, self.catch_up.reach, self._own_id
-        )
-        self.coordinator = Coordinator(
-            runtime,
-            internode,
-            self.replica,
-            cluster,
-            self.catch_up.reach,
-            self.liveness.alive,
-            self._own_id,
-            self.new_mutation_id,
-        )
-        self.streams = StreamService(
-            runtime, internode, self.engine, self.replica, cluster, self.catch_up.reach
-        )
-        streams = StreamClient(runtime, internode, self.engine, cluster)
-        self.work = WorkService(
-            runtime,
-            state,
-            internode,
-            self.catch_up,
-            self.engine,
-            streams,
-            self._own_id,
-            self.liveness.alive,
-        )
-        self.membership = Membership(
-            runtime,
-            self.configuration,
-            self.identity,
-            state,
-            internode,
-            self.submitter,
-            self.log,
-        )
-        self.membership.founding = self._founding()
-
-    def _founding(self) -> Founding | None:
-        founders = self._founders()
-        if self.address not in founders:
-            return None
-        return Founding(
-            self.runtime,
-            self.state,
-            self.internode,
-            self.catch_up,
-            self.submitter,
-            self.founders_file,
-            founders=founders,
-            own_address=self.address,
-            cluster_name=self.configuration.cluster.name,
-            describe=self.membership.describe,
-            start_consensus=self._start_consensus,
-            is_leader=self._leads,
-            campaign=self._campaign,
-            log=self.log,
-        )
-
-    def _founders(self) -> tuple[Address, ...]:
-        return tuple(
-            split_address(text, self.configuration.network.internode_port)
-            for text in self.configuration.cluster.founders
-        )
-
-    def _start_consensus(self) -> None:
-        """Voters are the founders that are bound to each other; after founding, the metadata says who.
-
-        A voter is a host: whichever address it now has, and whoever else has the address it had.
-        """
-        own = self.voters.id_of(self.identity.value.host_id)
-        if own is None or self.driver is not None:
-            return
-        raft = self.configuration.raft
-        self.driver = RaftDriver(
-            self.runtime,
-            self.internode,
-            group=METADATA_GROUP,
-            identity=own,
-            voters=self.voters.ids(),
-            member=self.voters.member,
-            settings=RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks),
-            tick_ms=raft.tick_ms,
-            on_committed=self._committed,
-            on_role=self._role_changed,
-            on_broken=self._break,
-        )
-        self.processor = Processor(self.runtime, self.state, self.driver, self.registry)
-        self.submitter.processor = self.processor
-        self.driver.start()
 
     async def _greet_configured(self) -> None:
         """After a move, tell the nodes that the configuration names where this one is now.
