@@ -63,6 +63,11 @@ class Operators:
         """Create the schema, then go on with operations until `stopped`."""
         self.cluster.world.process("operator", "127.0.2.1").start(self._run)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing more will be submitted."""
+        return not self.cluster.world.processes["operator"].alive
+
     # ---- submitting
 
     async def submit(

@@ -184,7 +184,7 @@ class Run:
     def _settled(self) -> bool:
         cluster = self.cluster
         newest = cluster.newest
-        if newest.operations or not self.workload.idle:
+        if newest.operations or not self.workload.idle or not self.operators.idle:
             return False
         for name in cluster.in_service():
             node = cluster.nodes.get(name)
@@ -248,7 +248,9 @@ class Run:
         while True:
             try:
                 door = await DoorClient.connect(runtime, host, 2000)
-            except (OSError, TimeoutError):
+            except (OSError, TimeoutError) as error:
+                if self.world.now_s() > deadline_s:
+                    raise Violation("LIVENESS", f"{host} does not accept connections: {error}") from error
                 await asyncio.sleep(0.5)
                 continue
             event = await client.perform(door, request)
