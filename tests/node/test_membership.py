@@ -172,18 +172,34 @@ def test_a_newcomer_at_the_address_of_a_member_is_refused_with_the_reason() -> N
         assert "belongs to node 4" in str(town.ended["n4"]) or "in use" in str(town.ended["n4"])
 
 
-def test_a_registration_whose_answer_was_lost_is_not_taken_for_a_collision() -> None:
-    for hit in (1, 2, 3):
-        with Town() as town:
-            with_data(town)
-            # The newcomer dies right after it was registered, before it knows.
-            rule = crash_at(town, "processor.appended", "leader", hit, "kill")
-            town.start(4)
-            town.until(lambda: bool(rule.fired))
-            town.process(4).crash()
-            town.start(4)
-            town.until(lambda: town.ready(1, 2, 3, 4))
-            assert [node.id for node in town.newest.directory.nodes] == [1, 2, 3, 4]
+@pytest.mark.parametrize("hit", [1, 2, 3])
+def test_a_registration_whose_answer_was_lost_is_not_taken_for_a_collision(hit: int) -> None:
+    with Town() as town:
+        with_data(town)
+        # The newcomer dies right after it was registered, before it knows.
+        rule = crash_at(town, "processor.appended", "leader", hit, "kill")
+        town.start(4)
+        town.until(lambda: bool(rule.fired))
+        town.process(4).crash()
+        town.start(4)
+        town.until(lambda: town.ready(1, 2, 3, 4))
+        assert [node.id for node in town.newest.directory.nodes] == [1, 2, 3, 4]
+
+
+def test_a_newcomer_that_does_not_hear_of_its_registration_goes_on_all_the_same() -> None:
+    with Town() as town:
+        with_data(town)
+        town.start(4)
+        town.until(lambda: "n4" in town.nodes and town.node(4).state.epoch > 0)
+        # Its entry is committed, and every answer to it is lost.
+        host = town.process(4).host
+        town.until(lambda: len(town.newest.directory.nodes) == 4 or town.world.now_s() > 60)
+        for other in (1, 2, 3):
+            town.world.network.block(town.process(other).host, host)
+        town.wait(12)
+        town.world.network.heal()
+        town.until(lambda: town.ready(4))
+        assert [node.id for node in town.newest.directory.nodes] == [1, 2, 3, 4]
 
 
 def test_a_cancelled_join_ends_the_newcomer_and_a_second_start_joins() -> None:
@@ -204,7 +220,7 @@ def test_a_cancelled_join_ends_the_newcomer_and_a_second_start_joins() -> None:
         assert cancel.error is None
         town.until(lambda: "n4" in town.ended)
         assert "cancelled" in str(town.ended["n4"])
-        nodes, *rest = end_state(town.newest)  # type: ignore[misc]
+        _, *rest = end_state(town.newest)  # type: ignore[misc]
         assert rest == list(before[1:])  # type: ignore[index]
         assert town.state_of(4) is NodeState.NONE
         hold.times = hold.fired

@@ -1,0 +1,112 @@
+"""The leader's side of a submission, without the submitter's deadlines and retries around it."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.consensus.effects import Role
+from lockstep.consensus.messages import VoteRequest, encode_message
+from lockstep.node.messages import Submit
+from lockstep.node.node import Node
+from lockstep.node.raft_driver import RaftPayload
+from lockstep.replication.handshake import PeerInfo
+from lockstep.values.codec import encode
+from lockstep.values.errors import FrameCorrupt, InvalidRequest, NotLeader, Rejected
+from lockstep.values.limits import ENTRY_BODY_BYTES_MAX
+from tests.node.support import Outcome, Town, keyspace
+
+
+def judge(town: Town, leader: int, name: str) -> Outcome:
+    """Submit the creation of a keyspace right at the leader's processor."""
+
+    async def work(node: Node) -> int:
+        change = keyspace(name)
+        kind, entry_id = node.registry.kind_of(change), node.runtime.random.bytes(16)
+        assert node.processor is not None
+        return await node.processor.submit(Submit(entry_id, kind, encode(change), "test", node.state.epoch))
+
+    return town.begin(leader, work)
+
+
+def with_slow_disks(town: Town, sync_s: float) -> int:
+    """The leader, where heartbeats are quick and appends wait for disks."""
+    town.found()
+    assert town.finish(town.submit(1, keyspace("old"))).error is None
+    town.agreed(1, 2, 3)
+    town.wait(0.5)
+    for number in (1, 2, 3):
+        settings = town.process(number).disk.settings
+        settings.sync_low_s = settings.sync_high_s = sync_s
+    return town.leader()
+
+
+def test_a_refusal_waits_for_the_commit_of_what_it_was_judged_at() -> None:
+    with Town() as town:
+        leader = with_slow_disks(town, 0.3)
+        first = judge(town, leader, "k")
+        town.wait(0.01)
+        second, third = judge(town, leader, "k"), judge(town, leader, "old")
+        town.wait(0.1)
+        assert not first.done and not second.done and not third.done
+        for outcome in (first, second, third):
+            town.finish(outcome)
+        assert first.error is None
+        assert isinstance(second.error, Rejected) and isinstance(third.error, Rejected)
+        assert second.done_s >= first.done_s
+
+
+def test_a_refusal_judged_at_what_is_committed_needs_only_the_confirmed_leadership() -> None:
+    with Town() as town:
+        leader = with_slow_disks(town, 0.3)
+        outcome = judge(town, leader, "old")
+        town.wait(0.1)
+        assert outcome.done and isinstance(outcome.error, Rejected)
+
+
+def test_a_leader_that_hears_nobody_refuses_nothing_also_at_what_is_committed() -> None:
+    with Town() as town:
+        leader = with_slow_disks(town, 0.001)
+        town.world.network.isolate(town.process(leader).host)
+        outcome = judge(town, leader, "old")
+        town.finish(outcome)
+        assert isinstance(outcome.error, NotLeader)
+
+
+def test_who_waits_at_a_leader_that_loses_its_place_is_told_nothing_but_that() -> None:
+    with Town() as town:
+        leader = with_slow_disks(town, 4.0)
+        begun = [judge(town, leader, "k"), judge(town, leader, "k")]
+        # Leadership is confirmed by heartbeats meanwhile; the append is not durable anywhere.
+        town.wait(0.2)
+        town.world.network.isolate(town.process(leader).host)
+        town.until(lambda: not town.node(leader).is_leader, limit_s=3.0)
+        town.wait(0.01)
+        assert [type(outcome.error) for outcome in begun] == [NotLeader, NotLeader]
+
+
+def test_a_body_that_no_journal_could_hold_is_refused_before_it_is_judged() -> None:
+    with Town(founders=1) as town:
+        town.found()
+
+        async def work(node: Node) -> int:
+            assert node.processor is not None
+            return await node.processor.submit(Submit(b"i" * 16, 1, bytes(ENTRY_BODY_BYTES_MAX + 1), "", 1))
+
+        assert isinstance(town.finish(town.begin(1, work)).error, InvalidRequest)
+
+
+def test_a_message_counts_only_from_the_host_that_is_the_member() -> None:
+    with Town() as town:
+        town.found()
+        leader = town.leader()
+        voter, pretender = (number for number in (1, 2, 3) if number != leader)
+        driver = town.node(voter).driver
+        assert driver is not None
+        term = driver.raft.term
+        request = VoteRequest(driver.raft.group, pretender, voter, term + 5, 100, term + 4, True)
+        payload = RaftPayload(encode_message(request))
+        address = town.node(pretender).address
+        stranger = PeerInfo(pretender, "another-host", *address, "node")
+        with pytest.raises(FrameCorrupt):
+            driver._receive(stranger, payload, None)
+        assert driver.raft.term == term and driver.raft.role is Role.FOLLOWER
