@@ -20,15 +20,24 @@ from typing import Any, Final
 from lockstep.local import demo_input, demo_verdict
 from lockstep.local.clusters import LocalCluster
 from lockstep.local.demo_cluster import DemoCluster
+from lockstep.local.demo_input import DemoInput
 from lockstep.local.demo_process import DemoProcess
 from lockstep.local.demo_screen import open_screen
 from lockstep.local.demo_tour import NODES, Options, Tour
 from lockstep.local.processes import State
 from lockstep.values.errors import ConfigurationError, PreconditionError
 
-LOGS: Final = "logs"
-#: What a demo writes into its report directory, besides the CSV file and the exported tables.
-OUTPUTS: Final = ("latency.png", "latency.svg", "verdict.json", "samples.csv", "spark.log", LOGS)
+LOGS: Final = "node-logs"
+#: What a demo writes into its report directory, besides the CSV file and its table as Parquet.
+OUTPUTS: Final = (
+    "latency.png",
+    "latency.svg",
+    "verdict.json",
+    "samples.csv",
+    "spark.log",
+    "traffic.parquet",
+    LOGS,
+)
 #: After an interrupt: how long an operation that was going on may take to notice that its nodes are gone.
 WORKER_END_S: Final = 5.0
 
@@ -39,17 +48,14 @@ def run(options: Options) -> int:
     Raises what kept it from starting: PreconditionError when a port or the cluster's name is taken,
     ConfigurationError for an input that cannot be read.
     """
-    _empty_report(options.report)
-    if options.input is None:
-        given = demo_input.make_csv(options.report, options.rows or demo_input.ROWS_DEFAULT)
-    else:
-        given = demo_input.read_csv(options.input, options.rows or demo_input.ROWS_MAX)
+    given = _input(options)
     local = _create(options)
     keep = False
     tour: Tour | None = None
     process: DemoProcess | None = None
     with _termination_as_interrupt():
         try:
+            _remove_earlier_outputs(options.report)
             process = DemoProcess()
             screen = open_screen(sys.stderr)
             tour = Tour(options, DemoCluster(local), process, screen)
@@ -71,7 +77,7 @@ def run(options: Options) -> int:
     seconds = time.monotonic() - tour.view.begin_s
     print()
     demo_verdict.show(verdict, tour.results, seconds, sys.stdout)
-    _tell_the_end(options, held)
+    _tell_the_end(options)
     return 0 if held else 1
 
 
@@ -104,20 +110,28 @@ def _clean_up(local: LocalCluster, tour: Tour | None, process: DemoProcess | Non
             local.destroy()
 
 
-def _empty_report(directory: Path) -> None:
-    """Remove what an earlier demo wrote, and nothing else that lies there."""
+def _input(options: Options) -> DemoInput:
+    """The rows to load; made ones are kept in the report directory, which exists afterwards."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name in OUTPUTS:
-            path = directory / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        options.report.mkdir(parents=True, exist_ok=True)
+        if options.input is None:
+            return demo_input.make_csv(options.report, options.rows or demo_input.ROWS_DEFAULT)
     except OSError as error:
         raise ConfigurationError(
-            f"the report cannot be written to {directory}: {error.strerror}", hint="choose another --report"
+            f"the report cannot be written to {options.report}: {error.strerror}",
+            hint="choose another --report",
         ) from error
+    return demo_input.read_csv(options.input, options.rows or demo_input.ROWS_MAX)
+
+
+def _remove_earlier_outputs(directory: Path) -> None:
+    """So that nothing in the report is of another run; what else lies there is left alone."""
+    for name in OUTPUTS:
+        path = directory / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _forget_left_nodes(local: LocalCluster) -> None:
@@ -127,12 +141,9 @@ def _forget_left_nodes(local: LocalCluster) -> None:
             local.forget(name)
 
 
-def _tell_the_end(options: Options, held: bool) -> None:
-    wanted = [name for name in OUTPUTS if (options.report / name).is_file()]
-    tables = sorted(path.name for path in options.report.glob("*.parquet"))
-    print(f"\nreport in {options.report}/: {', '.join([*wanted, *tables])}")
-    if not held:
-        print(f"the nodes' logs are in {options.report / LOGS}/")
+def _tell_the_end(options: Options) -> None:
+    names = [name for name in OUTPUTS if (options.report / name).exists()]
+    print(f"\nreport in {options.report}/: {', '.join(names)}")
     if options.keep:
         print(f"the cluster runs on; end it with: lockstep cluster destroy {options.name}")
 

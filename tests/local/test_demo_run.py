@@ -106,6 +106,23 @@ def test_a_termination_under_way_ends_every_process(nothing_stays: Path) -> None
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
+def test_a_change_that_fails_ends_the_tour_with_its_reason_and_the_logs(
+    nothing_stays: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.55.4", PORTS[0])):
+        assert run(options(nothing_stays, "127.0.55.1")) == 1
+    said = capsys.readouterr().out
+    assert "FAIL  a fourth node joined" in said
+    assert "n4 cannot listen on 127.0.55.4" in said
+    assert "FAIL  acknowledged rows lost" in said
+    verdict = json.loads((nothing_stays / "report" / "verdict.json").read_text())
+    assert verdict["held"] is False
+    assert verdict["counts"]["writes_acknowledged"] > 0
+    assert (nothing_stays / "report" / "node-logs" / "n1.log").stat().st_size > 0
+
+
+@pytest.mark.cluster
 def test_a_port_in_use_is_said_and_nothing_is_left(nothing_stays: Path) -> None:
     with (
         socket.create_server(("127.0.53.2", PORTS[0])),
