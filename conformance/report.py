@@ -1,4 +1,4 @@
-"""Owns what a run leaves behind: the table on the terminal, `results.json`, the reference page."""
+"""Owns what a run leaves behind: the table on the terminal, `results-PART.json`, the reference page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def totals(results: Sequence[FileResult]) -> dict[str, int]:
         "failed_for_missing_parts": missing,
         "of_implemented": passed + len(failed) - missing,
         "uncollected_files": sum(bool(result.uncollected) for result in results),
-        "nodes_lost": sum(len(result.nodes_lost) for result in results),
+        "nodes_left_down": sum(len(result.nodes_left_down) for result in results),
     }
 
 
@@ -61,7 +61,7 @@ def table(results: Sequence[FileResult]) -> str:
     for result in results:
         counts = f"{result.count('passed'):6}  {result.count('failed'):6}  {result.count('skipped'):7}"
         notes = "  NOT COLLECTED" if result.uncollected else ""
-        notes += f"  nodes lost: {', '.join(result.nodes_lost)}" if result.nodes_lost else ""
+        notes += f"  nodes left down: {', '.join(result.nodes_left_down)}" if result.nodes_left_down else ""
         lines.append(f"{result.file:{width}}  {counts}{notes}")
     sums = totals(results)
     lines.append(f"{'total':{width}}  {sums['passed']:6}  {sums['failed']:6}  {sums['skipped']:7}")
@@ -83,7 +83,7 @@ def as_json(results: Sequence[FileResult], setting: dict[str, Any]) -> dict[str,
                 "file": result.file,
                 **{word: result.count(word) for word in ("passed", "failed", "skipped")},
                 "uncollected": result.uncollected,
-                "nodes_lost": list(result.nodes_lost),
+                "nodes_left_down": list(result.nodes_left_down),
             }
             for result in results
         ],
@@ -118,7 +118,7 @@ def page(results: Sequence[FileResult], setting: dict[str, Any]) -> str:
         f"| {sums['collected']} | {sums['passed']} | {sums['failed']} | {sums['skipped']} |"
         f" {sums['passed']} of {sums['of_implemented']} |",
         "",
-        "The suite itself skips tests: they need another product, or want to make a cluster.",
+        "The suite itself skips tests that need another product or version.",
         "",
         "## By file",
         "",

@@ -1,7 +1,7 @@
 """`make conformance SUITE=path`: a driver's own integration tests against a local cluster of real nodes.
 
-The suite is a checkout of the Apache Cassandra Python driver. Results go to `build/conformance/results.json`;
-`--write-docs` writes `docs/reference/conformance.md` from them.
+The suite is a checkout of the Apache Cassandra Python driver. Results go to
+`build/conformance/results-PART.json`; `--write-docs` writes `docs/reference/conformance.md` from them.
 """
 
 from __future__ import annotations
@@ -16,24 +16,30 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from conformance import report, suite_run
 from conformance.environment import BUILD, REQUIREMENTS, ROOT, copy_tests, prepare_python, wall_in
 
-FOLDER = "tests/integration/standard"
-PROTOCOL = 5
+STANDARD = "tests/integration/standard"
+FOLDERS = {"standard": STANDARD, "cqlengine": "tests/integration/cqlengine"}
 
 
 def main() -> int:
     arguments = _arguments()
     suite = arguments.suite.resolve()
-    if not (suite / FOLDER).is_dir():
-        print(f"error: {suite} holds no {FOLDER}: it is not a checkout of the driver", file=sys.stderr)
+    folder = FOLDERS[arguments.part]
+    if not (suite / folder).is_dir():
+        print(f"error: {suite} holds no {folder}: it is not a checkout of the driver", file=sys.stderr)
         return 2
     python = prepare_python()
     walled = not arguments.bare and wall_in()
     if not walled:
         print("no namespaces here: the tests run unconfined, and 127.0.0.1:9042 must be free", flush=True)
     copy = copy_tests(suite)
-    files = suite_run.test_files(copy, FOLDER, arguments.files)
+    files = suite_run.test_files(copy, folder, arguments.files)
     clients = suite_run.Clients(
-        python, copy, arguments.select, arguments.test_timeout, arguments.file_timeout
+        python,
+        copy,
+        arguments.select,
+        arguments.test_timeout,
+        arguments.file_timeout,
+        arguments.protocol,
     )
     cluster = suite_run.make_cluster(arguments.nodes)
     results = []
@@ -51,14 +57,14 @@ def main() -> int:
             kept.write_bytes(cluster.paths.log(node.name).read_bytes())
         cluster.destroy()
     setting = {
-        "folder": FOLDER,
+        "folder": folder,
         "nodes": arguments.nodes,
         "driver": _driver_version(),
-        "protocol": PROTOCOL,
+        "protocol": arguments.protocol,
     }
     print(f"\n{report.table(results)}")
-    report.write_json(BUILD / "results.json", results, setting)
-    if arguments.write_docs:
+    report.write_json(BUILD / f"results-{arguments.part}.json", results, setting)
+    if arguments.write_docs and arguments.part == "standard":
         (ROOT / "docs" / "reference" / "conformance.md").write_text(report.page(results, setting))
     return 1 if arguments.strict and report.totals(results)["failed"] else 0
 
@@ -67,6 +73,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", type=Path, help="root of a checkout of the Python driver")
     parser.add_argument("files", nargs="*", help="parts of the names of the files to run; all by default")
+    parser.add_argument("--part", choices=sorted(FOLDERS), default="standard")
+    parser.add_argument(
+        "--protocol", type=int, choices=(3, 4, 5), default=5, help="version that clients speak"
+    )
     parser.add_argument("-k", dest="select", default="", help="run only tests that match, as pytest -k")
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--test-timeout", type=int, default=60, metavar="S")

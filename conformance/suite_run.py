@@ -20,6 +20,8 @@ CLUSTER_NAME: Final = "conformance"
 CASSANDRA_VERSION: Final = "5.0.2"
 
 
+#: The suite's tests name this rack, and count one token a node.
+_AS_EXPECTED: Final = {"placement": {"rack": "r1", "num_tokens": 1}}
 #: Why the suite skips tests that stop nodes, or rely on their addresses, on a cluster that it did not make.
 _LOCAL_ONLY: Final = "only runs against local"
 
@@ -41,7 +43,7 @@ class FileResult(NamedTuple):
     file: str
     outcomes: tuple[Outcome, ...]
     uncollected: str = ""
-    nodes_lost: tuple[str, ...] = ()
+    nodes_left_down: tuple[str, ...] = ()
 
     def count(self, outcome: str) -> int:
         return sum(one.outcome == outcome for one in self.outcomes)
@@ -53,7 +55,7 @@ def make_cluster(nodes: int) -> LocalCluster:
     left_over = LocalCluster.open(CLUSTER_NAME, home=home) if (home / CLUSTER_NAME).exists() else None
     if left_over is not None:
         left_over.destroy()
-    cluster = LocalCluster.create(CLUSTER_NAME, nodes, home=home)
+    cluster = LocalCluster.create(CLUSTER_NAME, nodes, home=home, settings=_AS_EXPECTED)
     cluster.start()
     return cluster
 
@@ -66,6 +68,7 @@ class Clients(NamedTuple):
     select: str
     test_timeout_s: int
     file_timeout_s: int
+    protocol: int
 
 
 def run_file(cluster: LocalCluster, clients: Clients, file: str, *, walled: bool) -> FileResult:
@@ -83,7 +86,7 @@ def run_file(cluster: LocalCluster, clients: Clients, file: str, *, walled: bool
     return result._replace(
         outcomes=tuple(newer.get(one.test, one) for one in result.outcomes),
         uncollected=result.uncollected or again.uncollected,
-        nodes_lost=result.nodes_lost + again.nodes_lost,
+        nodes_left_down=result.nodes_left_down + again.nodes_left_down,
     )
 
 
@@ -106,7 +109,7 @@ def _run(
             subprocess.run(
                 command,
                 cwd=clients.suite,
-                env=_environment(cluster, record, external=external),
+                env=_environment(cluster, clients, record, external=external),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -162,7 +165,7 @@ def _judged(test: str, outcome: str, duration_s: float, text: str) -> Outcome:
     return Outcome(test, outcome, duration_s, text, reason, missing)
 
 
-def _environment(cluster: LocalCluster, record: Path, *, external: bool) -> dict[str, str]:
+def _environment(cluster: LocalCluster, clients: Clients, record: Path, *, external: bool) -> dict[str, str]:
     content = cluster.file
     return {
         **({"USE_CASS_EXTERNAL": "1"} if external else {}),
@@ -172,6 +175,7 @@ def _environment(cluster: LocalCluster, record: Path, *, external: bool) -> dict
         "PYTHONPATH": str(INSIDE),
         "PYTHONDONTWRITEBYTECODE": "1",
         "LOCKSTEP_HOME": str(cluster.paths.root.parents[1]),
+        "PROTOCOL_VERSION": str(clients.protocol),
         "CASSANDRA_VERSION": CASSANDRA_VERSION,
         "CLUSTER_IP": content.first_address,
         "CCM_PATH": str(cluster.paths.root.parent),
