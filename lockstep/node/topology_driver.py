@@ -80,6 +80,8 @@ class TopologyDriver:
         self._work: dict[WorkKey, WorkReport] = {}
         #: What each unfinished order waits for, as its node last said; a change is logged.
         self._texts: dict[WorkKey, str] = {}
+        #: Nodes that did not answer the last question, with the error: asked again often, said once.
+        self._unreached: dict[int, str] = {}
         self._since: dict[tuple[int, int, str], int] = {}
         self.blocking: tuple[Blocking, ...] = ()
         self.progress: dict[int, WorkStatus] = {}
@@ -183,8 +185,11 @@ class TopologyDriver:
                 QUERY_TIMEOUT_MS,
             )
         except LockstepError as error:
-            self._log("topology.barrier_waits", node=node, epoch=epoch, error=str(error))
+            if self._unreached.get(node) != error.code:
+                self._unreached[node] = error.code
+                self._log("topology.barrier_waits", node=node, epoch=epoch, error=str(error))
             return
+        self._unreached.pop(node, None)
         known = self._acknowledged.get(NodeId(node), 0)
         self._acknowledged[NodeId(node)] = max(known, reply.epoch)
 

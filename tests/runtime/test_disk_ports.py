@@ -205,6 +205,26 @@ def test_names_of_new_directories_are_synced_up_to_the_root(
     disk.close()
     root = os.path.realpath(tmp_path)
     assert synced == [f"{root}/a/b", f"{root}/a", root, f"{root}/a/b"]
+    # Another process cannot know what this one had made durable.
+    synced.clear()
+    disk = RealDisk(str(tmp_path), _directly)
+    asyncio.run(disk.sync_names("a/b"))
+    disk.close()
+    assert synced == [f"{root}/a/b", f"{root}/a", root]
+
+
+def test_a_new_root_is_made_durable_with_the_first_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RealDisk(str(tmp_path / "data" / "node"), _directly)
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    disk.append("log", b"x")
+    asyncio.run(disk.sync_names(""))
+    asyncio.run(disk.sync_names(""))
+    disk.close()
+    root = os.path.realpath(tmp_path)
+    assert synced == [f"{root}/data/node", f"{root}/data", root, f"{root}/data/node"]
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../outside", "a/../../b"])

@@ -1,8 +1,8 @@
 """Files below one directory of the operating system.
 
 Invariant: a finished `sync` is fdatasync'ed, a finished `sync_names` fsync'ed the directory and those
-above it that this disk created. Descriptors of appended files stay open, bounded in number; one that a
-sync is using is never closed.
+above it up to the root, and above the root what its creation changed. Descriptors of appended files stay
+open, bounded in number; one that a sync is using is never closed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ class RealDisk:
         self._root = os.path.abspath(root)
         self._run_blocking = run_blocking
         self._open: dict[str, _OpenFile] = {}
-        #: Directories whose own names are not yet durable.
-        self._fresh_directories: dict[str, None] = {}
+        #: Directories that are known to be durable themselves.
+        self._anchored: dict[str, None] = {}
+        #: Above the root, directories that got a new entry by its creation.
+        self._above_root = _parents_of_missing(self._root)
         os.makedirs(self._root, exist_ok=True)
 
     # ---- reads
@@ -116,15 +118,16 @@ class RealDisk:
 
     async def sync_names(self, directory: str) -> None:
         chain = [_key(directory)]
-        while chain[-1] in self._fresh_directories:
+        # Up to the root: an earlier process may have made a directory and died before it was durable.
+        while chain[-1] and chain[0] not in self._anchored:
             chain.append(_parent(chain[-1]))
-        paths = [self._path(one) for one in chain]
+        paths = [*(self._path(one) for one in chain), *self._above_root]
         try:
             await self._run_blocking(lambda: _sync_directories(paths))
         except OSError as error:
             raise _judged(error, "sync of names", directory) from error
-        for one in chain:
-            self._fresh_directories.pop(one, None)
+        self._anchored.update(dict.fromkeys(chain))
+        self._above_root = []
 
     def close(self) -> None:
         """Close every descriptor; the disk stays usable."""
@@ -162,10 +165,6 @@ class RealDisk:
             os.close(file.descriptor)
 
     def _make_directory(self, directory: str) -> None:
-        missing = directory
-        while missing and not os.path.isdir(self._path(missing)):
-            self._fresh_directories[missing] = None
-            missing = _parent(missing)
         try:
             os.makedirs(self._path(directory), exist_ok=True)
         except OSError as error:
@@ -181,6 +180,15 @@ def _key(path: str) -> str:
 
 def _parent(path: str) -> str:
     return path.rpartition("/")[0]
+
+
+def _parents_of_missing(path: str) -> list[str]:
+    """Directories that will get a new entry when `path` is made with all that is missing above it."""
+    parents = []
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+        parents.append(path)
+    return parents
 
 
 def _sync_directories(paths: list[str]) -> None:
