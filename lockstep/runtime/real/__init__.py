@@ -5,6 +5,8 @@ Owns: everything of the operating system that a node touches. Invariant: it prom
 tests) import it, and the simulator reuses its task owner.
 """
 
+from lockstep.runtime.real.directory import claim
 from lockstep.runtime.real.family import real_runtime, run
+from lockstep.runtime.real.network import require_free
 
-__all__ = ["real_runtime", "run"]
+__all__ = ["claim", "real_runtime", "require_free", "run"]
