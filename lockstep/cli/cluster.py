@@ -26,7 +26,7 @@ def cluster() -> None:
     "--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting for all nodes."
 )
 @click.option("--first-address", default="127.0.0.1", show_default=True, help="Address of the first node.")
-@click.option("--start/--no-start", "begin", default=True, show_default=True)
+@click.option("--start/--no-start", "begin", default=True, show_default=True, help="Start it as well.")
 def create(
     name: str, nodes: int, dcs: tuple[str, ...], assignments: tuple[str, ...], first_address: str, begin: bool
 ) -> None:
@@ -67,8 +67,8 @@ def start(name: str, nodes: tuple[str, ...]) -> None:
 
 @cluster.command()
 @click.argument("name")
-@click.option("--dc", default="dc1", show_default=True)
-@click.option("--rack", default="rack1", show_default=True)
+@click.option("--dc", default="dc1", show_default=True, help="Its data centre.")
+@click.option("--rack", default="rack1", show_default=True, help="Its rack.")
 def add(name: str, dc: str, rack: str) -> None:
     """Add a node; returns when it has joined and serves."""
     node = _open(name).add(dc=dc, rack=rack)
@@ -129,6 +129,15 @@ def stop(name: str, nodes: tuple[str, ...]) -> None:
     click.echo("stopped")
     if late:
         click.echo(f"killed, because they did not stop in time: {', '.join(late)}", err=True)
+
+
+@cluster.command()
+@click.argument("name")
+@click.argument("node")
+def forget(name: str, node: str) -> None:
+    """Drop a stopped NODE that has left the cluster, with its data."""
+    _open(name).forget(node)
+    click.echo(f"{node} is gone")
 
 
 @cluster.command("list")

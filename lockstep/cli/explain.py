@@ -54,7 +54,7 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "lockstep status shows which nodes are down. Start them, or lower the consistency level.",
     ),
     "CQL_TRUNCATE": (
-        "The table is emptied in the log, but a live node did not confirm in time and may still show old rows.",
+        "The table is emptied in the log, but a live node did not confirm in time: it may show old rows.",
         "Run TRUNCATE again; lockstep status shows which node is behind.",
     ),
     "CQL_WRITE_TIMEOUT": (
