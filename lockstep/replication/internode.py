@@ -62,11 +62,12 @@ class Respond:
         """Send `reply`; a LockstepError is raised at the requester."""
         assert self.is_open, "a request is answered once"
         self.is_open = False
-        self._connection.serving -= 1
+        connection = self._connection
+        connection.serving -= 1
         if isinstance(reply, LockstepError):
-            self._node.answer(self._connection, self._verb, self._stream, ERROR, encode_error(reply))
+            self._node.answer(connection, self._verb, self._stream, ERROR, encode_error(reply))
         else:
-            self._node.answer(self._connection, self._verb, self._stream, REPLY, encode(reply))
+            self._node.answer(connection, self._verb, self._stream, REPLY, encode(reply))
 
 
 async def _report(error: Exception) -> None:

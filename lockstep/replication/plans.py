@@ -136,6 +136,10 @@ class PlanBook:
     def cluster(self) -> ClusterMetadata:
         return self._metadata()
 
+    @property
+    def epoch(self) -> int:
+        return self._metadata().epoch
+
     def placement(self, table_id: int) -> TablePlacement | None:
         """Where the table lives now; None when this node's metadata has no such table."""
         cluster = self._metadata()

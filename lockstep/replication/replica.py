@@ -8,7 +8,6 @@ epochs of acceptance never fall, and `drain` returns only when all accepted unde
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
@@ -40,15 +39,9 @@ class Engine(Protocol):
     def read_now(self, command: ReadCommand) -> ReadResult | None: ...
 
 
-class _Unsynced:
-    """A write that was applied and is not yet durable; `answer` gets a WriteReply or an error."""
-
-    __slots__ = ("accepted_epoch", "answer", "sequence")
-
-    def __init__(self, accepted_epoch: int, sequence: int, answer: Callable[[Any], None]) -> None:
-        self.accepted_epoch = accepted_epoch
-        self.sequence = sequence
-        self.answer = answer
+#: A write that was applied and is not yet durable: its sequence, the epoch at which it was accepted, and
+#: who gets a WriteReply or an error.
+_Unsynced = tuple[int, int, Callable[[Any], None]]
 
 
 class ReplicaService:
@@ -68,7 +61,7 @@ class ReplicaService:
         self._catch_up = catch_up
         self._own_id = own_id
         self._plans = PlanBook(metadata, own_id)
-        self._unsynced: deque[_Unsynced] = deque()
+        self._unsynced: list[_Unsynced] = []
         self._syncing = False
         self._accepted = 0
         self._finished = 0
@@ -104,9 +97,12 @@ class ReplicaService:
         The caller has seen to it that this node has applied `needs_epoch`.
         """
         mutation = request.mutation
-        placement = self._known_table(mutation.table_id, request.epoch)
+        epoch = request.epoch
+        placement = self._plans.placement(mutation.table_id)
+        if placement is None:
+            raise self._unknown_table(mutation.table_id, epoch)
         group = placement.group_for(mutation.token)
-        if group.epoch > request.epoch or placement.changed_epoch > request.epoch:
+        if group.epoch > epoch or placement.changed_epoch > epoch:
             raise self._stale(placement)
         if self._own_id() not in group.writes:
             raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
@@ -114,7 +110,7 @@ class ReplicaService:
         sequence = self._engine.apply(mutation)
         self._accepted += 1
         self._probes.reach("replica.write.applied")
-        self._unsynced.append(_Unsynced(placement.epoch, sequence, answer))
+        self._unsynced.append((sequence, placement.epoch, answer))
         if not self._syncing:
             self._syncing = True
             self._runtime.tasks.spawn(self._sync(), "replica-sync")
@@ -122,17 +118,20 @@ class ReplicaService:
     async def _sync(self) -> None:
         """Wait for durability of everything applied so far, answer it, and again while there is more."""
         while self._unsynced:
-            batch, self._unsynced = self._unsynced, deque()
+            batch, self._unsynced = self._unsynced, []
             try:
-                await self._engine.synced(batch[-1].sequence)
+                await self._engine.synced(batch[-1][0])
             except LockstepError as error:
                 self._failed = error
-                for write in batch:
-                    write.answer(error)
+                for _, _, answer in batch:
+                    answer(error)
             else:
                 self._probes.reach("replica.write.synced")
-                for write in batch:
-                    write.answer(WriteReply(write.accepted_epoch))
+                reply = WriteReply(0)
+                for _, accepted_epoch, answer in batch:
+                    if reply.accepted_epoch != accepted_epoch:
+                        reply = WriteReply(accepted_epoch)
+                    answer(reply)
             self._finished += len(batch)
             self._wake_drains()
         self._syncing = False
@@ -175,7 +174,9 @@ class ReplicaService:
 
     def _check_read(self, request: ReadRequest) -> int:
         command = request.command
-        placement = self._known_table(command.table_id, request.epoch)
+        placement = self._plans.placement(command.table_id)
+        if placement is None:
+            raise self._unknown_table(command.table_id, request.epoch)
         own = self._own_id()
         if placement.changed_epoch > request.epoch:
             raise self._stale(placement)
@@ -194,14 +195,11 @@ class ReplicaService:
 
     # -- judging ----------------------------------------------------------------------------------
 
-    def _known_table(self, table_id: int, epoch: int) -> TablePlacement:
-        placement = self._plans.placement(table_id)
-        if placement is None:
-            newest = self._metadata().epoch
-            if newest > epoch:
-                raise StaleEpoch(newest)
-            raise NotReplica(f"table id {table_id} is not known at epoch {newest}")
-        return placement
+    def _unknown_table(self, table_id: int, epoch: int) -> StaleEpoch | NotReplica:
+        newest = self._metadata().epoch
+        if newest > epoch:
+            return StaleEpoch(newest)
+        return NotReplica(f"table id {table_id} is not known at epoch {newest}")
 
     def _stale(self, placement: TablePlacement) -> StaleEpoch:
         self._probes.reach("replica.refused.stale")

@@ -258,6 +258,9 @@ class Write:
             return
         if not plan.satisfied_by(self._counting()):
             return
+        if self._owner.plans.epoch == plan.epoch:
+            self._end(None)  # nothing has changed since the plan was made
+            return
         try:
             newest = self._newest()
         except RequestError as error:

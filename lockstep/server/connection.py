@@ -289,6 +289,11 @@ class CqlConnection(asyncio.Protocol):
         else:
             self._send(_ERROR, stream, responses.error(self._version, error))
 
+    def broken(self, defect: Exception) -> None:
+        """An answer could not be given: report it, and let the client see a lost connection."""
+        self._server.fault(defect)
+        self.abort()
+
     def _fault(self, stream: int, error: BaseException, version: int = 0) -> None:
         fault = self._server.fault(error)
         version = version or self._version
@@ -337,6 +342,8 @@ class CqlConnection(asyncio.Protocol):
             return
         self._out = []
         self._out_bytes = 0
+        if transport.is_closing():
+            return
         if self._segments is not None:
             transport.write(encode_segments(out, compress=self._compressed))
         else:
@@ -374,8 +381,13 @@ class _Written:
         self._size = size
 
     def __call__(self, error: LockstepError | None) -> None:
-        if isinstance(error, InvalidRequest):
-            self._connection.again(self._stream, self._request, self._size)
-            return
-        self._connection.written(self._stream, error)
-        self._connection.ended(self._size)
+        connection = self._connection
+        try:
+            if isinstance(error, InvalidRequest):
+                connection.again(self._stream, self._request, self._size)
+                return
+            connection.written(self._stream, error)
+            connection.ended(self._size)
+        except Exception as defect:
+            # Whoever calls this has other writes to tell.
+            connection.broken(defect)

@@ -73,7 +73,8 @@ def fragments_of(mutation: Mutation, prefix: bytes) -> list[Put]:
     if len(rows) == 1 and static is None and not deletes:
         # Most mutations are one row; the general way below gives the same.
         row = rows[0]
-        store_key, value = keys.row_prefix(prefix, row.clustering) + suffix, encode_row(row)
+        store_key = keys.row_prefix(prefix, row.clustering) + suffix
+        value = _encode(RowFragment(row.liveness, row.deletion, row.cells, row.column_deletions))
         if len(store_key) + len(value) > limits.MUTATION_BYTES_MAX:
             raise _too_large(len(store_key) + len(value))
         return [("put", store_key, value)]

@@ -109,7 +109,8 @@ class RocksStore:
     def write(self, batch: Batch) -> int:
         if self._failure is not None:
             raise DiskRefused(self._failure)
-        check_batch(batch)
+        if len(batch) > limits.STORE_BATCH_ROWS_MAX:
+            check_batch(batch)
         # The library consumes a batch object when it is written, so it cannot be kept for the next one.
         staged = self._staged
         if staged is None:
