@@ -5,9 +5,10 @@ Invariant: everything is judged at the very instant a node says it; an objection
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.schema.model import Replication
@@ -32,7 +33,7 @@ class Watch:
 
     def __init__(self, cluster: SimCluster, rows: int) -> None:
         self.cluster = cluster
-        self.log = LogMonitor(self._first_applied)
+        self.log = LogMonitor(self._first_applied, self._replayed)
         self.listeners: list[StageListener] = []
         self.inspected = 0
         self._rows = rows
@@ -60,6 +61,12 @@ class Watch:
         check_epoch(before, after)
         check_stale(self.log.values, self._seen_by_id(after))
         self._stages(before, after)
+
+    def _replayed(self, name: str, value: ClusterMetadata, epoch: int) -> Iterator[ClusterMetadata]:
+        node = self.cluster.nodes[name]
+        for entry in node.state.entries[value.epoch : epoch]:
+            value = apply_entry(value, entry, node.registry)
+            yield value
 
     def _seen_by_id(self, after: ClusterMetadata) -> dict[NodeId, int]:
         seen = {}

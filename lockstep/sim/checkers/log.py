@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.digest import state_digest
 from lockstep.metadata.entries import LogEntry
 from lockstep.sim.checkers.violation import Violation
 
@@ -19,16 +20,26 @@ from lockstep.sim.checkers.violation import Violation
 FirstApplied = Callable[[ClusterMetadata, ClusterMetadata, str], None]
 
 
+#: (process name, value, epoch) -> the values after it up to the epoch, from that node's own log. A node
+#: that crashed between a sync and its telling is the first to be at several epochs when it is back.
+Replayed = Callable[[str, ClusterMetadata, int], Iterable[ClusterMetadata]]
+
+
+def _nothing_replayed(_name: str, _value: ClusterMetadata, _epoch: int) -> Iterable[ClusterMetadata]:
+    return ()
+
+
 class LogMonitor:
     """`values[e]` is the value of epoch e; `seen` the newest epoch each node (by process name) applied."""
 
-    def __init__(self, first_applied: FirstApplied) -> None:
+    def __init__(self, first_applied: FirstApplied, replayed: Replayed = _nothing_replayed) -> None:
         self.values: list[ClusterMetadata] = [empty_cluster()]
         self.seen: dict[str, int] = {}
         self.leaders: dict[int, str] = {}
         self._digests: list[bytes] = [b""]
         self._incarnations: dict[str, int] = {}
         self._first_applied = first_applied
+        self._replayed = replayed
 
     def __call__(self, _now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
         if kind == "metadata.applied":
@@ -58,13 +69,18 @@ class LogMonitor:
         self.seen[name] = max(epoch, self.seen.get(name, 0))
         if epoch < len(self.values):
             self._same(label, cluster, digest)
-        elif epoch == len(self.values):
-            before_value = self.values[-1]
-            self.values.append(cluster)
-            self._digests.append(digest)
-            self._first_applied(before_value, cluster, label)
-        else:
+            return
+        for value in self._replayed(name, self.values[-1], epoch - 1):
+            self._first(label, value, state_digest(value))
+        if epoch > len(self.values):
             raise Violation("LOG-1", f"{label} is at epoch {epoch}; nobody applied {len(self.values)}")
+        self._first(label, cluster, digest)
+
+    def _first(self, label: str, cluster: ClusterMetadata, digest: bytes) -> None:
+        before = self.values[-1]
+        self.values.append(cluster)
+        self._digests.append(digest)
+        self._first_applied(before, cluster, label)
 
     def _same(self, label: str, cluster: ClusterMetadata, digest: bytes) -> None:
         epoch = cluster.epoch
