@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -92,7 +93,9 @@ def test_a_broken_node_takes_no_part_in_consensus_any_more() -> None:
         node = town.node(leader)
         driver = node.driver
         assert driver is not None
-        # Hold the process that watches over the node back: it must be silent by itself.
+        # Who watches over the node is slow to stop it: it must be silent by itself.
+        held = asyncio.Event()
+        node.stop = held.wait  # type: ignore[method-assign, assignment]
         node._break(CannotApply("planted"))
         term, ticks = driver.raft.term, driver.raft.state.election_elapsed
         town.world.run_for(0.0005)

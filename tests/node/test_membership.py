@@ -238,6 +238,13 @@ def test_the_others_take_a_newcomer_for_alive_while_it_joins() -> None:
         town.wait(10)
         assert town.newest.operations and not town.ready(4)
         assert [town.node(number).liveness.alive(4) for number in (1, 2, 3)] == [True] * 3
+        # And they see in its messages what it has applied, for it told its id as soon as it had one.
+        for number in (1, 2, 3):
+            town.node(number).topology._acknowledged.clear()
+        assert town.finish(town.submit(2, keyspace("more"))).error is None
+        town.wait(1.5)
+        for number in (1, 2, 3):
+            assert town.node(number).topology.acknowledged(4) == town.newest.epoch
 
 
 def test_what_blocks_an_operation_is_visible_with_node_reason_and_time() -> None:

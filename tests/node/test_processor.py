@@ -84,6 +84,20 @@ def test_who_waits_at_a_leader_that_loses_its_place_is_told_nothing_but_that() -
         assert [type(outcome.error) for outcome in begun] == [NotLeader, NotLeader]
 
 
+def test_a_leader_does_not_count_itself_before_its_own_disk_has_the_entry() -> None:
+    with Town() as town:
+        leader = with_slow_disks(town, 0.001)
+        settings = town.process(leader).disk.settings
+        settings.sync_low_s = settings.sync_high_s = 1.0
+        silent = next(number for number in (1, 2, 3) if number != leader)
+        town.process(silent).crash()
+        outcome = judge(town, leader, "k")
+        town.wait(0.5)
+        assert not outcome.done, "one follower alone has it"
+        town.finish(outcome)
+        assert outcome.error is None
+
+
 def test_a_body_that_no_journal_could_hold_is_refused_before_it_is_judged() -> None:
     with Town(founders=1) as town:
         town.found()
