@@ -191,7 +191,7 @@ def plan_select(
     page_size: int = -1,
 ) -> SelectPlan:
     """Bind a prepared SELECT. `page_size` <= 0 means no paging. InvalidRequest for unfit values."""
-    prepared.check_values(list(values))
+    prepared.check_values(values)
     select = prepared.plan
     assert isinstance(select, SelectPrepared)
     restrictions = select.restrictions

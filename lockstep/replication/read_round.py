@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 Answer = tuple[Target, ReadReply]
 
 
+class _Slow:
+    """A reminder that a round has waited long; all rounds share one timer, for most need none."""
+
+    __slots__ = ("deadline_s", "expired")
+
+    def __init__(self, round_: ReadRound, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.expired = round_.ask_another
+
+
 class ReadRound:
     """Hears its replicas as an internode Waiter, with the target as context."""
 
@@ -61,7 +71,8 @@ class ReadRound:
         #: Nodes being asked or done; a failed one may be asked again after a pause.
         self._asked: dict[NodeId, None] = {}
         self._failures: dict[NodeId, LockstepError] = {}
-        self._extra: asyncio.TimerHandle | None = None
+        #: Number of the reminder to ask another replica; 0 for none.
+        self._extra = 0
         self._retry: asyncio.TimerHandle | None = None
         self._number = owner.in_flight.add(self)
 
@@ -71,10 +82,9 @@ class ReadRound:
         for target in reversed(chosen):
             self._ask(target)
         if len(chosen) < len(self._ordered) and not self.future.done():
-            loop = asyncio.get_running_loop()
-            left_ms = (self.deadline_s - self._owner.runtime.clock.monotonic_s()) * 1000
-            wait_ms = min(READ_EXTRA_AFTER_MS, max(left_ms, 0) / 4)
-            self._extra = loop.call_later(wait_ms / 1000, self._ask_another)
+            now_s = self._owner.runtime.clock.monotonic_s()
+            wait_s = min(READ_EXTRA_AFTER_MS / 1000, max(self.deadline_s - now_s, 0.0) / 4)
+            self._extra = self._owner.slow.add(_Slow(self, now_s + wait_s))
 
     def _ask(self, target: Target) -> None:
         self._asked[target.node] = None
@@ -100,7 +110,7 @@ class ReadRound:
         else:
             self.replied(target, reply, reply.accepted_epoch)
 
-    def _ask_another(self) -> None:
+    def ask_another(self) -> None:
         """One more replica, the best one not asked yet that a need still misses."""
         if self.future.done():
             return
@@ -133,7 +143,7 @@ class ReadRound:
             self._end(error)
             return
         self._failures[context.node] = error
-        self._ask_another()
+        self.ask_another()
         if isinstance(error, TRANSIENT):
             if self._retry is None:
                 loop = asyncio.get_running_loop()
@@ -165,9 +175,10 @@ class ReadRound:
         self._end(ReadTimeout(plan.consistency, received, plan.required, self._has_data()))
 
     def _end(self, error: LockstepError | None) -> None:
-        for timer in (self._extra, self._retry):
-            if timer is not None:
-                timer.cancel()
+        if self._extra:
+            self._owner.slow.remove(self._extra)
+        if self._retry is not None:
+            self._retry.cancel()
         self._owner.in_flight.remove(self._number)
         if self.future.done():
             return

@@ -70,9 +70,12 @@ class Reads:
         self._writes = writes
         self._new_mutation_id = new_mutation_id
         self.in_flight = Deadlines(runtime.clock)
+        #: Rounds that ask another replica when those asked are slow.
+        self.slow = Deadlines(runtime.clock)
 
     def stop(self) -> None:
         self.in_flight.stop()
+        self.slow.stop()
 
     async def read(self, command: ReadCommand, consistency: Consistency, timeout_ms: float) -> ReadResult:
         """Live content only, at most `row_limit` rows; `end` is where to go on when there is `more`.
