@@ -35,6 +35,7 @@ from lockstep.cql.wire.messages import (
 )
 from lockstep.cql.wire.segments import SegmentReader, encode_segments
 from lockstep.server.execution import Answer, Session
+from lockstep.server.tracing import Trace
 from lockstep.values.errors import InvalidRequest, LockstepError, ProtocolViolation
 from lockstep.values.limits import (
     CQL_ANSWER_BYTES_COALESCED,
@@ -214,7 +215,7 @@ class CqlConnection(asyncio.Protocol):
             self._in_flight += 1
             self._bytes_in_flight += len(envelope.body)
             traced = bool(envelope.flags & FLAG_TRACING)
-            self._spawn(session, stream, request, len(envelope.body), traced=traced)
+            self._spawn(session, stream, request, len(envelope.body), traced)
 
     def _execute(self, session: Session, stream: int, request: Execute, size: int) -> None:
         """The hot path: a prepared write of one partition needs neither a task nor a future."""
@@ -237,35 +238,27 @@ class CqlConnection(asyncio.Protocol):
         self._spawn(self.session, stream, request, size)
 
     def _spawn(
-        self, session: Session, stream: int, request: Request, size: int, *, traced: bool = False
+        self, session: Session, stream: int, request: Request, size: int, traced: bool = False
     ) -> None:
         """Run a request that is counted as in flight."""
-        run = self._run_traced if traced else self._run
-        self._server.runtime.tasks.spawn(run(session, stream, request, size), "cql.request")
+        work = self._run(session, stream, request, size, traced)
+        self._server.runtime.tasks.spawn(work, "cql.request")
 
-    async def _run(self, session: Session, stream: int, request: Request, size: int) -> None:
-        try:
-            self._answer(stream, await self._server.executor.run(session, request))
-        except LockstepError as error:
-            self._send(_ERROR, stream, responses.error(self._version, error))
-        except Exception as error:
-            self._fault(stream, error)
-        finally:
-            self.ended(size)
-
-    async def _run_traced(self, session: Session, stream: int, request: Request, size: int) -> None:
+    async def _run(self, session: Session, stream: int, request: Request, size: int, traced: bool) -> None:
         executor = self._server.executor
-        trace_id = None
+        trace: Trace | None = None
         try:
-            trace = await executor.tracer.begin(request, self.peer[0])
-            if trace is None:
-                answer = await executor.run(session, request)
-                self._answer(stream, Answer(answer.body, (*answer.warnings, _TRACING_WARNING)))
+            if traced:
+                trace = await executor.tracer.begin(request, self.peer[0])
+            if trace is not None:
+                self._answer(stream, await executor.run_traced(session, request, trace), trace.id)
                 return
-            trace_id = trace.id
-            self._answer(stream, await executor.run_traced(session, request, trace), trace_id)
+            answer = await executor.run(session, request)
+            warned = Answer(answer.body, (*answer.warnings, _TRACING_WARNING)) if traced else answer
+            self._answer(stream, warned)
         except LockstepError as error:
-            flags, body = responses.with_prefix(responses.error(self._version, error), trace_id=trace_id)
+            body = responses.error(self._version, error)
+            flags, body = responses.with_prefix(body, trace_id=trace.id if trace is not None else None)
             self._send(_ERROR, stream, body, flags)
         except Exception as error:
             self._fault(stream, error)
@@ -302,9 +295,9 @@ class CqlConnection(asyncio.Protocol):
     # -- answers ----------------------------------------------------------------------------------
 
     def _answer(self, stream: int, answer: Answer, trace_id: bytes | None = None) -> None:
-        flags, body = 0, answer.body
-        if answer.warnings or trace_id is not None:
-            warnings = answer.warnings if has_warnings(self._version) else ()
+        flags, body, warnings = 0, answer.body, answer.warnings
+        if warnings or trace_id is not None:
+            warnings = warnings if has_warnings(self._version) else ()
             flags, body = responses.with_prefix(body, trace_id=trace_id, warnings=warnings)
         self._send(_RESULT, stream, body, flags)
 

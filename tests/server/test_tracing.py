@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from cassandra import ConsistencyLevel, InvalidRequest
 from cassandra.cluster import Cluster, Session
 from cassandra.query import BatchStatement, QueryTrace
 
-from .parts import CQL_PORT, Nodes, nodes
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    directory: Path = tmp_path_factory.mktemp("nodes")
-    with nodes(directory, 3) as cluster:
-        yield cluster
+from tests.server.parts import CQL_PORT, Nodes
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +18,9 @@ def session(three: Nodes) -> Iterator[Session]:
     cluster = Cluster(addresses, port=CQL_PORT, protocol_version=5)
     session = cluster.connect()
     session.execute(
-        "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
+        "CREATE KEYSPACE traced WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
     )
-    session.execute("CREATE TABLE ks.t (k int PRIMARY KEY, v int)")
+    session.execute("CREATE TABLE traced.t (k int PRIMARY KEY, v int)")
     yield session
     cluster.shutdown()
 
@@ -41,7 +33,7 @@ def trace_of(session: Session, statement: object, *values: object) -> QueryTrace
 
 
 def test_a_trace_tells_statement_level_coordinator_client_and_steps(session: Session) -> None:
-    text = "SELECT v FROM ks.t WHERE k = 1"
+    text = "SELECT v FROM traced.t WHERE k = 1"
     trace = trace_of(session, text)
     assert trace.parameters["query"] == text
     assert trace.parameters["consistency_level"] == "LOCAL_ONE"
@@ -53,7 +45,7 @@ def test_a_trace_tells_statement_level_coordinator_client_and_steps(session: Ses
 
 
 def test_prepared_statements_and_batches_have_traces(session: Session) -> None:
-    insert = session.prepare("INSERT INTO ks.t (k, v) VALUES (?, ?)")
+    insert = session.prepare("INSERT INTO traced.t (k, v) VALUES (?, ?)")
     assert trace_of(session, insert, 1, 1).request_type == "Execute CQL3 prepared query"
     batch = BatchStatement()
     batch.add(insert, (2, 2))
@@ -63,7 +55,7 @@ def test_prepared_statements_and_batches_have_traces(session: Session) -> None:
 
 
 def test_clients_cannot_change_the_shape_of_the_trace_tables(session: Session) -> None:
-    trace_of(session, "SELECT v FROM ks.t")
+    trace_of(session, "SELECT v FROM traced.t")
     with pytest.raises(InvalidRequest):
         session.execute("DROP KEYSPACE system_traces")
     with pytest.raises(InvalidRequest):
@@ -71,11 +63,11 @@ def test_clients_cannot_change_the_shape_of_the_trace_tables(session: Session) -
 
 
 def test_a_large_batch_is_warned_of_once(session: Session) -> None:
-    insert = session.prepare("INSERT INTO ks.t (k, v) VALUES (?, ?)")
+    insert = session.prepare("INSERT INTO traced.t (k, v) VALUES (?, ?)")
     batch = BatchStatement()
     for key in range(400):
         batch.add(insert, (key, key))
     future = session.execute_async(batch)
     future.result()
     (warning,) = future.warnings
-    assert "Batch for [ks.t] is of size 6400, exceeding the threshold of 5120" in warning
+    assert "Batch for [traced.t] is of size 6400, exceeding the threshold of 5120" in warning

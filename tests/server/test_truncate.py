@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from cassandra import InvalidRequest
 from cassandra.cluster import Cluster, Session
 
-from .parts import CQL_PORT, Nodes, nodes
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    directory: Path = tmp_path_factory.mktemp("nodes")
-    with nodes(directory, 3) as cluster:
-        yield cluster
+from tests.server.parts import CQL_PORT, Nodes
 
 
 @pytest.fixture
@@ -26,11 +18,11 @@ def session(three: Nodes) -> Iterator[Session]:
     addresses = [member.address for member in three.members]
     cluster = Cluster(addresses, port=CQL_PORT, protocol_version=5)
     session = cluster.connect()
-    session.execute("DROP KEYSPACE IF EXISTS ks")
+    session.execute("DROP KEYSPACE IF EXISTS emptied")
     session.execute(
-        "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
+        "CREATE KEYSPACE emptied WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
     )
-    session.set_keyspace("ks")
+    session.set_keyspace("emptied")
     session.execute("CREATE TABLE t (k int PRIMARY KEY, v int)")
     yield session
     cluster.shutdown()
@@ -61,7 +53,7 @@ def test_prepared_statements_go_on_after_truncate(session: Session) -> None:
 
 
 def test_the_table_keeps_its_id_for_clients(session: Session) -> None:
-    look = "SELECT id FROM system_schema.tables WHERE keyspace_name = 'ks' AND table_name = 't'"
+    look = "SELECT id FROM system_schema.tables WHERE keyspace_name = 'emptied' AND table_name = 't'"
     before = session.execute(look).one().id
     session.execute("TRUNCATE t")
     assert session.execute(look).one().id == before
