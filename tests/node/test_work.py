@@ -1,0 +1,117 @@
+"""Work of stages: only under its session, once, and asked for again until it is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.metadata.operations import Operation, Stage
+from lockstep.node.messages import RunWork, WorkStatus
+from lockstep.node.node import Node
+from lockstep.replication import verbs
+from lockstep.sim.probes import DelayRule
+from lockstep.sim.world import WorldSettings
+from lockstep.values.errors import PeerUnreachable, SessionClosed
+from tests.node.support import Outcome, Town, keyspace, table
+
+
+def order(town: Town, number: int, work: RunWork) -> Outcome:
+    """Ask n4 for work, from another node."""
+    address = town.node(4).address
+    return town.begin(number, lambda node: node.internode.request(address, verbs.RUN_WORK, work, 4000))
+
+
+def streaming(town: Town, drain_s: float) -> Operation:
+    """n4 joins; its streams wait that long for their sources."""
+    town.found()
+    for change in (keyspace("k"), table("k")):
+        assert town.finish(town.submit(1, change)).error is None
+    town.world.probes.add(DelayRule(label="replica.drain", low_s=drain_s, high_s=drain_s))
+    town.start(4)
+    town.until(
+        lambda: bool(town.newest.operations) and town.newest.operations[0].stage is Stage.WRITE_BOTH_READ_OLD
+    )
+    return town.newest.operations[0]
+
+
+def test_an_order_of_a_stage_that_has_passed_has_no_effect() -> None:
+    with Town() as town:
+        operation = streaming(town, 0.2)
+        stale = RunWork(operation.id, Stage.PREPARED, f"operation-{operation.id}-prepared", 1)
+        wiped: list[object] = []
+        engine = town.node(4).engine
+
+        async def wipe(*_: object) -> None:
+            wiped.append(_)
+
+        engine.wipe = wipe  # type: ignore[method-assign, assignment]
+        outcome = town.finish(order(town, 2, stale))
+        assert isinstance(outcome.error, SessionClosed) and not wiped
+        town.until(lambda: town.ready(4))
+        for passed in (Stage.PREPARED, Stage.WRITE_BOTH_READ_OLD):
+            stale = RunWork(operation.id, passed, operation.session_id, 1)
+            assert isinstance(town.finish(order(town, 2, stale)).error, SessionClosed)
+
+
+def test_the_same_order_again_joins_the_running_work() -> None:
+    with Town() as town:
+        operation = streaming(town, 1.5)
+        done = town.world.probes.process_counts.get(("n4", "work.done"), 0)
+        work = RunWork(operation.id, operation.stage, operation.session_id, operation.stage_epoch)
+        begun = [order(town, number, work) for number in (1, 2, 3, 1, 2, 3)]
+        for outcome in begun:
+            town.finish(outcome)
+        # A request is held for a bounded time only.
+        assert {outcome.value.state for outcome in begun} == {"running"}
+        assert all(outcome.done_s - outcome.begun_s < 1.2 for outcome in begun)
+        town.until(lambda: town.ready(4))
+        assert town.world.probes.process_counts[("n4", "work.done")] == done + 1
+
+
+def failing(node: Node, times: int, error: Exception) -> None:
+    """The first streams of a node fail."""
+    stream, left = node.work._stream, [times]
+
+    async def work(*arguments: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        await stream(*arguments)
+
+    node.work._stream = work  # type: ignore[method-assign]
+
+
+def test_work_that_failed_is_asked_for_again_and_the_reason_is_visible() -> None:
+    def prepare(name: str, node: Node) -> None:
+        build = node._build_request_path
+
+        def built(generation: int) -> None:
+            build(generation)
+            if name == "n4":
+                failing(node, 40, PeerUnreachable("planted: no source"))
+
+        node._build_request_path = built  # type: ignore[method-assign]
+
+    with Town() as town:
+        town.prepare = prepare
+        operation = streaming(town, 0.01)
+        town.until(lambda: bool(town.logged("topology.work_failed")))
+        town.wait(0.5)
+        (blocking,) = town.node(town.leader()).topology.blocking
+        assert blocking.operation_id == operation.id and "planted" in blocking.reason
+        # Said once, not with each of the attempts.
+        assert len(town.logged("topology.work_failed")) == 1
+        town.until(lambda: town.ready(4))
+
+
+def test_a_defect_in_work_is_told_and_not_waited_for() -> None:
+    with Town() as town:
+        operation = streaming(town, 3.0)
+        town.world.settings = WorldSettings(stop_on_error=False)
+        failing(town.node(4), 1, KeyError("planted"))
+        # Another session's key, so that it is no join of the running work.
+        work = RunWork(operation.id, operation.stage, "another", operation.stage_epoch)
+        outcome = order(town, 2, work)
+        town.world.run_for(1.0)
+        status: WorkStatus = outcome.value
+        assert status.state == "failed" and "planted" in status.text
+        assert [error.kind for error in town.world.errors] == ["task"]
