@@ -16,6 +16,7 @@ from lockstep.metadata.directory import NodeInfo
 from lockstep.metadata.operations import Operation, OperationKind
 from lockstep.metadata.registry import EntryKind
 from lockstep.server.http import get_json
+from lockstep.topology.explain import can_cancel, headline
 from lockstep.topology.stages import TABLES
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.errors import ConfigurationError, LockstepError
@@ -117,6 +118,8 @@ class Requests:
             "history": [{"stage": stage.value, "epoch": epoch} for stage, epoch in operation.history],
             "progress": {"bytes": done.moved_bytes, "fragments": done.moved_fragments} if done else {},
             "waiting": waiting,
+            "headline": headline(operation),
+            "cancellable": can_cancel(operation),
         }
 
     def _ended(self) -> list[Document]:
