@@ -18,7 +18,7 @@ SEEDS ?= 20
 SEED ?= 1
 ARGS ?=
 
-.PHONY: help demo test check format sim conformance bench lock clean setup setup-spark
+.PHONY: help demo test check format sim conformance bench reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,9 @@ conformance: $(VENV)/.stamp-dev ## SUITE=path runs a fetched foreign test suite 
 
 bench: $(VENV)/.stamp-dev ## benchmarks; results under bench/results
 	$(BIN)/python bench/run.py $(ARGS)
+
+reference: $(VENV)/.stamp-dev ## write docs/reference anew from the code
+	$(BIN)/python docs/reference/generate.py
 
 setup: $(VENV)/.stamp-dev ## only make the environment
 

@@ -1,0 +1,68 @@
+"""Pages that repeat the code are current, and links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lockstep.metadata.operations import OperationKind
+from lockstep.topology.stages import mermaid
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/reference/generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_reference_pages_are_what_the_code_says(generator: ModuleType) -> None:
+    for name, text in generator.pages().items():
+        assert (ROOT / "docs/reference" / name).read_text() == text, f"{name} is stale: run `make reference`"
+
+
+def test_the_picture_of_transitions_is_the_stage_table(generator: ModuleType) -> None:
+    text = (ROOT / "docs/concepts/transitions.md").read_text()
+    assert mermaid(OperationKind.BOOTSTRAP) == mermaid(OperationKind.DECOMMISSION)
+    assert generator.with_stages(text) == text, "transitions.md is stale: run `make reference`"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in LINK.findall(path.read_text()):
+        if "://" not in target:
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_every_page_can_be_reached_from_the_first_one() -> None:
+    seen, waiting = set[Path](), [ROOT / "docs/README.md"]
+    while waiting:
+        path = waiting.pop().resolve()
+        if path in seen or path.suffix != ".md":
+            continue
+        seen.add(path)
+        waiting += [path.parent / target for target in LINK.findall(path.read_text()) if "://" not in target]
+    assert {path.resolve() for path in ROOT.glob("docs/**/*.md")} <= seen
+
+
+def test_named_modules_and_rooms_exist() -> None:
+    text = (ROOT / "docs/internals/design.md").read_text()
+    rows = re.findall(r"^\| `([a-z_/]+)` \| ([^|]*) \|", text, re.MULTILINE)
+    rooms = {room for room, _ in rows}
+    packages = {path.parent.name for path in (ROOT / "lockstep").glob("*/__init__.py")}
+    assert packages <= rooms, f"rooms that the design does not mention: {sorted(packages - rooms)}"
+    for room, modules in rows:
+        for name in re.findall(r"`([a-z_/]+)`", modules):
+            base = ROOT / "lockstep" / room / name
+            assert base.is_dir() or base.with_suffix(".py").exists(), f"{room} has no module {name}"
