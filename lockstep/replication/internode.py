@@ -8,8 +8,8 @@ whole frames, so a blocked peer looks exactly like a lost network.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,9 +19,10 @@ from lockstep.replication.error_bodies import encode_error
 from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, Envelope, encode_frame
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of, refusal
 from lockstep.replication.peer import HELLO_DECODER, Link, Peer
+from lockstep.replication.services import Service, Services
 from lockstep.replication.waiters import CallbackWaiter, FutureWaiter, Waiter
 from lockstep.runtime.ports import Runtime, Server
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import encode
 from lockstep.values.errors import (
     FrameCorrupt,
     HandshakeRefused,
@@ -31,9 +32,6 @@ from lockstep.values.errors import (
     ServerFault,
 )
 from lockstep.values.limits import PEER_CONNECT_TIMEOUT_MS, PEER_REQUESTS_SERVED_MAX, PEER_SILENT_MS
-
-Q = TypeVar("Q")
-A = TypeVar("A")
 
 
 class Log(Protocol):
@@ -75,24 +73,7 @@ async def _report(error: Exception) -> None:
     raise error
 
 
-AsyncHandler = Callable[[PeerInfo, Any], Awaitable[Any]]
-FastHandler = Callable[[PeerInfo, Any, Respond], None]
-
-
-class Service(Generic[Q, A]):
-    """One verb: how its messages decode and who answers them here."""
-
-    __slots__ = ("fast", "handler", "reply_decoder", "request_decoder", "verb")
-
-    def __init__(self, verb: int, request_type: type[Q], reply_type: type[A]) -> None:
-        self.verb = verb
-        self.request_decoder = decoder(request_type)
-        self.reply_decoder = decoder(reply_type)
-        self.handler: AsyncHandler | None = None
-        self.fast: FastHandler | None = None
-
-
-class Internode:
+class Internode(Services):
     """All connections of one node incarnation.
 
     `hello` is asked anew for each handshake; `accept` may refuse a peer that passed the general checks;
@@ -109,6 +90,7 @@ class Internode:
         log: Log,
         duplicate: Callable[[], bool] | None = None,
     ) -> None:
+        super().__init__()
         self.runtime = runtime
         self.hello = hello
         self.epoch = epoch
@@ -121,7 +103,6 @@ class Internode:
         #: Fault control: nothing is taken from these addresses.
         self.blocked_from: set[Address] = set()
         self._accept = accept
-        self._services: dict[int, Service[Any, Any]] = {}
         self._peers: dict[Address, Peer] = {}
         self._incoming: dict[Connection, asyncio.TimerHandle | None] = {}
         self._server: Server | None = None
@@ -146,38 +127,6 @@ class Internode:
         for peer in list(self._peers.values()):
             peer.stop()
         self._peers = {}
-
-    # -- verbs ------------------------------------------------------------------------------------
-
-    def declare(self, verb: int, request_type: type[Q], reply_type: type[A]) -> None:
-        """Make `verb` known for sending only."""
-        assert verb != verbs.HELLO and verb not in self._services, f"verb {verb} is declared once"
-        self._services[verb] = Service(verb, request_type, reply_type)
-
-    def register(
-        self,
-        verb: int,
-        request_type: type[Q],
-        reply_type: type[A],
-        handler: Callable[[PeerInfo, Q], Awaitable[A]],
-    ) -> None:
-        """Answer `verb` with an async handler, one task a request; its LockstepErrors travel back."""
-        if verb not in self._services:
-            self.declare(verb, request_type, reply_type)
-        self._services[verb].handler = handler
-
-    def register_fast(
-        self,
-        verb: int,
-        request_type: type[Q],
-        reply_type: type[A],
-        handler: Callable[[PeerInfo, Q, Respond], None],
-    ) -> None:
-        """Answer `verb` without a task: the handler calls `respond` once, now or later, with a reply or
-        a LockstepError. One-way messages of the verb get a `respond` whose answer is dropped."""
-        if verb not in self._services:
-            self.declare(verb, request_type, reply_type)
-        self._services[verb].fast = handler
 
     # -- sending ----------------------------------------------------------------------------------
 
