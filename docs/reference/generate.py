@@ -45,8 +45,6 @@ MEANINGS = {
     "placement.dc": "data centre",
     "placement.rack": "rack; replicas are spread over racks",
     "placement.num_tokens": "tokens this node takes when it founds or joins",
-    "storage.sync": '`"batch"`: acknowledged means synced; `"periodic"` makes no difference yet',
-    "storage.sync_interval_ms": 'meant for `"periodic"`; no effect yet',
     "timeouts.write_ms": "a write",
     "timeouts.read_ms": "a read of partitions",
     "timeouts.range_read_ms": "a read over token ranges",

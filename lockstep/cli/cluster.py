@@ -192,7 +192,7 @@ def _settings(assignments: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         path, equals, written = text.partition("=")
         section, dot, key = path.partition(".")
         if not equals or not dot:
-            raise ConfigurationError(f"`{text}` is not a setting", hint="write --set storage.sync=periodic")
+            raise ConfigurationError(f"`{text}` is not a setting", hint="write --set log.level=debug")
         try:
             value = tomllib.loads(f"value = {written}")["value"]
         except tomllib.TOMLDecodeError:

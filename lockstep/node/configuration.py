@@ -61,13 +61,6 @@ class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_tokens: Annotated[int, msgspec.Meta(ge=1, le=TOKENS_PER_NODE_MAX)] = 16
 
 
-class StorageSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`batch` acknowledges what is synced; `periodic` may lose the last `sync_interval_ms` on power loss."""
-
-    sync: Literal["batch", "periodic"] = "batch"
-    sync_interval_ms: TimeoutMs = 1000
-
-
 class TimeoutsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     write_ms: TimeoutMs = 2000
     read_ms: TimeoutMs = 5000
@@ -101,7 +94,6 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: ClusterSection = ClusterSection()
     network: NetworkSection = NetworkSection()
     placement: PlacementSection = PlacementSection()
-    storage: StorageSection = StorageSection()
     timeouts: TimeoutsSection = TimeoutsSection()
     raft: RaftSection = RaftSection()
     testing: TestingSection = TestingSection()

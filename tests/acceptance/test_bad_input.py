@@ -89,7 +89,7 @@ def joiner(directory: Path, address: str = OTHER, **cluster: object) -> Path:
         ("[network]\ncql_port = 70000", "network.cql_port: expected `int` <= 65535", ""),
         ("[cluster]\nfounders = 'me'", "cluster.founders: expected `array`, got `str`", ""),
         ("[cluster]\nname = 'x'", "nothing says how this node finds its cluster", "set cluster.founders"),
-        ("[storage]\nsync = 'never'", "storage.sync: invalid enum value 'never'", ""),
+        ("[log]\nlevel = 'loud'", "log.level: invalid enum value 'loud'", ""),
         ("network = ", "is not TOML", ""),
     ],
 )
@@ -448,7 +448,7 @@ def test_commands_say_when_nobody_answers(tmp_path: Path) -> None:
         ["explain", "NOPE"],
         ["cluster", "create", "bad/name"],
         ["cluster", "create", "x", "-n", "0"],
-        ["cluster", "create", "x", "--set", "storage.sync=never"],
+        ["cluster", "create", "x", "--set", "log.level=loud"],
         ["cluster", "create", "x", "--dc", "east"],
         ["cluster", "create", "x", "--first-address", "10.0.0.1"],
     ],

@@ -97,11 +97,11 @@ def test_cluster_commands_work_on_the_directory(tmp_path: Path, monkeypatch: pyt
     assert "lockstep cluster create" in run("cluster", "list").output
     created = run(
         "cluster", "create", "try", "--dc", "a:2", "--dc", "b:1", "--no-start",
-        "--set", "storage.sync=periodic", "--set", "raft.tick_ms=20",
+        "--set", "log.format=json", "--set", "raft.tick_ms=20",
     )  # fmt: skip
     assert created.exit_code == 0, created.output
     text = (tmp_path / "clusters" / "try" / "n3" / "lockstep.toml").read_text()
-    assert 'sync = "periodic"' in text
+    assert 'format = "json"' in text
     assert "tick_ms = 20" in text
     listed = json.loads(run("cluster", "list", "-o", "json").stdout)
     assert [(row["node"], row["dc"], row["state"]) for row in listed["nodes"]] == [

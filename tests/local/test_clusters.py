@@ -72,11 +72,11 @@ def test_data_centres_get_their_numbers_of_nodes_and_share_the_founders(tmp_path
 
 
 def test_settings_reach_every_node_and_wrong_ones_leave_nothing_behind(tmp_path: Path) -> None:
-    cluster = LocalCluster.create("a", settings={"storage": {"sync": "periodic"}}, home=tmp_path)
-    assert parse(cluster.paths.configuration("n3").read_text()).storage.sync == "periodic"
-    assert cluster.file.settings["storage"] == {"sync": "periodic"}
-    with pytest.raises(ConfigurationError, match=r"storage\.snyc"):
-        LocalCluster.create("b", settings={"storage": {"snyc": "x"}}, home=tmp_path)
+    cluster = LocalCluster.create("a", settings={"log": {"format": "json"}}, home=tmp_path)
+    assert parse(cluster.paths.configuration("n3").read_text()).log.format == "json"
+    assert cluster.file.settings["log"] == {"format": "json"}
+    with pytest.raises(ConfigurationError, match=r"log\.fromat"):
+        LocalCluster.create("b", settings={"log": {"fromat": "x"}}, home=tmp_path)
     assert [one.name for one in list_clusters(tmp_path)] == ["a"]
 
 

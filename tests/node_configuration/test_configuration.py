@@ -24,7 +24,6 @@ def test_a_minimal_file_gets_every_default_filled_in() -> None:
     assert configuration.internode_address == "127.0.0.1:7000"
     assert configuration.is_founder
     assert configuration.network.cql_port == 9042
-    assert configuration.storage.sync == "batch"
     assert not configuration.testing.faults
 
 
@@ -54,7 +53,7 @@ def test_two_nodes_on_one_address_get_different_directories() -> None:
         ("[network]\ncql_port = 65536\n", "network.cql_port: expected `int` <= 65535", ""),
         ('[network]\ncql_port = "9042"\n', "network.cql_port: expected `int`, got `str`", ""),
         ("[network]\naddress = ''\n", "network.address: expected `str` matching", ""),
-        ("[storage]\nsync = 'sometimes'\n", "storage.sync: invalid enum value 'sometimes'", ""),
+        ("[log]\nlevel = 'loud'\n", "log.level: invalid enum value 'loud'", ""),
         ("[cluster]\nfounders = [1]\n", "cluster.founders[0]: expected `str`", ""),
         ("[cluster]\nfounders = ['a', 'b', 'c', 'd']\n", "names 4 nodes", "cluster.seeds"),
         ("[cluster]\nfounders = ['a', 'a:7000']\n", "names a node twice", ""),
@@ -78,7 +77,7 @@ def test_the_environment_wins_over_the_file() -> None:
         "LOCKSTEP_NETWORK_CQL_PORT": "9999",
         "LOCKSTEP_TESTING_FAULTS": "true",
         "LOCKSTEP_CLUSTER_SEEDS": "127.0.0.2, 127.0.0.3:7001",
-        "LOCKSTEP_STORAGE_SYNC_INTERVAL_MS": "20",
+        "LOCKSTEP_RAFT_TICK_MS": "20",
         "LOCKSTEP_HOME": "/somewhere",
         "PATH": "/bin",
     }
@@ -86,7 +85,7 @@ def test_the_environment_wins_over_the_file() -> None:
     assert configuration.network.cql_port == 9999
     assert configuration.testing.faults
     assert configuration.cluster.seeds == ("127.0.0.2:7000", "127.0.0.3:7001")
-    assert configuration.storage.sync_interval_ms == 20
+    assert configuration.raft.tick_ms == 20
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,6 @@ def test_every_section_and_key_has_a_default() -> None:
         "cluster",
         "network",
         "placement",
-        "storage",
         "timeouts",
         "raft",
         "testing",

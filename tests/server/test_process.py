@@ -117,14 +117,14 @@ def test_operators_mistakes_end_as_one_error(tmp_path: Path) -> None:
     assert (code, text.splitlines()[0]) == (2, "error[CONFIGURATION]: one argument is needed: --config FILE")
     code, text = failed("--config", str(tmp_path / "absent.toml"))
     assert code == 2 and "cannot be read" in text
-    file = configured(tmp_path, next(addresses()), extra="[storage]\nsnyc = 'batch'")
+    file = configured(tmp_path, next(addresses()), extra="[log]\nlevle = 'info'")
     code, text = failed("--config", str(file))
     assert code == 2
-    assert text.splitlines()[-1] == "hint: did you mean storage.sync?"
+    assert text.splitlines()[-1] == "hint: did you mean log.level?"
     blocked = tmp_path / "file"
     blocked.write_text("")
     text = file.read_text().replace(str(tmp_path / "data"), str(blocked / "data"))
-    file.write_text(text.split("[storage]")[0])
+    file.write_text(text.split("[log]")[0])
     code, text = failed("--config", str(file))
     assert code == 2 and "data directory" in text and "Traceback" not in text
 
