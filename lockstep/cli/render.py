@@ -132,7 +132,8 @@ def _rich_table(
 _STATE_COLOURS: Final = {
     "up": "green", "running": "green", "done": "green", "normal": "green",
     "down": "red", "stopped": "red", "failed": "red",
-    "paused": "yellow", "joining": "yellow", "leaving": "yellow", "queued": "yellow",
+    "paused": "yellow", "queued": "yellow", "cancelling": "yellow", "cancelled": "yellow",
+    "bootstrapping": "yellow", "decommissioning": "yellow",
 }  # fmt: skip
 
 

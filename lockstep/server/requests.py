@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.diff import diff
+from lockstep.metadata.diff import ABSENT, diff
 from lockstep.metadata.directory import NodeInfo
 from lockstep.metadata.operations import Operation, OperationKind
 from lockstep.metadata.registry import EntryKind
@@ -231,6 +231,10 @@ def _wanted(body: Any) -> _Wanted:
 def _changes(before: ClusterMetadata, after: ClusterMetadata) -> list[Document]:
     found = [change for change in diff(before, after) if not change.path.startswith(("epoch", "hash"))]
     return [
-        {"path": change.path, "before": change.before, "after": change.after}
+        {
+            "path": change.path,
+            "before": None if change.before == ABSENT else change.before,
+            "after": None if change.after == ABSENT else change.after,
+        }
         for change in found[:_DIFFERENCES_SHOWN_MAX]
     ]
