@@ -32,6 +32,14 @@ def replay(what: str, scenario: str, trace: bool, last: int) -> int:
     return int(_runner().replay(what, scenario, trace=trace, last=last))
 
 
+@sim.command()
+@click.option("--seeds", default=500, show_default=True, help="Seeds tried for each bug.")
+@click.option("--only", default="", help="Only this bug.")
+def planted(seeds: int, only: str) -> int:
+    """Look for bugs planted on purpose: what the checkers cannot find, they do not rule out."""
+    return int(_runner().planted(seeds, only))
+
+
 def _runner() -> Any:
     """The simulator is large, so it is imported only when it is used."""
     return importlib.import_module("lockstep.sim.runner")

@@ -25,6 +25,7 @@ from lockstep.node.configuration import (
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
 from lockstep.server.cql_server import serve
+from lockstep.sim.disk import DiskSettings
 from lockstep.sim.door import open_door
 from lockstep.sim.history import History
 from lockstep.sim.process import Main, Process
@@ -52,11 +53,19 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     write_ms: int = 2000
     read_ms: int = 2000
     store_log_bytes: int = 1 << 22
+    #: The slowest sync of a healthy disk.
+    sync_ms: float = 4.0
     #: Probability that an internode frame is delivered a second time, later.
     duplicate: float = 0.0
 
 
-def draw_shape(draw: Stream, *, founders: tuple[int, ...] = (1, 3, 3, 3), spares: int = 2) -> Shape:
+def draw_shape(
+    draw: Stream,
+    *,
+    founders: tuple[int, ...] = (1, 3, 3, 3),
+    spares: int = 2,
+    sync_ms: tuple[float, ...] = (4.0,),
+) -> Shape:
     count = draw.choice(founders)
     return Shape(
         founders=count,
@@ -69,6 +78,7 @@ def draw_shape(draw: Stream, *, founders: tuple[int, ...] = (1, 3, 3, 3), spares
         heartbeat_ticks=draw.choice((1, 2, 3)),
         write_ms=draw.choice((500, 2000)),
         read_ms=draw.choice((500, 2000)),
+        sync_ms=draw.choice(sync_ms),
         store_log_bytes=draw.choice((2000, 20_000, 1 << 22)),
         duplicate=draw.choice((0.0, 0.0, 0.02)),
     )
@@ -103,6 +113,7 @@ class SimCluster:
             self.parked[name] = None
         for process in self.processes.values():
             process.expected_errors = (LockstepError,)
+            process.disk.settings = self.disk_settings()
 
     # ---- what is known
 
@@ -147,6 +158,10 @@ class SimCluster:
         return "" if info is None else f"n{info.address.rpartition('.')[2]}"
 
     # ---- life
+
+    def disk_settings(self) -> DiskSettings:
+        """A disk without faults."""
+        return DiskSettings(sync_high_s=self.shape.sync_ms / 1000)
 
     def start(self) -> None:
         """Start the founders."""

@@ -162,6 +162,21 @@ def torn_disks(nemesis: Nemesis, draw: Stream) -> None:
     )
 
 
+def power_all_in_sync(nemesis: Nemesis, draw: Stream) -> None:
+    """While a write is being synced everywhere, and perhaps read already, all nodes lose their power."""
+    wait_s = draw.choice((0.004, 0.02, 0.05)) * draw.random()
+
+    def cut_all(_: str) -> None:
+        nemesis.later(wait_s, cut)
+
+    def cut() -> None:
+        for name in list(nemesis.cluster.live()):
+            nemesis.crash(name, POWER, 0.3)
+
+    rule = CrashRule(label="storage.sync.started", kind="", probability=0.05, on_fired=cut_all)
+    nemesis.add_rule(rule, seconds=5.0)
+
+
 # ---- the network
 
 
@@ -253,6 +268,7 @@ FAULTS: dict[str, Fault] = {
         Fault("slow_disk", slow_disk, ("disk.slow_sync",)),
         Fault("disk_error", disk_error, ("disk.sync_error",), 0.5),
         Fault("torn_disks", torn_disks, ("disk.torn", "disk.holes")),
+        Fault("power_all_in_sync", power_all_in_sync, ("fault.all_down",)),
         Fault("latency", latency, ("fault.latency",)),
         Fault("loss", loss, ("net.retransmitted",)),
         Fault("corrupt", corrupt, ("net.corrupted",), 0.5),

@@ -13,7 +13,6 @@ import msgspec
 
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.sim.cluster import SimCluster
-from lockstep.sim.disk import DiskSettings
 from lockstep.sim.faults import FAULTS, STAGE_FAULTS, Fault
 from lockstep.sim.network import Fabric
 from lockstep.sim.probes import CrashRule, DelayRule
@@ -64,7 +63,7 @@ class Nemesis:
         self.network.heal()
         self._default_links()
         for process in self.cluster.processes.values():
-            process.disk.settings = DiskSettings()
+            process.disk.settings = self.cluster.disk_settings()
             process.slow_down(0)
             process.resume()
             if process.clock.rate != 1.0:
@@ -140,7 +139,7 @@ class Nemesis:
         disk.settings = msgspec.structs.replace(disk.settings, **changes)
 
         def restore() -> None:
-            disk.settings = DiskSettings()
+            disk.settings = self.cluster.disk_settings()
 
         self.later(seconds, restore)
 

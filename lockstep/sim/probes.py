@@ -28,7 +28,7 @@ class CrashRule(msgspec.Struct, kw_only=True):
     """Crash the process that reaches `label`: at its `hit`-th time (1 is the first), or with `probability`.
 
     `process` None means any. `times` bounds how often it fires. With `restart_after_s` the process
-    starts again by itself.
+    starts again by itself. Kind "" crashes nothing: the rule only tells `on_fired`.
     """
 
     label: str
@@ -87,9 +87,10 @@ class ProbeBoard:
                 continue
             if hits == rule.hit or (rule.probability and self._draw(key).random() < rule.probability):
                 rule.fired += 1
-                self._world.count("probe.crash")
-                self._world.note(process.name, "probe.crash", label)
-                process.crash(rule.kind)
+                if rule.kind:
+                    self._world.count("probe.crash")
+                    self._world.note(process.name, "probe.crash", label)
+                    process.crash(rule.kind)
                 if rule.restart_after_s is not None:
                     process.start_after(rule.restart_after_s)
                 if rule.on_fired is not None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from lockstep.sim.planted import REGISTRY
 from lockstep.sim.report import Batch, failure_text, story_text, summary
 from lockstep.sim.scenario import SCENARIOS, Run, SeedResult
 from lockstep.values.errors import ConfigurationError
@@ -141,3 +142,33 @@ def replay(what: str | int, scenario: str = "swarm", *, trace: bool = True, last
         print(failure_text(result), file=sys.stderr)
     print(f"{scenario} seed {text}: {result.invariant or 'ok'}, digest {result.digest}")
     return 1 if result.violation else 0
+
+
+def hunt(names: Sequence[str], seeds: int, first: int = 1) -> dict[str, SeedResult | None]:
+    """For each planted bug, the first failing seed of `first` .. `first + seeds - 1` of its scenario."""
+    found: dict[str, SeedResult | None] = {}
+    for name in names:
+        found[name] = None
+        for seed in range(first, first + seeds):
+            with REGISTRY[name].plant():
+                result = work((REGISTRY[name].scenario, seed))
+            if result.violation:
+                found[name] = result
+                break
+    return found
+
+
+def planted(seeds: int, only: str = "") -> int:
+    """Look for every planted bug and print the seed that finds it; 1 when one is not found."""
+    if only and only not in REGISTRY:
+        raise ConfigurationError(f"there is no planted bug {only!r}", hint=f"one of: {', '.join(REGISTRY)}")
+    missed = 0
+    for name in [only] if only else REGISTRY:
+        began = time.process_time()
+        result = hunt([name], seeds)[name]
+        cpu_s = time.process_time() - began
+        missed += result is None
+        what = "NOT FOUND" if result is None else f"seed {result.seed}, {result.invariant}"
+        print(f"{name:<26} {REGISTRY[name].scenario:<6} {what} ({cpu_s:.1f} CPU s)", flush=True)
+    print(f"{missed} planted bugs were not found in {seeds} seeds each")
+    return 1 if missed else 0

@@ -46,6 +46,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     spares: int = 2
     busy_s: float = 1.5
     cancel: float = 0.5
+    #: The slowest sync of a healthy disk, one of these.
+    sync_ms: tuple[float, ...] = (4.0,)
     #: Mean pause between two changes of a table's comment; 0 is none.
     churn_ms: float = 0.0
     #: How many clients; 0 leaves it to the seed.
@@ -86,7 +88,9 @@ class Run:
         self.seed = seed
         self.world = World(seed, WorldSettings(keep_trace=trace))
         draw = self.world.stream("scenario")
-        shape: Shape = draw_shape(draw, founders=scenario.founders, spares=scenario.spares)
+        shape: Shape = draw_shape(
+            draw, founders=scenario.founders, spares=scenario.spares, sync_ms=scenario.sync_ms
+        )
         load: Load = draw_load(draw)
         if scenario.clients:
             load = msgspec.structs.replace(load, clients=scenario.clients)
@@ -324,8 +328,10 @@ SCENARIOS: dict[str, Scenario] = {
             founders=(3,),
             spares=1,
             busy_s=4.0,
+            sync_ms=(20.0, 80.0),
             faults=(
                 *("power", "kill_then_power", "all_down", "torn_disks", "disk_error", "slow_disk"),
+                "power_all_in_sync",
                 *("crash_at_probe", "crash_at_callback", "latency"),
             ),
             sometimes=("disk.torn", "disk.holes", "fault.all_down", "log.node.broken", "leader changed"),
