@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from conformance import report, suite_run
 from conformance.environment import BUILD, REQUIREMENTS, ROOT, copy_tests, prepare_python, wall_in
+from lockstep.values.errors import LockstepError
 
 STANDARD = "tests/integration/standard"
 FOLDERS = {"standard": STANDARD, "cqlengine": "tests/integration/cqlengine"}
@@ -42,11 +43,17 @@ def main() -> int:
         arguments.protocol,
     )
     cluster = suite_run.make_cluster(arguments.nodes)
-    results = []
+    results: list[suite_run.FileResult] = []
+    broken = False
     try:
         for file in files:
             began = time.monotonic()
-            result = suite_run.run_file(cluster, clients, file, walled=walled)
+            try:
+                result = suite_run.run_file(cluster, clients, file, walled=walled)
+            except LockstepError as error:
+                print(f"{file}: the cluster is beyond repair, so the run ends: {error}", flush=True)
+                broken = True
+                break
             results.append(result)
             counts = ", ".join(f"{result.count(word)} {word}" for word in ("passed", "failed", "skipped"))
             print(f"{file}: {counts} in {time.monotonic() - began:.0f} s", flush=True)
@@ -64,9 +71,9 @@ def main() -> int:
     }
     print(f"\n{report.table(results)}")
     report.write_json(BUILD / f"results-{arguments.part}.json", results, setting)
-    if arguments.write_docs and arguments.part == "standard":
+    if arguments.write_docs and not broken and arguments.part == "standard":
         (ROOT / "docs" / "reference" / "conformance.md").write_text(report.page(results, setting))
-    return 1 if arguments.strict and report.totals(results)["failed"] else 0
+    return 1 if broken or (arguments.strict and report.totals(results)["failed"]) else 0
 
 
 def _arguments() -> argparse.Namespace:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from conformance import reasons
-from conformance.environment import BUILD, INSIDE
+from conformance.environment import BUILD, INSIDE, ROOT
 from lockstep.local.clusters import LocalCluster
 from lockstep.local.processes import State
 
@@ -180,6 +180,7 @@ def _environment(cluster: LocalCluster, clients: Clients, record: Path, *, exter
         "CLUSTER_IP": content.first_address,
         "CCM_PATH": str(cluster.paths.root.parent),
         "CCM_NAME": cluster.name,
+        "CONFORMANCE_ROOT": str(ROOT),
         "CONFORMANCE_CLUSTER": cluster.name,
         "CONFORMANCE_RECORD": str(record),
         "CONFORMANCE_LOCKSTEP": json.dumps([sys.executable, "-m", "lockstep.cli.main"]),

@@ -27,6 +27,7 @@ def _lockstep(verb, *arguments, check=True):
     command = json.loads(os.environ["CONFORMANCE_LOCKSTEP"])
     done = subprocess.run(
         [*command, "cluster", *arguments],
+        cwd=os.environ["CONFORMANCE_ROOT"],
         capture_output=True,
         text=True,
         timeout=_COMMAND_TIMEOUT_S,
