@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from types import ModuleType
 
 import click
 
@@ -40,6 +39,8 @@ def planted(seeds: int, only: str) -> int:
     return int(_runner().planted(seeds, only))
 
 
-def _runner() -> Any:
+def _runner() -> ModuleType:
     """The simulator is large, so it is imported only when it is used."""
-    return importlib.import_module("lockstep.sim.runner")
+    from lockstep.sim import runner
+
+    return runner
