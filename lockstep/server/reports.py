@@ -111,9 +111,11 @@ def verdict(node: Node) -> str:
         return "healthy: every range has all its replicas"
     names = f"node {down[0]} is down" if len(down) == 1 else f"nodes {', '.join(map(str, down))} are down"
     lost = _keyspaces_without_quorum(cluster, down)
+    living = sum(1 for voter in cluster.voters if node.liveness.alive(voter))
+    stuck = "" if 2 * living > len(cluster.voters) else "; no majority of the metadata group"
     if lost:
-        return f"unavailable: {names}; no quorum for some ranges of {', '.join(lost)}"
-    return f"degraded: {names}; every range has a quorum"
+        return f"unavailable: {names}; no quorum for some ranges of {', '.join(lost)}{stuck}"
+    return f"degraded: {names}; every range has a quorum{stuck}"
 
 
 def _keyspaces_without_quorum(cluster: ClusterMetadata, down: Sequence[int]) -> list[str]:
