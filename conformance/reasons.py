@@ -53,10 +53,6 @@ BY_NAME: Final = (
     _rule(USER_TYPES, r"test_refresh_schema_type|nested_\w*registered_udts"),
     _rule(INDEXES, r"::test_indexes"),
     _rule("a request handler that mirrors payloads", r"custom_payload|test_custom_query_"),
-    _rule(
-        "an empty page behind a full last one, which is not sent when the end is known",
-        r"numpy_results_paged",
-    ),
     _rule("traces of replicas (those of coordinators are kept)", r"test_replicas_are_queried"),
 )
 

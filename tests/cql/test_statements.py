@@ -252,3 +252,11 @@ def test_garbage_paging_states_are_refused(session: Session) -> None:
     for data in (b"", b"abc", bytes(40)):
         with pytest.raises(ProtocolViolation, match="Invalid value for the paging state"):
             decode(data, 1)
+
+
+def test_a_scan_whose_rows_fill_its_last_page_ends_with_an_empty_one(session: Session) -> None:
+    for key in range(4):
+        session.run("INSERT INTO one (k, v) VALUES (?, ?)", key, key)
+    sizes = [len(page) for page in session.pages("SELECT k FROM one", page_size=2)]
+    assert sizes == [2, 2, 0]
+    assert [len(page) for page in session.pages("SELECT k FROM one LIMIT 4", page_size=2)] == [2, 2]
