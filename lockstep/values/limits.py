@@ -86,7 +86,7 @@ MERGES_QUEUED_MAX: Final = 1024
 IN_COMBINATIONS_MAX: Final = 10_000
 #: Descriptors a node keeps open for appended files; a metadata log and a few journals need far fewer.
 DISK_OPEN_FILES_MAX: Final = 128
-#: Threads for blocking calls of one process: syncs of the metadata log and of each shard's store, in parallel.
+#: Threads for blocking calls of one process: syncs of the metadata log and of each shard's store.
 BLOCKING_THREADS_MAX: Final = 8
 #: Ring operations running at once. A new one is planned against every outcome of the running ones: 2^n plans.
 PARALLEL_OPERATIONS_MAX: Final = 4
@@ -121,7 +121,7 @@ REPAIR_ROWS_MAX: Final = 500
 CQL_BYTES_IN_FLIGHT_MAX: Final = 64 * 1024 * 1024
 #: CQL connections of one node; each costs some kilobytes and a descriptor. Further ones are closed at once.
 CQL_CONNECTIONS_MAX: Final = 8192
-#: Answers written at once on one connection; beyond it they go to the transport without waiting for the turn's end.
+#: Answers written at once on one connection; beyond it they go out without waiting for the turn's end.
 CQL_ANSWER_BYTES_COALESCED: Final = 256 * 1024
 #: Statements sent as text whose plans are kept: applications repeat a few texts, tools send each once.
 TEXT_STATEMENTS_MAX: Final = 512
@@ -143,7 +143,7 @@ SCHEMA_AGREEMENT_WAIT_MS: Final = 1000
 SCHEMA_VERSIONS_KEPT_MAX: Final = 1024
 #: Between a node's sign of life and telling clients that it is up: its client door opens a little later.
 NODE_UP_EVENT_DELAY_MS: Final = 500
-#: Requests a data job has in flight on one connection; enough to hide round trips, far below the protocol's limit.
+#: Requests a data job has in flight on one connection; enough to hide round trips.
 SPARK_REQUESTS_IN_FLIGHT_MAX: Final = 256
 #: Idle connections to one node that a Spark worker process keeps for its next task.
 SPARK_CONNECTIONS_IDLE_MAX: Final = 2
