@@ -131,6 +131,11 @@ class Tip:
         self._applied = cluster
         self.validate()
 
+    def forked_at(self, cluster: ClusterMetadata) -> bool:
+        """Whether a committed value is not what was appended here for its epoch: a later leader's entry
+        was learned from a peer before this leader learned that its term had ended."""
+        return any(entry.epoch == cluster.epoch and entry.hash != cluster.hash for entry, _ in self._pending)
+
     def truncate_from(self, epoch: int) -> None:
         """Entries from `epoch` on are gone from the log; drop what was built on them."""
         assert epoch > self._applied.epoch, "applied entries are committed and never truncated"

@@ -2,7 +2,8 @@
 
 Invariants: an id that is in the tip is never judged again, it joins the first outcome; a refusal is told
 only after this node confirmed, in the term it judged in, that it still leads and what it judged against is
-applied; when leadership is lost in between, nothing is claimed and the submitter retries.
+applied; when leadership is lost in between, nothing is claimed and the submitter retries. Peers may
+deliver a later leader's entries before its messages arrive: what was appended here is void from then on.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ def committed_log_entries(entries: tuple[Entry, ...]) -> list[LogEntry]:
     return [_DECODER.decode(entry.data) for entry in entries if entry.kind is EntryKind.NORMAL]
 
 
+def _forked(logged: list[LogEntry], applied: ClusterMetadata) -> bool:
+    """Whether this node's log holds another entry than the one that was applied at that epoch."""
+    return any(entry.epoch == applied.epoch and entry.hash != applied.hash for entry in logged)
+
+
 class Processor:
     """Exists on voters; refuses with NotLeader unless this node leads."""
 
@@ -43,6 +49,8 @@ class Processor:
         self._registry = registry
         self._tip: Tip | None = None
         self._tip_term = 0
+        #: A term in which this node leads although a later leader has committed something else.
+        self._overtaken_term = 0
         self._waiting: dict[bytes, list[asyncio.Future[int]]] = {}
         #: Refusals that wait until the epoch they were judged at is applied.
         self._judged: list[tuple[int, asyncio.Future[None]]] = []
@@ -86,21 +94,35 @@ class Processor:
     def role_changed(self) -> None:
         """Leadership lost: speculative values go, and nothing is claimed about what was waiting."""
         if not self._driver.is_leader or self._driver.raft.term != self._tip_term:
-            self._tip = None
-            waiting, self._waiting = self._waiting, {}
-            judged, self._judged = self._judged, []
-            futures: list[asyncio.Future[Any]] = [future for _, future in judged]
-            for future in [*futures, *(future for joined in waiting.values() for future in joined)]:
-                if not future.done():
-                    future.set_exception(NotLeader(self._driver.raft.leader))
+            self._forget(NotLeader(self._driver.raft.leader))
+
+    def _overtaken(self) -> None:
+        """A later leader has committed; the messages that end this term have not arrived yet."""
+        self._overtaken_term = self._driver.raft.term
+        self._runtime.probes.reach("processor.overtaken")
+        self._forget(NotLeader(None))
+
+    def _forget(self, reason: NotLeader) -> None:
+        self._tip = None
+        waiting, self._waiting = self._waiting, {}
+        judged, self._judged = self._judged, []
+        futures: list[asyncio.Future[Any]] = [future for _, future in judged]
+        for future in [*futures, *(future for joined in waiting.values() for future in joined)]:
+            if not future.done():
+                future.set_exception(reason)
 
     def _current_tip(self) -> Tip:
+        raft = self._driver.raft
         if not self._driver.is_leader:
-            raise NotLeader(self._driver.raft.leader)
-        if self._tip is None or self._tip_term != self._driver.raft.term:
+            raise NotLeader(raft.leader)
+        if raft.term == self._overtaken_term:
+            raise NotLeader(None)
+        if self._tip is None or self._tip_term != raft.term:
             applied = self._state.current
-            raft = self._driver.raft
             logged = committed_log_entries(raft.entries(raft.first_index, raft.last_index))
+            if _forked(logged, applied):
+                self._overtaken()
+                raise NotLeader(None)
             self._tip = Tip(applied, self._registry)
             self._tip.rebuild(applied, [entry for entry in logged if entry.epoch > applied.epoch])
             self._tip_term = raft.term
@@ -121,11 +143,14 @@ class Processor:
         return await future
 
     def _applied(self, _before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
-        if self._tip is not None:
-            self._tip.applied_now(after)
         for future in self._waiting.pop(entry.entry_id, ()):
             if not future.done():
                 future.set_result(entry.epoch)
+        if self._tip is not None:
+            if self._tip.forked_at(after):
+                self._overtaken()
+            else:
+                self._tip.applied_now(after)
         if self._judged:
             due = [future for epoch, future in self._judged if epoch <= after.epoch]
             self._judged = [pair for pair in self._judged if pair[0] > after.epoch]

@@ -6,6 +6,7 @@ import pytest
 
 from lockstep.consensus.effects import Role
 from lockstep.consensus.messages import VoteRequest, encode_message
+from lockstep.metadata.entries import LogEntry
 from lockstep.node.messages import Submit
 from lockstep.node.node import Node
 from lockstep.node.raft_driver import RaftPayload
@@ -82,6 +83,60 @@ def test_who_waits_at_a_leader_that_loses_its_place_is_told_nothing_but_that() -
         town.until(lambda: not town.node(leader).is_leader, limit_s=3.0)
         town.wait(0.01)
         assert [type(outcome.error) for outcome in begun] == [NotLeader, NotLeader]
+
+
+def overtaken(town: Town, *, begin: bool) -> tuple[int, int, Outcome | None]:
+    """(a leader that is cut off and does not know yet, the leader after it, what was begun at the first):
+    the later one has committed; a peer has told the former one so, before any message of the new term."""
+    old = with_slow_disks(town, 0.001)
+    others = [number for number in (1, 2, 3) if number != old]
+    process = town.process(old)
+    process.drift_clock(0.05)
+    town.world.network.isolate(process.host)
+    begun = judge(town, old, "void") if begin else None
+    town.until(lambda: any(town.node(number).is_leader for number in others))
+    new = next(number for number in others if town.node(number).is_leader)
+    town.finish(town.submit(new, keyspace("later")))
+    before, learned = town.node(old).state.epoch, town.node(new).state.entries
+    process.drift_clock(1.0)
+    process.submit(lambda _: offered(town.node(old), learned[before:]))
+    town.wait(0.02)
+    assert town.node(old).state.epoch == len(learned)
+    return old, new, begun
+
+
+async def offered(node: Node, entries: list[LogEntry]) -> None:
+    """What a catch-up does with what a peer sent."""
+    assert node.is_leader
+    node.state.offer(entries)
+
+
+def test_a_leader_that_learns_a_later_leaders_entry_from_a_peer_gives_up_its_own() -> None:
+    with Town() as town:
+        old, new, begun = overtaken(town, begin=True)
+        assert begun is not None and isinstance(begun.error, NotLeader)
+        assert town.node(old).is_leader, "it has not heard of the new term"
+        # What its log holds leads nowhere, so it judges nothing more in this term.
+        refused = judge(town, old, "void")
+        town.wait(0.01)
+        assert isinstance(refused.error, NotLeader)
+        town.world.network.heal()
+        assert town.finish(town.submit(old, keyspace("after"))).error is None
+        town.agreed(1, 2, 3)
+        assert not town.ended and town.newest.schema.by_name.get("void") is None
+        assert {"later", "after"} <= town.newest.schema.by_name.keys() and new != old
+
+
+def test_a_leader_without_a_tip_judges_nothing_against_a_log_that_was_overtaken() -> None:
+    with Town() as town:
+        old, _, _ = overtaken(town, begin=True)
+        processor = town.node(old).processor
+        assert processor is not None
+        # As after a change of role that left the term as it was.
+        processor._tip, processor._overtaken_term = None, 0
+        refused = judge(town, old, "more")
+        town.wait(0.01)
+        assert isinstance(refused.error, NotLeader)
 
 
 def test_a_leader_does_not_count_itself_before_its_own_disk_has_the_entry() -> None:
