@@ -29,7 +29,7 @@ demo: $(VENV)/.stamp-spark ## the whole tour: a cluster, load, topology changes 
 test: $(VENV)/.stamp-spark ## the whole test suite
 	$(BIN)/pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-check: $(VENV)/.stamp-dev ## formatting, lint, types, import contract, house rules
+check: $(VENV)/.stamp-spark ## formatting, lint, types, import contract, house rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
