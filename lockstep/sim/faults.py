@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from lockstep.sim.history import Event
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
 from lockstep.sim.streams import Stream
+from lockstep.values.ids import Consistency
 
 if TYPE_CHECKING:
     from lockstep.sim.nemesis import Nemesis
@@ -177,6 +179,30 @@ def power_all_in_sync(nemesis: Nemesis, draw: Stream) -> None:
     nemesis.add_rule(rule, seconds=5.0)
 
 
+def power_after_read(nemesis: Nemesis, draw: Stream) -> None:
+    """Disks are slow; when somebody reads what its writer was not told of yet, all nodes lose their power."""
+    history = nemesis.cluster.history
+    for name in nemesis.cluster.live():
+        nemesis.set_disk(name, 4.0, sync_low_s=0.02, sync_high_s=draw.choice((0.05, 0.5)))
+
+    def cut() -> None:
+        nemesis.cluster.world.count("fault.power_after_read")
+        for name in nemesis.cluster.live():
+            nemesis.crash(name, POWER, 0.3)
+
+    def ended(event: Event) -> None:
+        if event.rows and event.request.consistency is not Consistency.ONE and history.seen_early(event):
+            forget()
+            nemesis.later(0.0, cut)
+
+    def forget() -> None:
+        if ended in history.listeners:
+            history.listeners.remove(ended)
+
+    history.listeners.append(ended)
+    nemesis.later(4.0, forget)
+
+
 # ---- the network
 
 
@@ -269,6 +295,7 @@ FAULTS: dict[str, Fault] = {
         Fault("disk_error", disk_error, ("disk.sync_error",), 0.5),
         Fault("torn_disks", torn_disks, ("disk.torn", "disk.holes")),
         Fault("power_all_in_sync", power_all_in_sync, ("fault.all_down",)),
+        Fault("power_after_read", power_after_read, ("fault.power_after_read",)),
         Fault("latency", latency, ("fault.latency",)),
         Fault("loss", loss, ("net.retransmitted",)),
         Fault("corrupt", corrupt, ("net.corrupted",), 0.5),

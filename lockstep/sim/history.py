@@ -7,6 +7,8 @@ request may have had, or may still get, its effect; `failed` means it never has 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from itertools import islice
 
 import msgspec
 
@@ -14,6 +16,8 @@ from lockstep.values.ids import Consistency
 
 #: (partition key, clustering, value) of one live row.
 SeenRow = tuple[bytes, int, bytes]
+#: How many of the last events are looked through for the write of a value that was read.
+_RECENT_MAX = 200
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, tag="change"):
@@ -90,18 +94,31 @@ class History:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        #: Told each event when it has ended.
+        self.listeners: list[Callable[[Event], None]] = []
 
     def began(self, client: str, request: Change | Look, at_ns: int) -> Event:
         event = Event(client=client, request=request, start_ns=at_ns)
         self.events.append(event)
         return event
 
-    @staticmethod
     def ended(
-        event: Event, at_ns: int, outcome: Outcome, rows: tuple[SeenRow, ...] = (), error: str = ""
+        self, event: Event, at_ns: int, outcome: Outcome, rows: tuple[SeenRow, ...] = (), error: str = ""
     ) -> None:
         assert event.outcome is Outcome.OPEN, "an event ends once"
         event.end_ns, event.outcome, event.rows, event.error = at_ns, outcome, rows, error
+        for listener in tuple(self.listeners):
+            listener(event)
+
+    def seen_early(self, read: Event) -> bool:
+        """Whether a read returned a value whose writer has not been told anything yet."""
+        seen = {value for _, _, value in read.rows}
+        return any(
+            event.outcome is Outcome.OPEN
+            and isinstance(event.request, Change)
+            and any(value in seen for _, value in event.request.puts)
+            for event in islice(reversed(self.events), _RECENT_MAX)
+        )
 
     def count(self, outcome: Outcome) -> int:
         return sum(1 for event in self.events if event.outcome is outcome)

@@ -331,7 +331,7 @@ SCENARIOS: dict[str, Scenario] = {
             sync_ms=(20.0, 80.0),
             faults=(
                 *("power", "kill_then_power", "all_down", "torn_disks", "disk_error", "slow_disk"),
-                "power_all_in_sync",
+                *("power_all_in_sync", "power_after_read"),
                 *("crash_at_probe", "crash_at_callback", "latency"),
             ),
             sometimes=("disk.torn", "disk.holes", "fault.all_down", "log.node.broken", "leader changed"),

@@ -1,7 +1,8 @@
 """Clients of a simulated cluster: writes with unique values and timestamps, reads of all shapes.
 
-Invariant: one generator gives all timestamps, so the newest write of a register is known; a value begins
-with its timestamp, so a read says which write it saw. What a client asks never depends on what it saw.
+Invariant: one generator gives all timestamps, and only two puts of two clients to the same rows may share
+one, so which write of a register wins is known; a value begins with its timestamp, so a read says which
+write it saw. What a client asks depends on what others ask, never on what it saw.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     sticky: float = 0.9
     #: Share of connections that speak CQL; the others use the simulator's door.
     cql_share: float = 0.5
+    #: Share of puts that repeat another client's last one: same rows, same timestamp, another value.
+    twin_share: float = 0.1
+    #: Share of reads that ask for the row that was written last, perhaps while it is being written.
+    echo_share: float = 0.2
 
 
 def draw_load(draw: Stream) -> Load:
@@ -57,6 +62,8 @@ def draw_load(draw: Stream) -> Load:
         page_rows=draw.choice((2, 100)),
         sticky=draw.choice((0.3, 0.95)),
         cql_share=draw.choice((0.0, 0.5, 1.0)),
+        twin_share=draw.choice((0.0, 0.1, 0.3)),
+        echo_share=draw.choice((0.0, 0.2, 0.5)),
     )
 
 
@@ -69,6 +76,9 @@ class Workload:
         self.tables = tables
         self.stopped = False
         self._timestamp = _FIRST_TIMESTAMP_US
+        #: The last put, and who asked for it; nobody once it has a twin.
+        self.last: Change | None = None
+        self.last_by = ""
         self._names = [f"c{number}" for number in range(1, load.clients + 1)]
 
     def start(self) -> None:
@@ -169,8 +179,11 @@ class Client:
         table = draw.choice(self._workload.known_tables())
         key = draw.choice(self._workload.keys())
         level = self._level()
+        last = self._workload.last
         if draw.random() < load.write_share:
             return self._change(table, key, level)
+        if last is not None and draw.random() < load.echo_share:
+            return Look(last.table, last.key, last.puts[0][0], level, load.timeout_ms, load.page_rows)
         shape = draw.random()
         if shape < 0.1:
             return Look(table, None, None, level, load.timeout_ms, load.page_rows)
@@ -184,6 +197,8 @@ class Client:
 
     def _change(self, table: str, key: bytes, level: Consistency) -> Change:
         draw, load = self._draw, self._load
+        if draw.random() < load.twin_share and self._workload.last_by not in ("", self._name):
+            return self._twin(level)
         timestamp = self._workload.next_timestamp()
         timeout_ms = load.timeout_ms
         clustering = draw.randrange(load.rows)
@@ -198,8 +213,22 @@ class Client:
         chosen = [clustering]
         if draw.random() < 0.2:
             chosen = list(range(load.rows))
-        puts = tuple((at, f"{timestamp}/{self._name}".encode()) for at in chosen)
-        return Change(table, key, timestamp, level, timeout_ms, puts)
+        puts = tuple((at, self._value(timestamp)) for at in chosen)
+        change = Change(table, key, timestamp, level, timeout_ms, puts)
+        self._workload.last, self._workload.last_by = change, self._name
+        return change
+
+    def _twin(self, level: Consistency) -> Change:
+        """Another client's last put again, with a value of this client's own."""
+        last = self._workload.last
+        assert last is not None
+        self._workload.last_by = ""
+        self._cluster.world.count("load.twins")
+        puts = tuple((at, self._value(last.timestamp_us)) for at, _ in last.puts)
+        return msgspec.structs.replace(last, consistency=level, puts=puts)
+
+    def _value(self, timestamp: int) -> bytes:
+        return f"{timestamp}/{self._name}".encode()
 
 
 def _outcome(answer: Answer) -> Outcome:

@@ -48,8 +48,8 @@ def acknowledged(change: Change) -> Event:
     return Event(client="c1", request=change, start_ns=0, end_ns=1, outcome=Outcome.OK)
 
 
-def put(timestamp: int, row: int = 0) -> Change:
-    return Change("t", b"k", timestamp, Consistency.QUORUM, 1000, ((row, b"x"),))
+def put(timestamp: int, row: int = 0, value: bytes = b"x") -> Change:
+    return Change("t", b"k", timestamp, Consistency.QUORUM, 1000, ((row, value),))
 
 
 def store(
@@ -93,8 +93,8 @@ def test_only_synced_writes_count(cluster: ClusterMetadata) -> None:
         assert table is not None
         from lockstep.sim.door import clustering_bytes
 
-        assert content.state(table.id, b"k", clustering_bytes(0)) == 10
-        assert content.state(table.id, b"k", clustering_bytes(1)) == -1
+        assert content.state(table.id, b"k", clustering_bytes(0)) == (10, b"x")
+        assert content.state(table.id, b"k", clustering_bytes(1)) == (-1, b"")
 
 
 def test_a_write_on_two_of_three_disks_is_held(cluster: ClusterMetadata) -> None:
@@ -105,12 +105,23 @@ def test_a_write_on_two_of_three_disks_is_held(cluster: ClusterMetadata) -> None
         assert judge(cluster, disks, [acknowledged(put(10))]) == 1
 
 
+def test_the_larger_of_two_values_with_one_timestamp_must_be_there(cluster: ClusterMetadata) -> None:
+    small, large = put(10, value=b"a"), put(10, value=b"b")
+    with World(1) as world:
+        both = [store(world, name, cluster, [large, small], 2) for name in ("a", "b")]
+        lacking = store(world, "c", cluster, [small], 1)
+        assert judge(cluster, [*both, lacking], [acknowledged(large), acknowledged(small)]) == 1
+        again = [store(world, name, cluster, [small], 1) for name in ("d", "e")]
+        with pytest.raises(Violation, match=r"lacks timestamp 10 with b'b' of t/k"):
+            judge(cluster, [both[0], *again], [acknowledged(small), acknowledged(large)])
+
+
 def test_a_write_on_one_of_three_disks_is_refused(cluster: ClusterMetadata) -> None:
     with World(1) as world:
         disks = [
             store(world, name, cluster, [put(10)], synced) for name, synced in (("a", 1), ("b", 0), ("c", 0))
         ]
-        with pytest.raises(Violation, match=r"REP-1: .* lacks timestamp 10 of t/k\[0\]"):
+        with pytest.raises(Violation, match=r"REP-1: .* lacks timestamp 10 with b'x' of t/k\[0\]"):
             judge(cluster, disks, [acknowledged(put(10))])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lockstep.sim.checkers.registers import check_registers
@@ -29,6 +30,14 @@ def put(
     return Event(client="c1", request=change, start_ns=at, end_ns=end, outcome=outcome)
 
 
+def tie(event: Event, name: str) -> Event:
+    """The same with the value of another client, or a read of it."""
+    other = f"10/{name}".encode()
+    if isinstance(event.request, Look):
+        return msgspec.structs.replace(event, rows=((b"k", 0, other),))
+    return msgspec.structs.replace(event, request=msgspec.structs.replace(event.request, puts=((0, other),)))
+
+
 def delete(at: int, end: int, timestamp: int, outcome: Outcome = Outcome.OK) -> Event:
     change = Change("t", b"k", timestamp, QUORUM, 1000, delete_partition=True)
     return Event(client="c1", request=change, start_ns=at, end_ns=end, outcome=outcome)
@@ -54,6 +63,13 @@ SOUND = {
         delete(2, 3, 20, Outcome.UNKNOWN),
         read(4, 5, None),
     ],
+    "the larger of two values wins": [put(0, 1, 10), tie(put(0, 1, 10), "c2"), tie(read(2, 3, 10), "c2")],
+    "the larger value comes later": [
+        put(0, 1, 10),
+        tie(put(0, 9, 10), "c2"),
+        read(2, 3, 10),
+        tie(read(4, 5, 10), "c2"),
+    ],
     "overlapping reads may differ": [put(0, 9, 10), read(1, 5, 10), read(2, 6, None)],
 }
 BROKEN = {
@@ -63,6 +79,13 @@ BROKEN = {
         "a read that goes back": [put(0, 1, 10, Outcome.UNKNOWN), read(2, 3, 10), read(4, 5, None)],
         "a failed deletion took effect": [put(0, 1, 10), delete(2, 3, 20, Outcome.FAILED), read(4, 5, None)],
         "a deletion of the future": [put(0, 1, 10), read(2, 3, None), delete(4, 5, 20)],
+        "the smaller of two values wins": [tie(put(0, 1, 10), "c2"), put(0, 1, 10), read(2, 3, 10)],
+        "a tie that turns around": [
+            put(0, 1, 10),
+            tie(put(0, 9, 10), "c2"),
+            tie(read(2, 3, 10), "c2"),
+            read(4, 5, 10),
+        ],
         "a weak read after a write to all": [put(0, 1, 10, level=ALL), read(2, 3, None, ONE)],
     },
     "REP-3: .*timestamp 20": {

@@ -1,8 +1,8 @@
 """REP-1, REP-2a, REP-3: what clients saw of each register, judged against what they wrote.
 
-A register is one row of one partition. Every write has its own timestamp and the largest wins, so a
-register's state is the timestamp of the newest write that reached it, and it only grows. Invariant: a
-write binds a later read only when the two levels must share a replica, and a read binds a later one only
+A register is one row of one partition. Of two writes the one with the larger timestamp wins, of two puts
+with one timestamp the larger value; so a register's state is the (timestamp, value) of the write that won,
+and it only grows. Invariant: a deletion has a timestamp of its own; a write binds a later read only when the two levels must share a replica, and a read binds a later one only
 when its level makes it repair first.
 """
 
@@ -17,30 +17,33 @@ from lockstep.sim.history import Change, Event, Look, Outcome
 from lockstep.values.ids import Consistency
 
 Place = tuple[str, bytes, int]
+#: (timestamp of the write that won, its value; b"" for a deletion).
+State = tuple[int, bytes]
 
 _QUORUM = (Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM)
 #: Levels whose writes and reads must meet.
 _MAJORITIES = (*_QUORUM, Consistency.ALL)
-_NOTHING = -1
+NOTHING: State = (-1, b"")
 
 
-def bound_of(timestamp: int) -> str:
-    return "nothing" if timestamp == _NOTHING else f"timestamp {timestamp}"
+def bound_of(state: State) -> str:
+    """For messages."""
+    if state == NOTHING:
+        return "nothing"
+    return f"timestamp {state[0]}" + (f" with {state[1]!r}" if state[1] else "")
 
 
 class _Register:
-    """Writes of one place by timestamp, and the deletions among them."""
+    """Writes of one place by the state each leaves, and the deletions among them."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.writes: dict[int, Event] = {}
-        self.deletions: list[int] = []
+        self.writes: dict[State, Event] = {}
+        self.deletions: list[State] = []
         self.reads: list[tuple[Event, bytes | None]] = []
 
     def settle(self) -> None:
-        self.deletions = sorted(
-            timestamp for timestamp, event in self.writes.items() if _value(event, self.place[2]) is None
-        )
+        self.deletions = sorted(state for state in self.writes if not state[1])
 
     def check(self) -> None:
         self.settle()
@@ -50,12 +53,12 @@ class _Register:
     def _check_reads(self, levels: Sequence[Consistency], binding: Sequence[Consistency]) -> None:
         """Reads of `levels` must not show less than finished writes of `binding`, nor than each other."""
         ended = [
-            (event.end_ns, timestamp)
-            for timestamp, event in self.writes.items()
+            (event.end_ns, state)
+            for state, event in self.writes.items()
             if event.outcome is Outcome.OK and event.request.consistency in binding
         ]
         heapq.heapify(ended)
-        lowest, monotonic = _NOTHING, levels is _MAJORITIES
+        lowest, monotonic = NOTHING, levels is _MAJORITIES
         for event, value in self.reads:
             if event.request.consistency not in levels:
                 continue
@@ -65,32 +68,28 @@ class _Register:
             if monotonic:
                 heapq.heappush(ended, (event.end_ns, shown))
 
-    def _judge(self, read: Event, value: bytes | None, lowest: int) -> int:
+    def _judge(self, read: Event, value: bytes | None, lowest: State) -> State:
         """The smallest state that explains the read."""
         if value is not None:
-            timestamp = self._timestamp_of(read, value)
-            if timestamp < lowest:
-                self._refuse("REP-3" if self._deletes(lowest) else "REP-1", read, value, lowest)
-            return timestamp
-        if lowest == _NOTHING:
-            return _NOTHING
+            state = self._state_of(read, value)
+            if state < lowest:
+                self._refuse("REP-1" if lowest[1] else "REP-3", read, value, lowest)
+            return state
+        if lowest == NOTHING:
+            return NOTHING
         at = bisect.bisect_left(self.deletions, lowest)
-        for timestamp in self.deletions[at:]:
-            if self._possible(self.writes[timestamp], read):
-                return timestamp
+        for state in self.deletions[at:]:
+            if self._possible(self.writes[state], read):
+                return state
         self._refuse("REP-1", read, value, lowest)
-        return _NOTHING
+        return NOTHING
 
-    def _deletes(self, timestamp: int) -> bool:
-        event = self.writes.get(timestamp)
-        return event is not None and _value(event, self.place[2]) is None
-
-    def _timestamp_of(self, read: Event, value: bytes) -> int:
-        timestamp = int(value.partition(b"/")[0])
-        event = self.writes.get(timestamp)
-        if event is None or _value(event, self.place[2]) != value or not self._possible(event, read):
+    def _state_of(self, read: Event, value: bytes) -> State:
+        state = (int(value.partition(b"/")[0]), value)
+        event = self.writes.get(state)
+        if event is None or not self._possible(event, read):
             raise Violation("REP-1", f"{self._title(read)} returned {value!r}, which was never written there")
-        return timestamp
+        return state
 
     @staticmethod
     def _possible(write: Event, read: Event) -> bool:
@@ -104,7 +103,7 @@ class _Register:
             f"from {read.start_ns / 1e9:.6f} to {read.end_ns / 1e9:.6f} and"
         )
 
-    def _refuse(self, invariant: str, read: Event, value: bytes | None, lowest: int) -> None:
+    def _refuse(self, invariant: str, read: Event, value: bytes | None, lowest: State) -> None:
         known = self.writes.get(lowest)
         who = ""
         if known is not None:
@@ -115,11 +114,9 @@ class _Register:
         )
 
 
-def _value(event: Event, clustering: int) -> bytes | None:
-    """What a write leaves in the row; None is a deletion."""
-    change = event.request
-    assert isinstance(change, Change)
-    return next((value for at, value in change.puts if at == clustering), None)
+def state_after(change: Change, clustering: int) -> State:
+    """What a change that touches the row leaves there."""
+    return change.timestamp_us, next((value for at, value in change.puts if at == clustering), b"")
 
 
 def check_registers(events: Sequence[Event], rows_per_partition: int) -> int:
@@ -137,7 +134,9 @@ def check_registers(events: Sequence[Event], rows_per_partition: int) -> int:
                 if change.touches(clustering):
                     place = (change.table, change.key, clustering)
                     register = registers.setdefault(place, _Register(place))
-                    register.writes[change.timestamp_us] = event
+                    state = state_after(change, clustering)
+                    assert state not in register.writes, "clients never write one value twice"
+                    register.writes[state] = event
     judged = 0
     for event in events:
         if isinstance(event.request, Look) and event.outcome is Outcome.OK:

@@ -13,7 +13,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation
 from lockstep.placement.quorums import dc_factors, majority
 from lockstep.schema.model import Replication
-from lockstep.sim.checkers.registers import Place
+from lockstep.sim.checkers.registers import NOTHING, Place, State, bound_of, state_after
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.disk import SimDisk
 from lockstep.sim.door import KEYSPACE, clustering_bytes
@@ -31,20 +31,20 @@ _BINDING = (Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORU
 
 
 class _Partition:
-    """Newest timestamps of one partition on one disk."""
+    """What won in each row of one partition on one disk."""
 
     __slots__ = ("deletion", "ranges", "rows")
 
     def __init__(self) -> None:
-        self.deletion = -1
-        self.ranges: list[tuple[bytes, bytes, int]] = []
-        self.rows: dict[bytes, int] = {}
+        self.deletion = NOTHING
+        self.ranges: list[tuple[bytes, bytes, State]] = []
+        self.rows: dict[bytes, State] = {}
 
-    def state(self, clustering: bytes) -> int:
-        newest = max(self.deletion, self.rows.get(clustering, -1))
-        for start, end, timestamp in self.ranges:
+    def state(self, clustering: bytes) -> State:
+        newest = max(self.deletion, self.rows.get(clustering, NOTHING))
+        for start, end, state in self.ranges:
             if start <= clustering and (not end or clustering < end):
-                newest = max(newest, timestamp)
+                newest = max(newest, state)
         return newest
 
 
@@ -58,10 +58,10 @@ class DurableContent:
         self._read = b""
         self._partitions: dict[tuple[int, bytes], _Partition] | None = None
 
-    def state(self, table_id: int, key: bytes, clustering: bytes) -> int:
-        """Timestamp of the newest write that certainly reached the row; -1 for none."""
+    def state(self, table_id: int, key: bytes, clustering: bytes) -> State:
+        """What the newest write that certainly reached the row left there."""
         partition = self._folded().get((table_id, key))
-        return -1 if partition is None else partition.state(clustering)
+        return NOTHING if partition is None else partition.state(clustering)
 
     def held(self, table_ids: Collection[int], tokens: Range) -> int:
         """How many partitions of the tables have something stored in the range."""
@@ -122,14 +122,15 @@ class DurableContent:
         if store_key[len(prefix) : len(prefix) + 1] == keys.KIND_HEADER:
             header = decode_header(store_key, value)
             if header.deletion is not None:
-                partition.deletion = max(partition.deletion, header.deletion.timestamp_us)
-            partition.ranges.extend((r.start, r.end, r.deletion.timestamp_us) for r in header.range_deletions)
+                partition.deletion = max(partition.deletion, (header.deletion.timestamp_us, b""))
+            for gone in header.range_deletions:
+                partition.ranges.append((gone.start, gone.end, (gone.deletion.timestamp_us, b"")))
             return
         clustering = keys.clustering_of(store_key, prefix)
         row = decode_row(store_key, value, clustering)
-        times = [cell.timestamp_us for cell in row.cells]
-        times += [part.timestamp_us for part in (row.liveness, row.deletion) if part is not None]
-        partition.rows[clustering] = max(partition.rows.get(clustering, -1), *times, -1)
+        states = [(cell.timestamp_us, cell.value or b"") for cell in row.cells]
+        states += [(part.timestamp_us, b"") for part in (row.liveness, row.deletion) if part is not None]
+        partition.rows[clustering] = max(partition.rows.get(clustering, NOTHING), *states, NOTHING)
 
 
 def _bodies(content: bytes) -> Iterable[bytes]:
@@ -141,14 +142,15 @@ class AcknowledgedWrites:
     """The newest acknowledged write of each register that a quorum read must meet."""
 
     def __init__(self, events: Sequence[Event], rows_per_partition: int) -> None:
-        self.newest: dict[Place, int] = {}
+        self.newest: dict[Place, State] = {}
         for event in events:
             change = event.request
             if isinstance(change, Change) and event.outcome is Outcome.OK and change.consistency in _BINDING:
                 for clustering in range(rows_per_partition):
                     if change.touches(clustering):
                         place = (change.table, change.key, clustering)
-                        self.newest[place] = max(self.newest.get(place, -1), change.timestamp_us)
+                        state = state_after(change, clustering)
+                        self.newest[place] = max(self.newest.get(place, NOTHING), state)
 
 
 def check_wiped(
@@ -175,7 +177,7 @@ def check_wiped(
 def check_held(
     invariant: str,
     cluster: ClusterMetadata,
-    newest: Mapping[Place, int],
+    newest: Mapping[Place, State],
     contents: Mapping[NodeId, DurableContent],
     only: Mapping[Replication, Sequence[Range]] | None = None,
 ) -> int:
@@ -186,7 +188,7 @@ def check_held(
     for content in contents.values():
         content.refresh()
     judged = 0
-    for (table_name, key, clustering), timestamp in newest.items():
+    for (table_name, key, clustering), wanted in newest.items():
         table = cluster.schema.table(KEYSPACE, table_name)
         if table is None:
             continue
@@ -198,7 +200,7 @@ def check_held(
         place = clustering_bytes(clustering)
         states = {node: contents[node].state(table.id, key, place) for node in readers if node in contents}
         judged += 1
-        _judge(invariant, cluster, replication, readers, states, timestamp, (table_name, key, clustering))
+        _judge(invariant, cluster, replication, readers, states, wanted, (table_name, key, clustering))
     return judged
 
 
@@ -207,11 +209,11 @@ def _judge(
     cluster: ClusterMetadata,
     replication: Replication,
     readers: Sequence[NodeId],
-    states: Mapping[NodeId, int],
-    timestamp: int,
+    states: Mapping[NodeId, State],
+    wanted: State,
     place: Place,
 ) -> None:
-    lacking = [node for node in readers if states.get(node, -1) < timestamp]
+    lacking = [node for node in readers if states.get(node, NOTHING) < wanted]
     quorums = [("", majority(replication.total))]
     quorums += [(dc, majority(factor)) for dc, factor in dc_factors(replication)]
     for dc, quorum in quorums:
@@ -220,6 +222,6 @@ def _judge(
             table, key, clustering = place
             raise Violation(
                 invariant,
-                f"at epoch {cluster.epoch} a read quorum {there} of {list(readers)} lacks timestamp "
-                f"{timestamp} of {table}/{key.decode()}[{clustering}]; disks hold {dict(states)}",
+                f"at epoch {cluster.epoch} a read quorum {there} of {list(readers)} lacks "
+                f"{bound_of(wanted)} of {table}/{key.decode()}[{clustering}]; disks hold {dict(states)}",
             )
