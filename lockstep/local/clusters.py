@@ -25,7 +25,8 @@ from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerTimeout, PreconditionError
 
-NODE_COMMAND: Final = (sys.executable, "-m", "lockstep.server.main")
+#: `-P`: a folder named lockstep in the directory of the caller must not shadow the installed package.
+NODE_COMMAND: Final = (sys.executable, "-P", "-m", "lockstep.server.main")
 #: Founders elect and open their doors within a second; a joining node also streams its ranges.
 START_TIMEOUT_S: Final = 60.0
 #: A node that got SIGTERM flushes and closes well within this; after it the process is killed.

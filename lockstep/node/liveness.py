@@ -40,6 +40,7 @@ class Liveness:
         internode: Internode,
         detector: FailureDetector,
         own_id: Callable[[], int],
+        leads: Callable[[], bool],
         generation: int,
     ) -> None:
         self._runtime = runtime
@@ -47,6 +48,9 @@ class Liveness:
         self._internode = internode
         self._detector = detector
         self._own_id = own_id
+        self._leads = leads
+        #: The node that last said it leads the metadata group.
+        self._leading: int | None = None
         self._generation = generation
         self._monotonic_s = runtime.clock.monotonic_s
         self._opinions: dict[int, bool] = {}
@@ -73,13 +77,26 @@ class Liveness:
         if not self._opinions.get(node, False):
             self._tell(node, True)
 
-    def _receive(self, peer: PeerInfo, _ping: Ping, respond: Respond) -> None:
+    @property
+    def leading(self) -> int | None:
+        """Who leads the metadata group by its own word, while it seems alive."""
+        return self._leading if self._leading is not None and self.alive(self._leading) else None
+
+    def _receive(self, peer: PeerInfo, ping: Ping, respond: Respond) -> None:
         self.heard(peer)
-        respond(Ping(self._generation))
+        self._hear_leading(peer.node_id, ping)
+        respond(Ping(self._generation, self._leads()))
 
     def replied(self, context: NodeId, reply: Ping, sender_epoch: int) -> None:
         """A ping to the node `context` was answered."""
         self._heard(context)
+        self._hear_leading(context, reply)
+
+    def _hear_leading(self, node: int, ping: Ping) -> None:
+        if ping.leads and node:
+            self._leading = node
+        elif self._leading == node:
+            self._leading = None
 
     def failed(self, context: NodeId, error: LockstepError) -> None:
         """A ping was not answered: silence speaks for itself."""
@@ -94,7 +111,7 @@ class Liveness:
                     self._tell(node.id, alive)
 
     def _ping_all(self) -> None:
-        ping = encode(Ping(self._generation))
+        ping = encode(Ping(self._generation, self._leads()))
         deadline_s = self._monotonic_s() + PING_TIMEOUT_MS / 1000
         for node in self._state.current.directory.nodes:
             if node.id != self._own_id() and node.state is not NodeState.LEFT:

@@ -93,6 +93,7 @@ class WorkStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
-    """A sign of life, one way."""
+    """A sign of life; question and answer alike. `leads`: the sender leads the metadata group."""
 
     generation: int
+    leads: bool = False

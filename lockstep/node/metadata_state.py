@@ -128,7 +128,7 @@ class MetadataState:
         for entry in batch:
             value = apply_entry(value, entry, self._registry)
             values.append(value)
-        self._runtime.probes.reach("metadata.apply.before_sync")
+        await self._runtime.probes.linger("metadata.apply.before_sync")
         await self._journal.append(encode(batch))
         self._runtime.probes.reach("metadata.apply.after_sync")
         for entry, after in zip(batch, values, strict=True):

@@ -146,8 +146,10 @@ class Parts(abc.ABC):
 
     @property
     def leader_id(self) -> int | None:
-        """Node id of the metadata leader as far as this voter knows; None on other nodes."""
-        return self.driver.raft.leader if self.driver is not None else None
+        """Node id of the metadata leader as far as this node knows."""
+        if self.driver is not None:
+            return self.driver.raft.leader
+        return self.liveness.leading if self._engine_open else None
 
     def new_mutation_id(self) -> bytes:
         self._sequence += 1
@@ -191,7 +193,9 @@ class Parts(abc.ABC):
 
     def _build_request_path(self, generation: int) -> None:
         runtime, state, internode = self.runtime, self.state, self.internode
-        self.liveness = Liveness(runtime, state, internode, FailureDetector(), self._own_id, generation)
+        self.liveness = Liveness(
+            runtime, state, internode, FailureDetector(), self._own_id, self._leads, generation
+        )
         cluster = self._cluster_now
         self.replica = ReplicaService(
             runtime, internode, self.engine, cluster, self.catch_up.reach, self._own_id

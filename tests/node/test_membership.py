@@ -261,3 +261,13 @@ def test_what_blocks_an_operation_is_visible_with_node_reason_and_time() -> None
         assert later.operation_id == blocking.operation_id
         # It is said once for each reason, not with every attempt.
         assert len(town.logged("topology.work_waits")) < 12
+
+
+def test_a_node_without_a_vote_knows_who_leads_and_forgets_a_dead_leader() -> None:
+    with Town() as town:
+        joined(town)
+        town.until(lambda: town.node(4).leader_id == town.leader())
+        first = town.leader()
+        town.process(first).crash("kill")
+        town.until(lambda: town.node(4).leader_id not in (None, first))
+        assert town.node(4).leader_id == town.leader()
