@@ -65,12 +65,13 @@ def draw_shape(
     founders: tuple[int, ...] = (1, 3, 3, 3),
     spares: int = 2,
     sync_ms: tuple[float, ...] = (4.0,),
+    factors: tuple[int, ...] = (3, 3, 3, 2),
 ) -> Shape:
     count = draw.choice(founders)
     return Shape(
         founders=count,
         spares=spares,
-        factor=count if count < 3 else draw.choice((3, 3, 3, 2)),
+        factor=count if count < 3 else draw.choice(factors),
         strategy=draw.choice(("SimpleStrategy", "NetworkTopologyStrategy")),
         tokens=draw.choice((1, 2, 4)),
         tick_ms=draw.choice((20, 50, 50, 100)),

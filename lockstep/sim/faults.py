@@ -43,6 +43,8 @@ CRASH_PROBES = (
 )
 #: These are reached all the time, so a rule on them fires seldom.
 _FREQUENT = ("disk.sync.inflight", "replica.write", "storage.", "raft.persist")
+#: Where a node may be held behind in the metadata log.
+LAG_PROBE = "metadata.apply.before_sync"
 LINGER_PROBES = ("replica.drain", "stream.target.broken")
 
 
@@ -314,5 +316,6 @@ STAGE_FAULTS: dict[str, str] = {
     "crash_coordinator": "fault.crash_coordinator",
     "crash_newcomer": "fault.crash_newcomer",
     "crash_source": "fault.crash_source",
+    "hold_behind": "fault.hold_behind",
 }
 ALL_KINDS: Sequence[str] = (*FAULTS, *STAGE_FAULTS)

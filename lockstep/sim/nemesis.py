@@ -13,7 +13,7 @@ import msgspec
 
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.sim.cluster import SimCluster
-from lockstep.sim.faults import FAULTS, STAGE_FAULTS, Fault
+from lockstep.sim.faults import FAULTS, LAG_PROBE, STAGE_FAULTS, Fault
 from lockstep.sim.network import Fabric
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
@@ -192,6 +192,27 @@ class Nemesis:
         for kind, victim in victims.items():
             if kind in self.swarm.kinds and draw.random() < self.swarm.stage_chance:
                 self._crash_soon(kind, victim)
+        if "hold_behind" in self.swarm.kinds:
+            if stage is Stage.PREPARED:
+                self._hold_behind(self._bystander(operation), 4.0)
+            elif stage is Stage.WRITE_BOTH_READ_NEW:
+                self._hold_behind(self.cluster.leader[1], 1.0)
+
+    def _hold_behind(self, name: str, seconds: float) -> None:
+        """A node that goes on serving while it learns each further epoch late. Who has no part in an
+        operation may miss all of it; while the leader is late, the stage goes on in which coordinators
+        of the first and the present stage ask different replicas."""
+        if name:
+            self.cluster.world.count(STAGE_FAULTS["hold_behind"])
+            rule = DelayRule(label=LAG_PROBE, process=name, low_s=seconds / 4, high_s=seconds)
+            self.add_rule(rule, seconds)
+
+    def _bystander(self, operation: Operation) -> str:
+        """A running node that the operation does not touch, nor leads; "" when there is none."""
+        touched = {node for transition in operation.transitions for node in transition.union}
+        names = {self.cluster.name_of(node): None for node in touched} | {self.cluster.leader[1]: None}
+        others = [name for name in self.cluster.live() if name not in names]
+        return self._stages.choice(others) if others else ""
 
     def _crash_soon(self, kind: str, victim: str) -> None:
         if victim and self.cluster.processes[victim].alive:

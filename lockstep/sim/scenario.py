@@ -44,6 +44,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
     founders: tuple[int, ...] = (1, 3, 3, 3)
     spares: int = 2
+    #: The replication factor where there are three founders or more, one of these.
+    factors: tuple[int, ...] = (3, 3, 3, 2)
     busy_s: float = 1.5
     cancel: float = 0.5
     #: The slowest sync of a healthy disk, one of these.
@@ -89,7 +91,11 @@ class Run:
         self.world = World(seed, WorldSettings(keep_trace=trace))
         draw = self.world.stream("scenario")
         shape: Shape = draw_shape(
-            draw, founders=scenario.founders, spares=scenario.spares, sync_ms=scenario.sync_ms
+            draw,
+            founders=scenario.founders,
+            spares=scenario.spares,
+            sync_ms=scenario.sync_ms,
+            factors=scenario.factors,
         )
         load: Load = draw_load(draw)
         if scenario.clients:
@@ -308,7 +314,8 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario(
             name="moves",
             chaos_s=15.0,
-            founders=(3, 1),
+            founders=(3, 3, 1),
+            factors=(3, 3, 2, 1),
             busy_s=0.6,
             faults=(
                 *STAGE_FAULTS,

@@ -2,8 +2,8 @@
 
 A register is one row of one partition. Of two writes the one with the larger timestamp wins, of two puts
 with one timestamp the larger value; so a register's state is the (timestamp, value) of the write that won,
-and it only grows. Invariant: a deletion has a timestamp of its own; a write binds a later read only when the two levels must share a replica, and a read binds a later one only
-when its level makes it repair first.
+and it only grows. Invariant: a deletion has a timestamp of its own; a write binds a later read only when
+the two levels must share a replica, and a read binds a later one only when its level makes it repair first.
 """
 
 from __future__ import annotations
