@@ -9,19 +9,28 @@ from lockstep.metadata.operations import Stage
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True):
-    """A transformation for the leader to judge. `base_epoch` is the submitter's epoch at first sending."""
+    """A transformation for the leader to judge. `base_epoch` is the submitter's epoch at first sending.
+
+    Only the leader of `term` judges it: a copy that is late or doubled is then too late for any later
+    leader, which could accept what was refused. 0 asks which term to name.
+    """
 
     entry_id: bytes
     kind: int
     body: bytes
     actor: str
     base_epoch: int
+    term: int = 0
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True):
-    """The entry is committed at `epoch` (the first one, when the id had been seen before)."""
+    """The entry is committed at `epoch` (the first one, when the id had been seen before).
+
+    Epoch 0: nothing was judged, for this node leads in `term`.
+    """
 
     epoch: int
+    term: int = 0
 
 
 class FetchLog(msgspec.Struct, frozen=True, array_like=True):

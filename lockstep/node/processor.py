@@ -2,7 +2,8 @@
 
 Invariants: an id that is in the tip is never judged again, it joins the first outcome; a refusal is told
 only after this node confirmed, in the term it judged in, that it still leads and what it judged against is
-applied; when leadership is lost in between, nothing is claimed and the submitter retries. Peers may
+applied; when leadership is lost in between, nothing is claimed and the submitter retries. An id that was
+refused stays refused for the term, and a frame addressed to one term is judged in no other. Peers may
 deliver a later leader's entries before its messages arrive: what was appended here is void from then on.
 """
 
@@ -15,14 +16,14 @@ from lockstep.consensus.messages import Entry, EntryKind
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.registry import Registry
-from lockstep.metadata.tip import Duplicate, Expired, Refused, Tip
+from lockstep.metadata.tip import Duplicate, Expired, Judgement, Refused, Tip
 from lockstep.node.messages import Submit
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded
-from lockstep.values.limits import ENTRY_BODY_BYTES_MAX
+from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, REFUSED_IDS_MAX
 
 _DECODER = decoder(LogEntry)
 
@@ -52,6 +53,8 @@ class Processor:
         #: A term in which this node leads although a later leader has committed something else.
         self._overtaken_term = 0
         self._waiting: dict[bytes, list[asyncio.Future[int]]] = {}
+        #: What was refused in the tip's term: a doubled submission gets the same answer, whatever changed.
+        self._refused: dict[bytes, Refused] = {}
         #: Refusals that wait until the epoch they were judged at is applied.
         self._judged: list[tuple[int, asyncio.Future[None]]] = []
         state.listen(self._applied)
@@ -62,7 +65,7 @@ class Processor:
             raise InvalidRequest(f"a metadata entry holds at most {ENTRY_BODY_BYTES_MAX} bytes")
         tip = self._current_tip()
         term = self._tip_term
-        outcome = tip.judge(
+        outcome: Judgement = self._refused.get(submit.entry_id) or tip.judge(
             entry_id=submit.entry_id,
             kind=submit.kind,
             body=submit.body,
@@ -72,6 +75,7 @@ class Processor:
             base_epoch=submit.base_epoch,
         )
         if isinstance(outcome, Refused):
+            self._remember_refusal(submit.entry_id, outcome)
             await self._confirm(term, outcome.judged_epoch)
             raise outcome.rejection
         if isinstance(outcome, Expired):
@@ -91,6 +95,16 @@ class Processor:
         self._runtime.probes.reach("processor.appended")
         return await self._committed(submit.entry_id)
 
+    def leading_term(self) -> int:
+        """The term in which this node judges; NotLeader when it does not."""
+        self._current_tip()
+        return self._tip_term
+
+    def _remember_refusal(self, entry_id: bytes, refusal: Refused) -> None:
+        self._refused[entry_id] = refusal
+        if len(self._refused) > REFUSED_IDS_MAX:
+            del self._refused[next(iter(self._refused))]
+
     def role_changed(self) -> None:
         """Leadership lost: speculative values go, and nothing is claimed about what was waiting."""
         if not self._driver.is_leader or self._driver.raft.term != self._tip_term:
@@ -104,6 +118,7 @@ class Processor:
 
     def _forget(self, reason: NotLeader) -> None:
         self._tip = None
+        self._refused = {}
         waiting, self._waiting = self._waiting, {}
         judged, self._judged = self._judged, []
         futures: list[asyncio.Future[Any]] = [future for _, future in judged]

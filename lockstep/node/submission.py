@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from lockstep.metadata.registry import Registry
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.messages import Submit, Submitted
@@ -62,12 +64,17 @@ class Submitter:
         self._voters = voters
         self._actor = actor
         self.processor: Processor | None = None
+        #: Term in which each voter last said it leads.
+        self._terms: dict[Address, int] = {}
         internode.register(verbs.SUBMIT, Submit, Submitted, self._serve)
 
     async def _serve(self, _peer: object, submit: Submit) -> Submitted:
         if self.processor is None:
             raise NotLeader(None)
-        return Submitted(await self.processor.submit(submit))
+        term = self.processor.leading_term()
+        if submit.term != term:
+            return Submitted(0, term)
+        return Submitted(await self.processor.submit(submit), term)
 
     async def submit(
         self, transformation: Any, timeout_ms: int, *, entry_id: bytes = b"", base_epoch: int | None = None
@@ -111,8 +118,7 @@ class Submitter:
             if address == self._own and self.processor is not None:
                 async with asyncio.timeout(limit_ms / 1000):
                     return await self.processor.submit(submit)
-            reply: Submitted = await self._internode.request(address, verbs.SUBMIT, submit, limit_ms)
-            return reply.epoch
+            return await self._ask(address, submit, limit_ms)
         except Rejected as refusal:
             await self._see_refusal(refusal, address, deadline)
             raise
@@ -125,6 +131,16 @@ class Submitter:
             attempts.unknown(error)
         except TimeoutError:
             attempts.unknown(PeerTimeout(f"this voter did not commit within {limit_ms} ms"))
+        return None
+
+    async def _ask(self, address: Address, submit: Submit, limit_ms: int) -> int | None:
+        """Ask the leader of the term last heard of there, and once more when it leads in another one."""
+        for _ in range(2):
+            addressed = msgspec.structs.replace(submit, term=self._terms.get(address, 0))
+            reply: Submitted = await self._internode.request(address, verbs.SUBMIT, addressed, limit_ms)
+            if reply.epoch:
+                return reply.epoch
+            self._terms[address] = reply.term
         return None
 
     async def _applied_here(self, epoch: int, source: Address, deadline: float) -> None:

@@ -7,14 +7,15 @@ import pytest
 from lockstep.consensus.effects import Role
 from lockstep.consensus.messages import VoteRequest, encode_message
 from lockstep.metadata.entries import LogEntry
-from lockstep.node.messages import Submit
+from lockstep.node.messages import Submit, Submitted
 from lockstep.node.node import Node
 from lockstep.node.raft_driver import RaftPayload
+from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
 from lockstep.values.codec import encode
 from lockstep.values.errors import FrameCorrupt, InvalidRequest, NotLeader, Rejected
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX
-from tests.node.support import Outcome, Town, keyspace
+from tests.node.support import Outcome, Town, keyspace, table
 
 
 def judge(town: Town, leader: int, name: str) -> Outcome:
@@ -54,6 +55,46 @@ def test_a_refusal_waits_for_the_commit_of_what_it_was_judged_at() -> None:
         assert first.error is None
         assert isinstance(second.error, Rejected) and isinstance(third.error, Rejected)
         assert second.done_s >= first.done_s
+
+
+def test_a_doubled_submission_stays_refused_although_it_would_be_accepted_now() -> None:
+    with Town() as town:
+        leader = with_slow_disks(town, 0.001)
+
+        def create(name: str, entry_id: bytes) -> Outcome:
+            async def work(node: Node) -> int:
+                kind, body = node.registry.encode(table(name))
+                assert node.processor is not None
+                return await node.processor.submit(Submit(entry_id, kind, body, "test", node.state.epoch))
+
+            return town.finish(town.begin(leader, work))
+
+        early = create("new", b"e" * 16)
+        assert isinstance(early.error, Rejected)
+        assert town.finish(town.submit(1, keyspace("new"))).error is None
+        late = create("new", b"e" * 16)
+        assert isinstance(late.error, Rejected)
+        assert create("new", b"f" * 16).error is None
+
+
+def test_a_frame_addressed_to_another_term_is_not_judged() -> None:
+    with Town() as town:
+        leader = with_slow_disks(town, 0.001)
+        other = next(number for number in (1, 2, 3) if number != leader)
+        address = town.node(leader).address
+        kind, body = town.node(leader).registry.encode(keyspace("new"))
+        driver = town.node(leader).driver
+        assert driver is not None
+        term = driver.raft.term
+
+        async def work(node: Node) -> Submitted:
+            late = Submit(b"l" * 16, kind, body, "test", node.state.epoch, term - 1)
+            reply: Submitted = await node.internode.request(address, verbs.SUBMIT, late, 1000)
+            return reply
+
+        outcome = town.finish(town.begin(other, work))
+        assert outcome.error is None and outcome.value == Submitted(0, term)
+        assert b"l" * 16 not in town.ids()
 
 
 def test_a_refusal_judged_at_what_is_committed_needs_only_the_confirmed_leadership() -> None:
