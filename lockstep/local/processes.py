@@ -114,7 +114,9 @@ def _inspect(pid: int) -> tuple[str, str] | None:
         return None if Path("/proc/self/stat").exists() else _inspect_by_ps(pid)
     # The command name, in parentheses, may itself hold spaces and parentheses.
     fields = status.rpartition(")")[2].split()
-    return fields[0], fields[19]
+    # A killed process shows as a zombie while threads of it still end, and until then its ports are taken.
+    ending = fields[0] == "Z" and int(fields[17]) > 1
+    return "R" if ending else fields[0], fields[19]
 
 
 def _inspect_by_ps(pid: int) -> tuple[str, str] | None:
