@@ -44,6 +44,10 @@ class Receiver(Protocol):
     address: Address
 
 
+#: In place of a stream: whoever answers now is not heard.
+_RELEASED = -1
+
+
 class Respond:
     """Answers one request, once; a call after the peer is gone is dropped."""
 
@@ -60,12 +64,20 @@ class Respond:
         """Send `reply`; a LockstepError is raised at the requester."""
         assert self.is_open, "a request is answered once"
         self.is_open = False
+        if self._stream == _RELEASED:
+            return
         connection = self._connection
         connection.serving -= 1
         if isinstance(reply, LockstepError):
             self._node.answer(connection, self._verb, self._stream, ERROR, encode_error(reply))
         else:
             self._node.answer(connection, self._verb, self._stream, REPLY, encode(reply))
+
+    def release(self) -> None:
+        """Nobody waits: the request no longer counts as being answered, whether or not it ever is."""
+        if self.is_open and self._stream != _RELEASED:
+            self._stream = _RELEASED
+            self._connection.serving -= 1
 
 
 async def _report(error: Exception) -> None:
@@ -322,6 +334,8 @@ class Internode(Services):
             return
         try:
             service.fast(peer, request, respond)
+            if envelope.flags & ONE_WAY:
+                respond.release()  # its handler may well say nothing
         except LockstepError as error:
             respond(error)
         except Exception as error:

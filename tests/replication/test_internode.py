@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lockstep.replication import internode as internode_module
 from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
 from lockstep.replication.frames import REPLY, SHARED, Envelope, encode_frame
@@ -230,6 +231,33 @@ def test_a_silent_handler_is_a_timeout_with_unknown_outcome() -> None:
         async with running(one, two):
             with pytest.raises(PeerTimeout):
                 await one.internode.request(two.address, verbs.PING, Ping("a"), 60)
+
+    run(test)
+
+
+def test_one_way_messages_that_nobody_answers_never_exhaust_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internode_module, "PEER_REQUESTS_SERVED_MAX", 4)
+
+    async def test() -> None:
+        kept: list[Respond] = []
+        served: list[str] = []
+
+        def serve(peer: PeerInfo, request: Ping, respond: Respond) -> None:
+            served.append(request.text)
+            if request.text == "silence":
+                kept.append(respond)
+            else:
+                respond(Pong(request.text))
+
+        one, two = pair(fast=serve)
+        async with running(one, two):
+            for _ in range(20):
+                one.internode.send(two.address, verbs.PING, Ping("silence"))
+            await until(lambda: len(served) == 20)
+            assert await one.internode.request(two.address, verbs.PING, Ping("a"), 1000) == Pong("a")
+            for respond in kept:
+                respond(Pong("late"))
+            assert await one.internode.request(two.address, verbs.PING, Ping("b"), 1000) == Pong("b")
 
     run(test)
 
