@@ -22,7 +22,8 @@ class Page:
         self._partitions: list[Partition] = []
         #: Rows in all but the last partition, and whether anything was cut off.
         self._rows_before = 0
-        self._cut = False
+        #: Whether rows of the last partition may follow, so that its static row is no row of its own yet.
+        self._is_open = False
 
     def room(self) -> int:
         """Rows that may still be asked for; 0 when the command has no limit."""
@@ -33,8 +34,11 @@ class Page:
     def full(self) -> bool:
         return self._count() >= self._row_limit
 
-    def add(self, merged: Iterable[Partition]) -> None:
-        """Append canonical partitions that follow what is here, perhaps going on inside the last one."""
+    def add(self, merged: Iterable[Partition], end: Position | None) -> None:
+        """Append canonical partitions that follow what is here, perhaps going on inside the last one.
+
+        `end`: where what is known stops, None when all that was asked is here.
+        """
         command = self._command
         for partition in merged:
             live = live_view(partition, command.now_s, command.columns)
@@ -48,6 +52,13 @@ class Page:
                 rows = live.rows[: self._partition_limit]
                 live = Partition(live.token, live.key, None, (), live.static, rows)
             self._partitions.append(live)
+        last = self._partitions[-1] if self._partitions else None
+        self._is_open = (
+            last is not None
+            and end is not None
+            and end.clustering is not None
+            and (last.token, last.key) == (end.token, end.key)
+        )
 
     def _close(self, last: Partition) -> None:
         """A partition is complete: one that shows nothing goes, others are counted."""
@@ -62,7 +73,10 @@ class Page:
         return int(partition.static is not None and counts_static(self._command, partition.key))
 
     def _count(self) -> int:
-        return self._rows_before + (self._rows_of(self._partitions[-1]) if self._partitions else 0)
+        if not self._partitions:
+            return self._rows_before
+        last = self._partitions[-1]
+        return self._rows_before + (len(last.rows) if self._is_open else self._rows_of(last))
 
     def skip_full(self, end: Position) -> Position:
         """Where to go on: behind the whole partition when it has given all it may."""

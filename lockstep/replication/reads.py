@@ -93,7 +93,7 @@ class Reads:
             piece = _piece(command, left, after, page.room() << short)
             answers, asked, plan = await self._ask(piece, consistency, deadline_s)
             partitions, end = await self._reconcile(asked, plan, answers, deadline_s)
-            page.add(partitions)
+            page.add(partitions, end)
             if end is None:
                 after, short = None, 0
                 if asked.right >= command.right:

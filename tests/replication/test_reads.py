@@ -16,13 +16,16 @@ from lockstep.values.errors import (
     ReadTimeout,
     Unavailable,
 )
-from lockstep.values.ids import Consistency
-from lockstep.values.rows import Mutation, Partition, ReadCommand, ReadResult
+from lockstep.values.ids import Consistency, mutation_id
+from lockstep.values.rows import Cell, Mutation, Partition, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import TOKEN_MAX
 
 from .clusters import (
+    COLUMN,
+    TABLE_ID,
     ScriptedNode,
     deletion,
+    key_of,
     make_cluster,
     make_nodes,
     read_one,
@@ -335,6 +338,24 @@ def test_rows_hidden_behind_another_replicas_deletions_are_asked_for() -> None:
         result = await nodes[0].coordinator.read(read_one(1, row_limit=5), QUORUM, 2000)
         assert [c for _, c, _ in shown(result)] == [b"030", b"031", b"032", b"033", b"034"]
         assert result.more and result.end is not None and result.end.clustering == b"034"
+
+    run(test)
+
+
+def test_a_static_row_is_no_row_of_its_own_where_a_short_answer_hides_the_rows() -> None:
+    async def test() -> None:
+        _, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
+        static = Row(b"", cells=(Cell(COLUMN, b"s", 1),))
+        give(nodes, Mutation(TABLE_ID, 1, key_of(1), mutation_id(97, 1, 1), 1, static=static))
+        give(nodes, *(upsert(1, b"%d" % i, b"v", 5, i) for i in range(4)))
+        give(nodes[1:2], deletion(1, b"0", 9, 100))
+        for command in (
+            read_one(1, row_limit=1, reads_static=True),
+            read_range(row_limit=1, reads_static=True),
+        ):
+            result = await nodes[0].coordinator.read(command, Consistency.ALL, 2000)
+            assert [clustering for _, clustering, _ in shown(result)] == [b"1"]
+            assert result.end is not None and result.end.clustering == b"1"
 
     run(test)
 
