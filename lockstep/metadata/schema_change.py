@@ -2,7 +2,7 @@
 
 Invariant: a schema change never moves data. A new replication gets its ring at once, because nothing is
 stored under it; an existing keyspace keeps its replicas, so that no acknowledged write is lost; and
-rings stay as they are while an operation holds ranges.
+rings, and which tables lie on which, stay as they are while an operation holds ranges.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from lockstep.schema.changes import ChangeSummary, SchemaChange, apply_change
 from lockstep.schema.model import Schema
 from lockstep.values.errors import Rejected
 
+_REPLICATION_STAYS = "the replication of keyspaces cannot change"
+
 
 class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
     """The body of a SCHEMA_CHANGE entry."""
@@ -33,7 +35,7 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         replications = tuple(sorted({keyspace.replication for keyspace in schema.keyspaces}))
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
         if placements is not cluster.placements:
-            refuse_while_locked(cluster.locks, "the replication of keyspaces cannot change")
+            refuse_while_locked(cluster.locks, _REPLICATION_STAYS)
         _refuse_moved_data(cluster, schema, placements)
         return msgspec.structs.replace(cluster, schema=schema, placements=placements)
 
@@ -51,6 +53,9 @@ def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema, placements: Pla
         after = schema.by_name.get(before.name)
         if after is None or not before.tables or after.replication == before.replication:
             continue
+        # Nodes list the tables of each ring at different times while they fill a new replica: a table
+        # that changes rings in between would be in none of the lists.
+        refuse_while_locked(cluster.locks, _REPLICATION_STAYS)
         held, wanted = cluster.placements.ring(before.replication), placements.ring(after.replication)
         if not same_placement(held, wanted):
             raise Rejected(

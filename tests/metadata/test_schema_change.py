@@ -114,3 +114,15 @@ def test_only_changes_that_touch_no_ring_are_accepted_during_an_operation(histor
         assert message is not None and "while operation 1 holds ranges" in message
     assert tried(history, table("a", "t")) is None
     assert tried(history, CreateKeyspace("c", options(any=2))) is None
+
+
+def test_a_keyspace_with_tables_changes_rings_only_while_nothing_moves(history: History) -> None:
+    """Its tables would drop out of work that lists those of each ring in turn."""
+    for name, setting in (("a", options(any=2)), ("b", options(any=2)), ("c", options(dc1=2))):
+        history.submit(ChangeSchema(CreateKeyspace(name, setting)))
+    history.submit(ChangeSchema(table("a", "t")))
+    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(4)))
+    message = tried(history, AlterKeyspace("a", options(dc1=2)))
+    assert message is not None and "while operation 1 holds ranges" in message
+    assert tried(history, AlterKeyspace("a", durable_writes=False)) is None
+    assert tried(history, AlterKeyspace("b", options(dc1=2))) is None, "it has no tables"
