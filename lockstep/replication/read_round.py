@@ -32,7 +32,7 @@ class _Slow:
 
     def __init__(self, round_: ReadRound, deadline_s: float) -> None:
         self.deadline_s = deadline_s
-        self.expired = round_.ask_another
+        self.expired = round_.waited_long
 
 
 class ReadRound:
@@ -81,7 +81,11 @@ class ReadRound:
         # This node is first in order and answers last: it may answer at once, while the others work.
         for target in reversed(chosen):
             self._ask(target)
-        if len(chosen) < len(self._ordered) and not self.future.done():
+        self._remind()
+
+    def _remind(self) -> None:
+        """Come back after a while when there are replicas that were not asked."""
+        if len(self._asked) < len(self._ordered) and not self.future.done():
             now_s = self._owner.runtime.clock.monotonic_s()
             wait_s = min(READ_EXTRA_AFTER_MS / 1000, max(self.deadline_s - now_s, 0.0) / 4)
             self._extra = self._owner.slow.add(_Slow(self, now_s + wait_s))
@@ -110,17 +114,23 @@ class ReadRound:
         else:
             self.replied(target, reply, reply.accepted_epoch)
 
-    def ask_another(self) -> None:
-        """One more replica, the best one not asked yet that a need still misses."""
+    def waited_long(self) -> None:
+        self._extra = 0
+        if self.ask_another():
+            self._remind()
+
+    def ask_another(self) -> bool:
+        """One more replica, the best one not asked yet that a need still misses; False when none is left."""
         if self.future.done():
-            return
+            return False
         held = [target for target, _ in self._answers.values()]
         for target in self._ordered:
             if target.node in self._asked:
                 continue
             if any(self._helps(need.dc, need.count, target, held) for need in self._plan.needs):
                 self._ask(target)
-                return
+                return True
+        return False
 
     @staticmethod
     def _helps(dc: str, count: int, target: Target, held: list[Target]) -> bool:

@@ -294,6 +294,18 @@ def test_another_replica_is_asked_when_one_is_lost_or_fails(reads_now: bool) -> 
     run(test)
 
 
+def test_replicas_are_asked_one_after_another_while_those_asked_stay_silent() -> None:
+    async def test() -> None:
+        wire, nodes = make_nodes(5, whole_ring(5, [1, 2, 3, 4, 5], factors={"": 5}))
+        give(nodes, upsert(1, b"a", b"x"))
+        silent = {nodes[1].internode.address, nodes[2].internode.address}
+        wire.lose = lambda address, verb: address in silent
+        result = await nodes[0].coordinator.read(read_one(1), QUORUM, 400)
+        assert shown(result) == [(1, b"a", b"x")]
+
+    run(test)
+
+
 def test_too_few_answers_are_a_timeout_with_counts_and_too_few_live_nodes_unavailable() -> None:
     async def test() -> None:
         wire, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
