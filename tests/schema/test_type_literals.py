@@ -136,5 +136,6 @@ def test_any_text_parses_or_is_an_invalid_request(parse, text):
 
 def test_addresses_and_uuids_have_one_text():
     assert parse_inet("::0001") == "::1"
+    assert parse_inet("::ffff:1.2.3.4") == "1.2.3.4"
     text = "123e4567-e89b-12d3-a456-426614174000"
     assert uuid_text(parse_uuid(text.upper())) == text

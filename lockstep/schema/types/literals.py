@@ -96,11 +96,13 @@ def parse_time(text: str) -> int:
 
 
 def parse_inet(text: str) -> str:
-    """The canonical text of an IPv4 or IPv6 address."""
+    """The canonical text of an IPv4 or IPv6 address; an IPv4 address written as IPv6 becomes IPv4."""
     try:
-        return str(ipaddress.ip_address(text))
+        address = ipaddress.ip_address(text)
     except ValueError:
         raise InvalidRequest(f"Unable to make inet address from '{text}'") from None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(address if mapped is None else mapped)
 
 
 def parse_uuid(text: str) -> bytes:
