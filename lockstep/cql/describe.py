@@ -12,6 +12,7 @@ import msgspec
 from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog, cql_name
 from lockstep.cql.prepared import ColumnSpec, Prepared
+from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, option, option_map
 from lockstep.schema.types import parse_type
@@ -64,9 +65,11 @@ def _statements(
 ) -> list[tuple[str, ...]]:
     internals = statement.internals
     if statement.what == "schema":
-        keyspaces = list(catalog.schema.keyspaces)
         if statement.full:
-            keyspaces += catalog.virtual.keyspaces
+            keyspaces = [*catalog.schema.keyspaces, *catalog.virtual.keyspaces]
+        else:
+            # What another cluster would have to be told: it makes its system keyspaces by itself.
+            keyspaces = [found for found in catalog.schema.keyspaces if found.name not in SYSTEM_KEYSPACES]
         return [row for keyspace in keyspaces for row in _keyspace_rows(keyspace, internals)]
     if statement.what == "keyspace":
         name = statement.name if statement.name is not None else session_keyspace

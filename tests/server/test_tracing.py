@@ -62,6 +62,13 @@ def test_clients_cannot_change_the_shape_of_the_trace_tables(session: Session) -
         session.execute("CREATE TABLE system_traces.other (k int PRIMARY KEY)")
 
 
+def test_a_description_of_the_schema_leaves_the_trace_tables_out(session: Session) -> None:
+    trace_of(session, "SELECT v FROM traced.t")
+    described = {row.keyspace_name for row in session.execute("DESCRIBE SCHEMA")}
+    assert "traced" in described and "system_traces" not in described
+    assert "system_traces" in {row.keyspace_name for row in session.execute("DESCRIBE FULL SCHEMA")}
+
+
 def test_a_large_batch_is_warned_of_once(session: Session) -> None:
     insert = session.prepare("INSERT INTO traced.t (k, v) VALUES (?, ?)")
     batch = BatchStatement()
