@@ -12,6 +12,8 @@ from lockstep.values.errors import CannotApply
 
 #: A summary is one line of a table.
 _SUMMARY_CHARACTERS_MAX = 200
+#: Names shown of a list; a table may have hundreds of columns.
+_NAMES_SHOWN_MAX = 4
 
 
 def kind_name(kind: int) -> str:
@@ -39,7 +41,25 @@ def _fields(value: msgspec.Struct) -> str:
         field = getattr(value, name)
         if isinstance(field, tuple):
             if field:
-                parts.append(f"{name}={len(field)}")
+                parts.append(f"{name}={_elements(field)}")
         elif field not in ("", None, False):
             parts.append(f"{name}={field}")
     return f"{type(value).__name__} {' '.join(parts)}"
+
+
+def _elements(elements: tuple[Any, ...]) -> str:
+    """`(c, w)` for elements that have names, `(class: SimpleStrategy)` for pairs, `3 items` for others."""
+    texts = [_name(element) for element in elements[:_NAMES_SHOWN_MAX]]
+    if "" in texts:
+        return "1 item" if len(elements) == 1 else f"{len(elements)} items"
+    more = len(elements) - _NAMES_SHOWN_MAX
+    return f"({', '.join(texts)}{f', {more} more' if more > 0 else ''})"
+
+
+def _name(element: Any) -> str:
+    if isinstance(element, str):
+        return element
+    if isinstance(element, tuple) and len(element) == 2:
+        return f"{element[0]}: {element[1]}" if all(isinstance(part, str | int) for part in element) else ""
+    named = getattr(element, "name", "")
+    return named if isinstance(named, str) else ""

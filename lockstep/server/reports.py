@@ -17,6 +17,7 @@ from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.diff import ABSENT, diff, text_of
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.entries import LogEntry
+from lockstep.schema.model import Replication
 from lockstep.schema.types import uuid_text
 from lockstep.server.log_text import entry_summary, kind_name
 from lockstep.server.system_views import seen_epoch
@@ -194,7 +195,7 @@ def metadata(value: ClusterMetadata) -> Document:
         "keyspaces": [
             {
                 "name": keyspace.name,
-                "replication": text_of(keyspace.replication),
+                "replication": _replication_text(keyspace.replication),
                 "tables": [table.name for table in keyspace.tables],
                 "epoch": keyspace.epoch,
             }
@@ -204,6 +205,12 @@ def metadata(value: ClusterMetadata) -> Document:
         "locks": [_fields(lock) for lock in value.locks],
         "sessions": [_fields(session) for session in value.sessions],
     }
+
+
+def _replication_text(replication: Replication) -> str:
+    """`NetworkTopologyStrategy dc1: 3` or `SimpleStrategy 2`."""
+    factors = ", ".join(f"{dc}: {factor}" if dc else str(factor) for dc, factor in replication.factors)
+    return f"{replication.strategy} {factors}"
 
 
 def _fields(value: msgspec.Struct) -> Document:

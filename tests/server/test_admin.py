@@ -197,3 +197,13 @@ def test_a_decommission_runs_to_its_end_and_stays_in_the_list(cluster: Nodes) ->
         ("bootstrap", "done"),
     ]
     assert len(admin(cluster).get("/v1/nodes")["nodes"]) == 3
+
+
+def test_the_log_and_the_keyspaces_are_told_by_names(cluster: Nodes) -> None:
+    summaries = [
+        e["summary"] for e in admin(cluster).get("/v1/metadata/log", **{"from": 2, "to": 9})["entries"]
+    ]
+    assert any("replication=(class: " in summary for summary in summaries), summaries
+    assert not any(
+        "Replication(" in k["replication"] for k in admin(cluster).get("/v1/metadata")["keyspaces"]
+    )
