@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from lockstep.cli import client, options, render
+from lockstep.values.errors import ConfigurationError
 
 #: Entries shown when no range is asked for: a screenful.
 LOG_ENTRIES_SHOWN = 30
@@ -39,10 +40,14 @@ def log(first: int | None, last: int | None, host: str, call_timeout_s: float, o
     cluster = client.connect(host, call_timeout_s)
     newest = last if last is not None else int(cluster.status().get("epoch", 0))
     oldest = first if first is not None else max(1, newest - LOG_ENTRIES_SHOWN + 1)
+    if not 1 <= oldest <= max(newest, 1):
+        raise ConfigurationError(f"epochs {oldest} to {newest} are no range", hint="the first epoch is 1")
     entries = cluster.log_entries(oldest, newest)
     if output == "json":
         render.json_out({"from": oldest, "to": newest, "entries": entries}, "metadata-log/1")
         return
+    if not entries:
+        click.echo(f"no entries from epoch {oldest} to {newest}")
     render.table(
         ["epoch", "kind", "actor", "term", "hash", "summary"],
         [

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from lockstep.values.errors import LockstepError
+from lockstep.values.errors import ConfigurationError, LockstepError
 
 #: Name -> (module:attribute, section of the help page, one line of help). The module is imported on use.
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
@@ -107,7 +107,7 @@ class Root(LazyGroup):
 
 
 def _usage_text(error: click.ClickException) -> str:
-    text = f"error[USAGE]: {error.format_message()}"
+    text = f"error[{ConfigurationError.code}]: {error.format_message()}"
     context = error.ctx if isinstance(error, click.UsageError) else None
     return f"{text}\nhint: {context.command_path} --help" if context is not None else text
 

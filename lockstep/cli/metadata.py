@@ -12,6 +12,9 @@ from lockstep.cli import client, options, render
 from lockstep.cli.client import ClusterClient
 from lockstep.values.errors import LockstepError, PeerError
 
+#: Characters of a value that `diff` shows to people: some lines of a terminal.
+DIFF_CHARACTERS_MAX = 300
+
 
 @click.group()
 def metadata() -> None:
@@ -51,7 +54,13 @@ def diff(one: int, other: int, host: str, call_timeout_s: float, output: str) ->
         click.echo(str(change.get("path", "")))
         for sign, key, colour in (("-", "before", "red"), ("+", "after", "green")):
             if change.get(key) is not None:
-                click.echo(render.styled(f"  {sign} {render.cell_text(change[key])}", colour))
+                click.echo(render.styled(f"  {sign} {_shortened(render.cell_text(change[key]))}", colour))
+
+
+def _shortened(text: str) -> str:
+    """A whole ring is one value of thousands of characters; JSON has it all."""
+    more = len(text) - DIFF_CHARACTERS_MAX
+    return text if more <= 0 else f"{text[:DIFF_CHARACTERS_MAX]}… ({more} characters more: -o json)"
 
 
 @metadata.command()

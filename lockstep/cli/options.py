@@ -28,7 +28,7 @@ call_timeout: Decorator = click.option(
     default=CALL_TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
-    type=float,
+    type=click.FloatRange(min=0, min_open=True),
 )
 output: Decorator = click.option(
     "-o",
@@ -50,6 +50,6 @@ wait_timeout: Decorator = click.option(
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    type=float,
+    type=click.FloatRange(min=0),
     help="Stop waiting after this long; the operation goes on.",
 )

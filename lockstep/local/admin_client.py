@@ -24,6 +24,7 @@ from lockstep.values.errors import (
 #: Longest answer that is read; a metadata value of thousands of nodes is some tens of megabytes.
 ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 
+_NOT_ADMIN: Final = "is this a Lockstep admin port?"
 _BY_STATUS: Final[dict[int, type[LockstepError]]] = {
     400: ConfigurationError,
     404: ConfigurationError,
@@ -69,6 +70,11 @@ class AdminClient:
             status, raw = _exchange(connection, method, path, body)
         except TimeoutError as error:
             raise PeerTimeout(f"{where} did not answer within {self.timeout_s:g} s") from error
+        except http.client.BadStatusLine as error:
+            # RemoteDisconnected is one too: then nothing came, which is no sign of another protocol.
+            if isinstance(error, http.client.RemoteDisconnected):
+                raise PeerTimeout(f"{where} broke off before it answered: {error}") from error
+            raise LockstepError(f"{where} did not answer with HTTP", hint=_NOT_ADMIN) from error
         except (OSError, http.client.HTTPException) as error:
             raise PeerTimeout(f"{where} broke off before it answered: {error}") from error
         finally:
@@ -128,7 +134,7 @@ def _decoded(raw: bytes, where: str) -> dict[str, Any]:
         document = json.loads(raw or b"{}")
     except ValueError as error:
         raise LockstepError(
-            f"{where} did not answer with JSON", hint="is this a Lockstep admin port?"
+            f"{where} did not answer with JSON", hint=_NOT_ADMIN
         ) from error
     if not isinstance(document, dict):
         raise LockstepError(f"{where} answered with {type(document).__name__}, not an object")

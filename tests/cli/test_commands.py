@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from typing import Any
 
 import pytest
@@ -107,6 +109,38 @@ def test_diff_shows_before_and_after_of_each_path() -> None:
     assert result.output == "nodes/3/state\n  - normal\n  + leaving\nx\n  + 1\n"
 
 
+def test_diff_cuts_a_value_of_many_lines_for_people_but_not_in_json() -> None:
+    answers = {"GET /v1/metadata/diff?from=1&to=2": {"changes": [{"path": "x", "after": "r" * 9000}]}}
+    result, _ = ask(answers, "metadata", "diff", "1", "2")
+    assert result.output == f"x\n  + {'r' * 300}… (8700 characters more: -o json)\n"
+    whole, _ = ask(answers, "metadata", "diff", "1", "2", "-o", "json")
+    assert json.loads(whole.stdout)["changes"][0]["after"] == "r" * 9000
+
+
+def test_describe_takes_names_with_the_quotes_of_cql() -> None:
+    answers = {"GET /v1/describe?keyspace=a&table=Mixed": {"statements": [{"cql": "CREATE TABLE a.b;"}]}}
+    result, _ = ask(answers, "describe", 'a."Mixed"')
+    assert result.output == "CREATE TABLE a.b;\n"
+
+
+def test_another_protocol_at_the_port_is_said_without_its_bytes() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            peer.recv(65536)
+            peer.sendall(b"\x84\x00\x00\x00\x00\x00\x00\x00\x02no\r\n")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    result = run("status", "--host", f"127.0.0.1:{listener.getsockname()[1]}")
+    thread.join()
+    listener.close()
+    assert result.exit_code == 1
+    assert result.output.endswith("did not answer with HTTP\nhint: is this a Lockstep admin port?\n")
+
+
 def test_node_info_joins_identity_and_progress() -> None:
     result, _ = ask({"GET /v1/status": status()}, "node", "info", "-o", "json")
     facts = json.loads(result.stdout)
@@ -134,6 +168,19 @@ def test_cms_log_shows_the_newest_entries() -> None:
     result, _ = ask(answers, "cms", "log")
     assert len(result.output.splitlines()) == 31
     assert result.output.splitlines()[-1].startswith("   42  k")
+
+
+@pytest.mark.parametrize("asked", [("--from", "5", "--to", "3"), ("--from", "99"), ("--from", "-5")])
+def test_cms_log_refuses_what_is_no_range(asked: tuple[str, ...]) -> None:
+    result, _ = ask({"GET /v1/status": status(epoch=42)}, "cms", "log", *asked)
+    assert (result.exit_code, "are no range" in result.output) == (2, True), result.output
+
+
+def test_cms_log_says_when_there_is_nothing() -> None:
+    result, _ = ask(
+        {"GET /v1/metadata/log?from=90&to=99": {"entries": []}}, "cms", "log", "--from", "90", "--to", "99"
+    )
+    assert (result.exit_code, result.output) == (0, "no entries from epoch 90 to 99\n")
 
 
 def test_a_long_log_is_fetched_in_parts() -> None:

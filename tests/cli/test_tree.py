@@ -44,10 +44,14 @@ def test_help_needs_no_command_module() -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (["statsu"], ["error[USAGE]: No such command 'statsu'", "status"]),
-        (["cluster", "destory", "x"], ["error[USAGE]: No such command 'destory'", "destroy"]),
-        (["cluster", "kill", "x"], ["error[USAGE]: Missing argument", "hint: lockstep cluster kill --help"]),
-        (["status", "-o", "xml"], ["error[USAGE]: Invalid value for '-o'"]),
+        (["statsu"], ["error[CONFIGURATION]: No such command 'statsu'", "status"]),
+        (["cluster", "destory", "x"], ["error[CONFIGURATION]: No such command 'destory'", "destroy"]),
+        (
+            ["cluster", "kill", "x"],
+            ["error[CONFIGURATION]: Missing argument", "hint: lockstep cluster kill --help"],
+        ),
+        (["status", "-o", "xml"], ["error[CONFIGURATION]: Invalid value for '-o'"]),
+        (["status", "--call-timeout", "0"], ["error[CONFIGURATION]: Invalid value for '--call-timeout'"]),
         (["status", "--host", "a:b"], ["error[CONFIGURATION]: `a:b` is not an address"]),
     ],
 )
