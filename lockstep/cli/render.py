@@ -85,6 +85,8 @@ def cell_text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.2f}"
+    if isinstance(value, list) and all(isinstance(part, str | int) for part in value):
+        return ", ".join(str(part) for part in value)
     if isinstance(value, dict | list):
         return json.dumps(value)
     return str(value)

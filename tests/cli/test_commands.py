@@ -109,6 +109,12 @@ def test_diff_shows_before_and_after_of_each_path() -> None:
     assert result.output == "nodes/3/state\n  - normal\n  + leaving\nx\n  + 1\n"
 
 
+def test_lists_of_names_are_told_without_brackets() -> None:
+    answer = {"epoch": 3, "keyspaces": [{"name": "shop", "tables": ["item", "sale"]}]}
+    result, _ = ask({"GET /v1/metadata": answer}, "metadata", "show")
+    assert result.output.splitlines()[-1] == "shop  item, sale"
+
+
 def test_diff_cuts_a_value_of_many_lines_for_people_but_not_in_json() -> None:
     answers = {"GET /v1/metadata/diff?from=1&to=2": {"changes": [{"path": "x", "after": "r" * 9000}]}}
     result, _ = ask(answers, "metadata", "diff", "1", "2")
