@@ -111,6 +111,12 @@ def test_a_value_that_no_row_can_have_gives_no_keys() -> None:
     assert key_partitions([], 3) == []
 
 
+def test_the_empty_key_which_no_row_can_have_is_not_asked_for() -> None:
+    one = TableShape("shop", "t", (TableColumn("a", "partition_key", 0, "text"),))
+    assert keys_of_filters(one, [In(("a",), ["", "x"])])[0] == [(b"x",)]
+    assert keys_of_filters(one, [EqualTo(("a",), "")])[0] == []
+
+
 def test_too_many_keys_are_left_to_spark() -> None:
     keys, left = keys_of_filters(SHAPE, [In(("a",), list(range(20_000))), EqualTo(("b",), UUID)])
     assert keys is None and len(left) == 2
