@@ -19,7 +19,7 @@ from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.reconcile import is_empty
 from lockstep.storage.store import Batch, Family, Pair, Store, StoreSnapshot
 from lockstep.values import codec
-from lockstep.values.errors import StorageError
+from lockstep.values.errors import DiskRefused, StorageError
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
@@ -56,7 +56,7 @@ class StorageEngine:
         self._store = store
         self._runtime = runtime
         self._commit = GroupCommit(store, runtime, on_failure)
-        self._merge = BackgroundMerge(store, runtime)
+        self._merge = BackgroundMerge(store, runtime, self._commit.fail)
         self._ask_merge = self._merge.ask if background_merge else None
 
     def apply(self, mutation: Mutation, also: Batch = ()) -> int:
@@ -68,7 +68,11 @@ class StorageEngine:
         self._commit.admit()
         prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
         batch = fragments_of(mutation, prefix)
-        sequence = self._store.write([*batch, *also] if also else batch)
+        try:
+            sequence = self._store.write([*batch, *also] if also else batch)
+        except DiskRefused as error:
+            self._commit.fail(error)
+            raise
         self._commit.wrote(prefix, sequence)
         self._runtime.probes.reach("storage.batch.written")
         return sequence
@@ -152,7 +156,11 @@ class StorageEngine:
         if not found:
             return
         prefixes = _prefixes(found)
-        sequence = self._store.ingest(found)
+        try:
+            sequence = self._store.ingest(found)
+        except DiskRefused as error:
+            self._commit.fail(error)
+            raise
         for prefix in prefixes:
             self._commit.wrote(prefix, sequence)
         self._runtime.probes.reach("storage.batch.written")
@@ -174,7 +182,11 @@ class StorageEngine:
         self._commit.admit()
         sequence = 0
         for lower, upper in ranges:
-            sequence = self._store.write([("delete_range", lower, upper)])
+            try:
+                sequence = self._store.write([("delete_range", lower, upper)])
+            except DiskRefused as error:
+                self._commit.fail(error)
+                raise
             self._commit.wrote_range(lower, upper, sequence)
             self._runtime.probes.reach("storage.batch.written")
         await self._commit.synced(sequence)

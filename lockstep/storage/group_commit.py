@@ -2,7 +2,7 @@
 
 Invariants. `synced(n)` returns only after a sync that began after write n has finished. A partition is
 known as unsynced from its write until such a sync has finished, so a reader can wait for exactly what it
-saw. After one failed sync every later call fails: nothing more can be promised.
+saw. After one failed sync or write every later call fails: nothing more can be promised.
 """
 
 from __future__ import annotations
@@ -68,6 +68,13 @@ class GroupCommit:
         if len(self._open.partitions) >= limits.UNSYNCED_PARTITIONS_MAX:
             raise Overloaded("too many writes wait for the disk")
 
+    def fail(self, error: StorageError) -> None:
+        """The store is dead, by a sync or by a write: say so once, and promise nothing from now on."""
+        if self._failure is None:
+            self._failure = error.message
+            if self._on_failure is not None:
+                self._on_failure(error)
+
     def wrote(self, prefix: bytes, sequence: int) -> None:
         """A write touched the partition with this key prefix."""
         self._open.partitions[prefix] = sequence
@@ -105,11 +112,9 @@ class GroupCommit:
             while self._waiting:
                 await self._sync_once()
         except StorageError as error:
-            self._failure = error.message
             for waiter in self._taken():
                 waiter.set_exception(DiskRefused(error.message))
-            if self._on_failure is not None:
-                self._on_failure(error)
+            self.fail(error)
         finally:
             self._task = None
             # Only a cancelled task still has waiters here; they cannot be told anything true.
@@ -140,3 +145,5 @@ class GroupCommit:
         """Wait for a sync that runs; used before the store is closed."""
         if self._task is not None:
             await asyncio.wait([self._task])
+        # A closed store refuses writes too, and that is no failure.
+        self._on_failure = None

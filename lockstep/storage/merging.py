@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 
 from lockstep.runtime.ports import Runtime
 from lockstep.storage import keys
@@ -24,6 +25,7 @@ from lockstep.storage.fragments import (
 from lockstep.storage.reconcile import merge_rows
 from lockstep.storage.store import Operation, Pair, Store
 from lockstep.values import limits
+from lockstep.values.errors import DiskRefused, StorageError
 from lockstep.values.rows import Deletion, RangeDeletion
 
 
@@ -61,9 +63,11 @@ def _merged_value(prefix: bytes, place: bytes, pairs: list[Pair]) -> bytes | Non
 class BackgroundMerge:
     """A bounded queue of places, merged one at a time with a turn for the loop after each."""
 
-    def __init__(self, store: Store, runtime: Runtime) -> None:
+    def __init__(self, store: Store, runtime: Runtime, on_failure: Callable[[StorageError], None]) -> None:
+        """`on_failure` is told when the store takes no more writes; merging has then ended."""
         self._store = store
         self._runtime = runtime
+        self._on_failure = on_failure
         self._queue: dict[bytes, bytes] = {}
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -83,6 +87,9 @@ class BackgroundMerge:
                 merge_place(self._store, self._queue.pop(place), place)
                 self._runtime.probes.reach("storage.merge.written")
                 await asyncio.sleep(0)
+        except DiskRefused as error:
+            self._is_stopping = True
+            self._on_failure(error)
         finally:
             self._task = None
 

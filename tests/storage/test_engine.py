@@ -16,6 +16,7 @@ from lockstep.storage.merging import merge_place
 from lockstep.storage.model import open_model_store
 from lockstep.storage.reading import normal_slices
 from lockstep.storage.reconcile import is_empty, merge_partitions
+from lockstep.storage.store import Batch
 from lockstep.storage.visible import live_view
 from lockstep.values import limits
 from lockstep.values.errors import DiskRefused, InvalidRequest, StorageError
@@ -509,6 +510,47 @@ def test_a_failed_sync_fails_its_waiters_and_everything_after() -> None:
             await engine.read(command((1, b"a")))
         with pytest.raises(DiskRefused):
             engine.apply(put((1, b"a"), b"", b"v", 1, 2))
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("by_merge", [False, True])
+def test_a_store_that_takes_no_write_is_reported_once_though_nobody_waits_for_a_sync(by_merge: bool) -> None:
+    async def body() -> None:
+        disk, told = LossyDisk(), []
+        store, runtime = await open_model_store(disk, "store"), runtime_of(disk)
+        engine = StorageEngine(store, runtime, on_failure=told.append)
+        for number in range(1, limits.ROW_FRAGMENTS_MERGE_AT + 1):
+            sequence = engine.apply(put((1, b"a"), b"", b"v", number, number))
+        await engine.synced(sequence)
+
+        def refuse(batch: Batch) -> int:
+            raise DiskRefused("the log cannot grow")
+
+        store.write = refuse  # type: ignore[method-assign]
+        if by_merge:
+            await engine.read(command((1, b"a")))
+            await asyncio.gather(*runtime.tasks.running)
+            assert len(told) == 1
+        for number in (50, 51):
+            with pytest.raises(DiskRefused):
+                engine.apply(put((1, b"a"), b"", b"v", number, number))
+        assert len(told) == 1
+        assert len((await engine.read(command((1, b"a")))).partitions) == 1, "what is durable is still read"
+
+    asyncio.run(body())
+
+
+def test_a_write_after_the_close_is_refused_and_no_failure() -> None:
+    async def body() -> None:
+        disk, told = LossyDisk(), []
+        engine = StorageEngine(
+            await open_model_store(disk, "store"), runtime_of(disk), on_failure=told.append
+        )
+        await engine.close()
+        with pytest.raises(DiskRefused):
+            engine.apply(put((1, b"a"), b"", b"v", 1, 1))
+        assert not told
 
     asyncio.run(body())
 
