@@ -85,6 +85,18 @@ def draw_shape(
     )
 
 
+class SmallAppends(Node):
+    """A node whose consensus sends at most `append_bytes_max` bytes of entries at once."""
+
+    append_bytes_max = 1 << 20
+
+    def _start_consensus(self) -> None:
+        super()._start_consensus()
+        if self.driver is not None:
+            state = self.driver.raft.state
+            state.settings = msgspec.structs.replace(state.settings, append_bytes_max=self.append_bytes_max)
+
+
 class SimCluster:
     """`cluster` is the newest value that any node has applied, as the monitors saw it."""
 
@@ -106,6 +118,8 @@ class SimCluster:
         self.on_park: Callable[[str], None] = lambda name: None
         self._draw = world.stream("cluster")
         self._duplicates = world.stream("duplicates")
+        #: With one entry at a time followers stop at every point between a leader's entries.
+        self.append_bytes_max = SmallAppends.append_bytes_max
         names = [f"n{number}" for number in range(1, shape.founders + shape.spares + 1)]
         self.processes: dict[str, Process] = {
             name: world.process(name, f"127.0.0.{name[1:]}") for name in names
@@ -216,7 +230,8 @@ class SimCluster:
         async def main(runtime: Runtime) -> None:
             if name in self.parked:
                 return
-            node = Node(runtime, self.configuration(name), self._open_store, self._log(name))
+            node = SmallAppends(runtime, self.configuration(name), self._open_store, self._log(name))
+            node.append_bytes_max = self.append_bytes_max
             if self.shape.duplicate:
                 node.internode.duplicate = self._duplicate
             self.nodes[name] = node

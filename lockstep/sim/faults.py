@@ -247,6 +247,32 @@ def isolate_leader(nemesis: Nemesis, draw: Stream) -> None:
         nemesis.cut([host], others, symmetric=draw.random() < 0.5, seconds=1.0 + draw.random() * 3)
 
 
+def isolate_winners(nemesis: Nemesis, draw: Stream) -> None:
+    """Whoever wins an election is cut off at once, or at its first commit: logs end in entries of many
+    terms, and what a leader took for committed is all that the next one knows."""
+
+    def cut(name: str) -> None:
+        host = nemesis.cluster.processes[name].host
+        others = [other for other in nemesis.cluster.hosts() if other != host]
+        seconds = draw.choice((0.3, 1.0, 2.0)) * (0.5 + draw.random())
+        nemesis.cut([host], others, symmetric=True, seconds=seconds)
+
+    def cut_now(name: str) -> None:
+        nemesis.later(0.0, lambda: cut(name))
+
+    def won(name: str) -> None:
+        if draw.random() < 0.5:
+            cut_now(name)
+        else:
+            first = CrashRule(label=LAG_PROBE, process=name, kind="", probability=1.0, on_fired=cut_now)
+            nemesis.add_rule(first, seconds=2.0)
+
+    rule = CrashRule(label="raft.became_leader", kind="", probability=0.9, times=20, on_fired=won)
+    nemesis.add_rule(rule, seconds=8.0)
+    if nemesis.cluster.leader[1]:
+        cut(nemesis.cluster.leader[1])
+
+
 def flapping(nemesis: Nemesis, draw: Stream) -> None:
     hosts = nemesis.cluster.hosts()
     if len(hosts) > 1:
@@ -304,6 +330,7 @@ FAULTS: dict[str, Fault] = {
         Fault("partition", partition, ("net.held", "net.syn_blocked")),
         Fault("partial_partition", partial_partition, ("net.held",)),
         Fault("isolate_leader", isolate_leader, ("net.held",)),
+        Fault("isolate_winners", isolate_winners, ("net.held",), 2.0),
         Fault("flapping", flapping, ("net.held",)),
         Fault("reset", reset, ("net.broken",)),
         Fault("blackhole", blackhole, ("net.blackholed",)),

@@ -196,7 +196,7 @@ class Nemesis:
             if stage is Stage.PREPARED:
                 self._hold_behind(self._bystander(operation), 4.0)
             elif stage is Stage.WRITE_BOTH_READ_NEW:
-                self._hold_behind(self.cluster.leader[1], 1.0)
+                self._hold_behind(self.cluster.leader[1], 2.0)
 
     def _hold_behind(self, name: str, seconds: float) -> None:
         """A node that goes on serving while it learns each further epoch late. Who has no part in an
