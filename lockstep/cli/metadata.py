@@ -10,7 +10,7 @@ import click
 
 from lockstep.cli import client, options, render
 from lockstep.cli.client import ClusterClient
-from lockstep.values.errors import LockstepError, PeerError
+from lockstep.values.errors import ConfigurationError, LockstepError, PeerError
 
 #: Characters of a value that `diff` shows to people: some lines of a terminal.
 DIFF_CHARACTERS_MAX = 300
@@ -76,6 +76,8 @@ def verify(first: int, host: str, call_timeout_s: float, output: str) -> int:
     """
     cluster = client.connect(host, call_timeout_s)
     newest = int(cluster.status().get("epoch", 0))
+    if not 1 <= first <= max(newest, 1):
+        raise ConfigurationError(f"epochs {first} to {newest} are no range", hint="the first epoch is 1")
     findings: list[dict[str, Any]] = []
     agreed: dict[int, str] = {}
     for node in cluster.nodes().get("nodes", []):

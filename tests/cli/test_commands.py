@@ -366,3 +366,9 @@ def test_colour_and_boxes_appear_only_on_a_terminal_that_wants_them(
     assert render.styled("fine", "green") == "fine"
     monkeypatch.delenv("NO_COLOR")
     assert "\x1b[32m" in render.styled("fine", "green")
+
+
+@pytest.mark.parametrize("first", ["0", "-3", "43"])
+def test_verify_refuses_to_start_where_the_log_has_nothing(first: str) -> None:
+    result, _ = ask({"GET /v1/status": status(epoch=42)}, "metadata", "verify", "--from", first)
+    assert (result.exit_code, "42 are no range" in result.output) == (2, True), result.output
