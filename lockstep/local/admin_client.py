@@ -133,9 +133,7 @@ def _decoded(raw: bytes, where: str) -> dict[str, Any]:
     try:
         document = json.loads(raw or b"{}")
     except ValueError as error:
-        raise LockstepError(
-            f"{where} did not answer with JSON", hint=_NOT_ADMIN
-        ) from error
+        raise LockstepError(f"{where} did not answer with JSON", hint=_NOT_ADMIN) from error
     if not isinstance(document, dict):
         raise LockstepError(f"{where} answered with {type(document).__name__}, not an object")
     return document
