@@ -18,7 +18,7 @@ SEEDS ?= 20
 SEED ?= 1
 ARGS ?=
 
-.PHONY: help demo test check format sim conformance bench reference lock clean setup setup-spark
+.PHONY: help demo test check format sim sim-planted conformance bench reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ format: $(VENV)/.stamp-dev ## rewrite the sources in the house format
 
 sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on
 	$(BIN)/lockstep sim run --seed $(SEED) --seeds $(SEEDS) $(ARGS)
+
+sim-planted: $(VENV)/.stamp-dev ## SEEDS=n look for each planted bug in up to n seeds
+	$(BIN)/lockstep sim planted --seeds $(SEEDS) $(ARGS)
 
 conformance: $(VENV)/.stamp-dev ## SUITE=path runs a fetched foreign test suite against a local cluster
 	@test -n "$(SUITE)" || { echo "usage: make conformance SUITE=path/to/suite" >&2; exit 2; }

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from lockstep.consensus import elections
-from lockstep.consensus.log import Log as RaftLog
 from lockstep.metadata.recent_ids import RecentIds
 from lockstep.node import node as node_module
 from lockstep.node import work as work_module
@@ -225,11 +224,6 @@ def _vote_for_anyone() -> contextlib.AbstractContextManager[None]:
     return replaced((elections, "may_vote_for", lambda state, candidate: True))
 
 
-def _vote_for_old_logs() -> contextlib.AbstractContextManager[None]:
-    """A candidate wins whose log lacks what its voters have."""
-    return replaced((RaftLog, "is_current", lambda *_: True))
-
-
 def _promise_before_sync() -> contextlib.AbstractContextManager[None]:
     """Raft messages that promise durability leave before the write."""
     execute = RaftDriver._execute
@@ -298,7 +292,6 @@ REGISTRY: dict[str, Planted] = {
         Planted("failed_sync_forgotten", "a dead store stays in service", "power", _failed_sync_forgotten),
         Planted("vote_not_durable", "two leaders in one term", "log", _vote_not_durable),
         Planted("vote_for_anyone", "two leaders in one term", "log", _vote_for_anyone),
-        Planted("vote_for_old_logs", "a committed entry is replaced", "log", _vote_for_old_logs),
         Planted("promise_before_sync", "committed entries are lost", "log", _promise_before_sync),
         Planted("epoch_before_sync", "a node's epoch goes back", "power", _epoch_before_sync),
         Planted("unsettled_restart", "a node's epoch goes back", "log", _unsettled_restart),
