@@ -29,10 +29,10 @@ class Page:
         """Rows that may still be asked for; 0 when the command has no limit."""
         if self._row_limit == _UNLIMITED:
             return 0
-        return max(1, self._row_limit - self._count())
+        return max(1, self._row_limit - self.count())
 
     def full(self) -> bool:
-        return self._count() >= self._row_limit
+        return self.count() >= self._row_limit
 
     def add(self, merged: Iterable[Partition], end: Position | None) -> None:
         """Append canonical partitions that follow what is here, perhaps going on inside the last one.
@@ -72,7 +72,8 @@ class Page:
             return len(partition.rows)
         return int(partition.static is not None and counts_static(self._command, partition.key))
 
-    def _count(self) -> int:
+    def count(self) -> int:
+        """Rows gathered so far."""
         if not self._partitions:
             return self._rows_before
         last = self._partitions[-1]

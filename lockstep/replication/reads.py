@@ -86,16 +86,19 @@ class Reads:
             raise Overloaded("too many reads in flight on this node")
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
         page = Page(command)
-        left, after, short = command.left, command.after, 0
+        left, after = command.left, command.after
+        #: Short rounds in a row of one data range, and those of them that gave no row.
+        short = barren = 0
         while True:
             if after is not None and command.key is None:
                 left = max(left, after.token - 1)
-            piece = _piece(command, left, after, page.room() << short)
+            piece = _piece(command, left, after, page.room() << min(short, SHORT_READ_ROUNDS_MAX))
             answers, asked, plan = await self._ask(piece, consistency, deadline_s)
             partitions, end = await self._reconcile(asked, plan, answers, deadline_s)
+            held = page.count()
             page.add(partitions, end)
             if end is None:
-                after, short = None, 0
+                after, short, barren = None, 0, 0
                 if asked.right >= command.right:
                     return page.result(None)
                 left = asked.right
@@ -103,9 +106,10 @@ class Reads:
             else:
                 resume = after = page.skip_full(end)
                 short += 1
+                barren = 0 if page.count() > held else barren + 1
             if page.full():
                 return page.result(resume or page.behind_last())
-            if short > SHORT_READ_ROUNDS_MAX:
+            if barren > SHORT_READ_ROUNDS_MAX:
                 raise ReadFailure(consistency, len(answers), plan.required, 0, True)
 
     async def _reconcile(

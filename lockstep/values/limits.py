@@ -102,7 +102,7 @@ READS_IN_FLIGHT_MAX: Final = 4096
 REPLICA_RETRY_MS: Final = 50
 #: A read asks one more replica when the answers take longer than this (or a quarter of its timeout).
 READ_EXTRA_AFTER_MS: Final = 200
-#: Rounds of one read that answers with hidden rows may cause; the asked rows double in each.
+#: Rounds without a row that answers with hidden rows may cause; the asked rows double in each.
 SHORT_READ_ROUNDS_MAX: Final = 64
 #: Range streams one node serves at once; each pins a store snapshot.
 STREAMS_OPEN_MAX: Final = 64

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.replication import verbs
+from lockstep.replication import reads, verbs
 from lockstep.storage.reconcile import merge_partitions
 from lockstep.storage.visible import live_view
 from lockstep.values.errors import (
@@ -17,7 +19,7 @@ from lockstep.values.errors import (
     Unavailable,
 )
 from lockstep.values.ids import Consistency, mutation_id
-from lockstep.values.rows import Cell, Mutation, Partition, ReadCommand, ReadResult, Row
+from lockstep.values.rows import Cell, Mutation, Partition, Position, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import TOKEN_MAX
 
 from .clusters import (
@@ -37,6 +39,7 @@ from .clusters import (
 from .support import run
 
 QUORUM = Consistency.QUORUM
+Answer = Callable[[ReadCommand], ReadResult]
 
 
 def give(nodes: list[ScriptedNode], *mutations: Mutation) -> None:
@@ -370,6 +373,38 @@ def test_a_static_row_is_no_row_of_its_own_where_a_short_answer_hides_the_rows()
             assert result.end is not None and result.end.clustering == b"1"
 
     run(test)
+
+
+def test_a_page_of_rows_so_large_that_each_answer_holds_one_is_still_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reads, "SHORT_READ_ROUNDS_MAX", 3)
+
+    async def test() -> None:
+        _, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
+        give(nodes, *(upsert(1, b"%d" % i, b"v", 5, i) for i in range(9)))
+        for node in nodes:
+            whole = node.engine.answer
+
+            def one_row(command: ReadCommand, whole: Answer = whole) -> ReadResult:
+                return whole(msgspec.structs.replace(command, row_limit=1))
+
+            node.engine.answer = one_row  # type: ignore[method-assign]
+        result = await nodes[0].coordinator.read(read_one(1, row_limit=8), QUORUM, 2000)
+        assert len(shown(result)) == 8
+        give(nodes, *(deletion(1, b"%d" % i, 9, 100 + i) for i in range(9)))
+        for node in nodes:
+            node.engine.answer = nothing_yet  # type: ignore[method-assign]
+        with pytest.raises(ReadFailure):
+            await nodes[0].coordinator.read(read_one(1, row_limit=8), QUORUM, 2000)
+
+    run(test)
+
+
+def nothing_yet(command: ReadCommand) -> ReadResult:
+    """Dead rows without end."""
+    last = command.after.clustering if command.after is not None else None
+    return ReadResult((), True, Position(1, key_of(1), (last or b"") + b"x"))
 
 
 def test_a_partition_limit_counts_merged_rows() -> None:
