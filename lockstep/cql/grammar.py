@@ -61,6 +61,7 @@ distinct: "DISTINCT"
 selection: "*" -> select_all | selector ("," selector)* -> select_some
 selector: expression ("AS" name)?
 ?expression: name -> select_column | literal | bind
+    | name "[" term "]" -> select_element
     | function_name "(" "*" ")" -> select_call_all
     | function_name "(" (expression ("," expression)*)? ")" -> select_call
     | "CAST" "(" expression "AS" type ")" -> select_cast

@@ -21,7 +21,7 @@ from lockstep.cql.prepared import ColumnSpec, Scope
 from lockstep.cql.terms import Values, assignable_type, choose_overload, compile_term, fits
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.model import Column, ColumnKind
-from lockstep.schema.types import CqlType, parse_type
+from lockstep.schema.types import CollectionType, CqlType, MapType, parse_type
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.rows import Cell
 from lockstep.values.tokens import token_of
@@ -111,6 +111,8 @@ class _Compiler:
             return _applied(cast_function(source, target), [evaluate]), target
         if isinstance(term, tree.TypeHint):
             return self._hinted(term)
+        if isinstance(term, tree.Element):
+            return self._element(term)
         if isinstance(term, tree.Call):
             return self._call(term)
         if isinstance(term, tree.Literal):
@@ -144,6 +146,18 @@ class _Compiler:
         if not assignable_type(found, kind):
             raise InvalidRequest(f"Cannot assign value of type {found.text} to type {kind.text}")
         return evaluate, kind
+
+    def _element(self, element: tree.Element) -> tuple[Evaluate, CqlType]:
+        slot, kind = self.slot(element.name), self.shape.types[element.name]
+        if isinstance(kind, MapType):
+            key, _ = self._term(element.key, kind.key)
+            return _element_of(slot, kind, key, 1), kind.value
+        if isinstance(kind, CollectionType) and kind.name == "set":
+            key, of_key = self._term(element.key, kind.element)
+            return _element_of(slot, kind, key, 0), of_key
+        raise InvalidRequest(
+            f"Invalid element selection: {element.name} is of type {kind.text}, neither a map nor a set"
+        )
 
     def _call(self, call: tree.Call) -> tuple[Evaluate, CqlType]:
         if call.name in aggregates.NAMES:
@@ -265,6 +279,11 @@ def shown(term: tree.Term) -> str:
         return f"cast({shown(term.term)} as {term.type})"
     if isinstance(term, tree.TypeHint):
         return f"({term.type}){shown(term.term)}"
+    if isinstance(term, tree.Element):
+        is_collection = isinstance(
+            term.key, tree.ListLiteral | tree.SetLiteral | tree.MapLiteral | tree.TupleLiteral
+        )
+        return f"{cql_name(term.name)}[{'...' if is_collection else shown(term.key)}]"
     if isinstance(term, tree.Bind):
         return "?"
     assert isinstance(term, tree.Call)
@@ -285,6 +304,23 @@ def _only(call: tree.Call) -> tree.Term | None:
 
 def _take(slot: int) -> Evaluate:
     return lambda record, moment: record[slot]
+
+
+def _element_of(slot: int, kind: CollectionType, key: Evaluate, behind: int) -> Evaluate:
+    """The part `behind` the one that equals `key` in a collection: 1 for a map's value, 0 for itself."""
+    step = kind.parts_per_entry
+
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        value, wanted = record[slot], key(record, moment)
+        if value is None or wanted is None:
+            return None
+        parts = kind.split(value)
+        for at in range(0, len(parts), step):
+            if parts[at] == wanted:
+                return parts[at + behind]
+        return None
+
+    return evaluate
 
 
 def _always(record: Record, moment: Moment) -> bytes:

@@ -47,6 +47,13 @@ class ColumnName(Struct, frozen=True):
     name: str
 
 
+class Element(Struct, frozen=True):
+    """`column[key]` in a selection."""
+
+    name: str
+    key: Term
+
+
 class Call(Struct, frozen=True):
     """A function call, in a term or a selection; `counts_rows` is the `*` argument."""
 
@@ -74,6 +81,7 @@ Term = (
     | MapLiteral
     | TupleLiteral
     | ColumnName
+    | Element
     | Call
     | TypeHint
     | Cast

@@ -127,6 +127,17 @@ def test_collections_are_replaced_appended_and_removed(session: Session) -> None
     assert session.run("SELECT k FROM t WHERE m['y'] = 24 ALLOW FILTERING") == []
 
 
+def test_elements_of_maps_and_sets_are_selected(session: Session) -> None:
+    session.run("INSERT INTO t (k, c, d, m, e, f) VALUES (1, 1, 'x', {'a': 1, 'b': 2}, {3, 1}, [9])")
+    session.run("INSERT INTO t (k, c, d) VALUES (1, 2, 'x')")
+    chosen = "SELECT m['b'], m['q'], e[3], e[4], m[?] AS asked FROM t WHERE k = 1"
+    assert session.run(chosen, "a") == [(2, None, 3, None, 1), (None, None, None, None, None)]
+    assert session.run("SELECT sum(m['b']), count(e[1]) FROM t WHERE k = 1") == [(2, 1)]
+    for refused in ("l[0]", "f[0]", "k[0]", "m[1]"):
+        with pytest.raises(InvalidRequest):
+            session.run(f"SELECT {refused} FROM t WHERE k = 1")
+
+
 def test_two_prepends_put_the_later_one_first(session: Session) -> None:
     where = "WHERE k = 1 AND c = 1 AND d = 'x'"
     session.run(f"UPDATE t SET l = [3, 4] + l {where}")
