@@ -17,9 +17,9 @@ _NUMBERS = ("bigint", "counter", "decimal", "double", "float", "int", "smallint"
 
 
 def row_text(names: Sequence[str], kinds: Sequence[CqlType], row: Sequence[bytes | None]) -> bytes:
-    """One row as a JSON object, UTF-8; names that need quotes in CQL keep them."""
+    """One row as a JSON object, UTF-8; names with capital letters, and only those, keep their quotes."""
     pairs = [
-        f"{_quoted(cql_name(name))}: {json_text(kind, data)}"
+        f"{_quoted(name if name == name.lower() else cql_name(name))}: {json_text(kind, data)}"
         for name, kind, data in zip(names, kinds, row, strict=True)
     ]
     return f"{{{', '.join(pairs)}}}".encode()

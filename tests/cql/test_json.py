@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from lockstep.cql.json_text import row_text
+from lockstep.schema.types import parse_type
 from lockstep.values.errors import InvalidRequest
 from tests.cql.twin import Session
 
@@ -51,3 +53,9 @@ def test_the_text_is_spaced_as_tools_expect_and_null_is_null() -> None:
 def test_aggregates_have_no_json_form_yet() -> None:
     with pytest.raises(InvalidRequest, match="aggregate"):
         session().run("SELECT JSON count(*) FROM t")
+
+
+def test_only_names_with_capitals_keep_their_quotes() -> None:
+    kinds = [parse_type("int")] * 4
+    text = row_text(["k", "select", "Mixed", "m['q']"], kinds, [None] * 4)
+    assert list(json.loads(text)) == ["k", "select", '"Mixed"', "m['q']"]
