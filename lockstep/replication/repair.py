@@ -19,7 +19,7 @@ from lockstep.storage.difference import repair_mutation
 from lockstep.values.codec import encode
 from lockstep.values.errors import ReadFailure, ReadTimeout, WriteFailure, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.limits import READ_EXTRA_AFTER_MS
+from lockstep.values.limits import READ_EXTRA_AFTER_MS, REPAIRS_AT_ONCE_MAX
 from lockstep.values.rows import Mutation, Partition
 
 
@@ -109,6 +109,9 @@ async def repair(
         writes.runtime.probes.reach("read.repaired")
         write.start()
         waiting.append(future)
+        if len(waiting) >= REPAIRS_AT_ONCE_MAX:
+            await _all_done(waiting, consistency)
+            waiting = []
     if waiting:
         await _all_done(waiting, consistency)
 

@@ -30,6 +30,8 @@ LOG_FETCH_BYTES_MAX: Final = 8 * 1024 * 1024
 ENTRY_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 #: Recent entry ids kept in the metadata so that a retried submission finds its first outcome.
 RECENT_ENTRY_IDS_MAX: Final = 4096
+#: Partitions one read repairs at once; a scan over a newcomer's ranges differs in every partition.
+REPAIRS_AT_ONCE_MAX: Final = 128
 #: Refused submissions a leader remembers in its term; a doubled frame arrives long before so many others.
 REFUSED_IDS_MAX: Final = 4096
 #: Tokens one node may own. More only slows placement down; Cassandra advises 16.
