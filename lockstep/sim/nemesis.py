@@ -210,7 +210,7 @@ class Nemesis:
     def _bystander(self, operation: Operation) -> str:
         """A running node that the operation does not touch, nor leads; "" when there is none."""
         touched = {node for transition in operation.transitions for node in transition.union}
-        names = {self.cluster.name_of(node): None for node in touched} | {self.cluster.leader[1]: None}
+        names = [self.cluster.leader[1], *(self.cluster.name_of(node) for node in sorted(touched))]
         others = [name for name in self.cluster.live() if name not in names]
         return self._stages.choice(others) if others else ""
 
