@@ -255,7 +255,10 @@ class SimCluster:
         return await open_model_store(runtime.disk, "store", log_bytes_max=self.shape.store_log_bytes)
 
     def _duplicate(self) -> bool:
-        return self._duplicates.random() < self.shape.duplicate
+        twice = self._duplicates.random() < self.shape.duplicate
+        if twice:
+            self.world.count("net.duplicated")
+        return twice
 
     def _log(self, name: str) -> Any:
         def log(event: str, **facts: Any) -> None:

@@ -311,6 +311,7 @@ SCENARIOS: dict[str, Scenario] = {
                 "coordinator crashed during an operation",
                 "read.repaired",
                 "stream.target.broken",
+                "net.duplicated",
                 "disk.torn",
                 "fault.all_down",
                 "log.node.broken",
