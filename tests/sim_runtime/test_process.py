@@ -325,5 +325,5 @@ def test_many_crashes_leave_nothing_behind() -> None:
         world.run(450)
         world.check()
         assert process.incarnation == 400
-        loops = [thing for thing in gc.get_objects() if isinstance(thing, SimLoop) and thing.world is world]
+        loops = [thing for thing in gc.get_objects() if type(thing) is SimLoop and thing.world is world]
         assert len(loops) < 250, "dead loops are buried while the world runs"
