@@ -9,7 +9,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -138,8 +140,17 @@ def _child(connection: Connection, job: Job, log: str) -> None:
     try:
         connection.send(_run(job))
     except Exception as error:
-        connection.send(f"{type(error).__name__}: {error}".splitlines()[0])
+        # Written before the parent is told: it ends this process as soon as it knows.
+        traceback.print_exc()
+        sys.stderr.flush()
+        connection.send(_reason(error))
         raise
+
+
+def _reason(error: Exception) -> str:
+    """One line. Of an error inside Java, also its first line there, which names the cause."""
+    lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
+    return " ".join(lines[: 2 if lines[0].endswith((".", ":")) else 1])
 
 
 def _run(job: Job) -> SparkResult:
