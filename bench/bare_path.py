@@ -9,6 +9,7 @@ this is the price of the database. Usage: python bench/bare_path.py [seconds] [i
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import json
 import os
@@ -45,7 +46,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Frame).decode
 
 
-class Framed(asyncio.Protocol):
+class Framed(asyncio.Protocol, abc.ABC):
     """Length-prefixed frames; what one tick sends is one write."""
 
     def __init__(self) -> None:
@@ -79,8 +80,8 @@ class Framed(asyncio.Protocol):
             at += 4 + length
         self._rest = data[at:]
 
-    def received(self, frame: bytes) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def received(self, frame: bytes) -> None: ...
 
 
 class Storage:

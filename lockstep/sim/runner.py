@@ -34,9 +34,9 @@ def run(seed: int, seeds: int, scenario: str = "", jobs: int = 0) -> int:
     Without a scenario the seeds go round all of them. `jobs` 0: one process per core, at most four.
     """
     names = [checked(scenario)] if scenario else [s.name for s in SCENARIOS.values() if s.by_default]
-    todo = [(names[number % len(names)], seed + number) for number in range(seeds)]
+    wanted = [(names[number % len(names)], seed + number) for number in range(seeds)]
     began = time.monotonic()
-    batch = run_batch(todo, jobs or min(os.cpu_count() or 1, len(_HASH_SEEDS)))
+    batch = run_batch(wanted, jobs or min(os.cpu_count() or 1, len(_HASH_SEEDS)))
     print(summary(batch, time.monotonic() - began))
     return batch.exit_code()
 
@@ -47,12 +47,12 @@ def checked(scenario: str) -> str:
     return scenario
 
 
-def run_batch(todo: Sequence[Job], jobs: int) -> Batch:
+def run_batch(wanted: Sequence[Job], jobs: int) -> Batch:
     """Failures are printed as they come."""
     batch = Batch()
-    twice = todo[::_TWICE_EVERY] if jobs > 1 else ()
+    twice = wanted[::_TWICE_EVERY] if jobs > 1 else ()
     first: dict[Job, SeedResult] = {}
-    for job, result in _results(todo, twice, jobs):
+    for job, result in _results(wanted, twice, jobs):
         if job in first:
             batch.compared(first[job], result)
             continue
@@ -63,10 +63,10 @@ def run_batch(todo: Sequence[Job], jobs: int) -> Batch:
     return batch
 
 
-def _results(todo: Sequence[Job], twice: Sequence[Job], jobs: int) -> Iterator[tuple[Job, SeedResult]]:
+def _results(wanted: Sequence[Job], twice: Sequence[Job], jobs: int) -> Iterator[tuple[Job, SeedResult]]:
     """Results as they come; jobs of `twice` come twice, from two processes."""
-    if jobs == 1 or len(todo) == 1:
-        for job in todo:
+    if jobs == 1 or len(wanted) == 1:
+        for job in wanted:
             yield job, work(job)
         return
     pools = [_pool(hash_seed) for hash_seed in _HASH_SEEDS[:jobs]]
@@ -76,7 +76,7 @@ def _results(todo: Sequence[Job], twice: Sequence[Job], jobs: int) -> Iterator[t
         queues[number % jobs].append(job)
         queues[(number + 1) % jobs].append(job)
     again = dict.fromkeys(twice)
-    rest = [job for job in todo if job not in again]
+    rest = [job for job in wanted if job not in again]
     rest.reverse()
     running: dict[concurrent.futures.Future[SeedResult], tuple[Job, int]] = {}
     try:
