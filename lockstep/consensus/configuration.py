@@ -44,7 +44,6 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return ""
 
 
-NO_MEMBERS = Configuration()
 _DECODER = codec.decoder(Configuration)
 
 

@@ -24,7 +24,7 @@ from lockstep.cql.restrictions import Choice, Restrictions, Rule
 from lockstep.cql.terms import Marker, TermPlan, compile_term
 from lockstep.cql.where import analyse
 from lockstep.schema.model import ColumnKind
-from lockstep.schema.types import CqlType, parse_type
+from lockstep.schema.types import parse_type
 from lockstep.values.errors import InvalidRequest
 
 #: (bind index, validate, column name)
@@ -271,8 +271,3 @@ def compile_batch(batch: tree.Batch, shapes: Sequence[TableShape], scope: Scope)
         scope.enter(shape)
         parts.append(compile_modification(statement, shape, scope))
     return BatchPlan(batch.kind, tuple(parts), timestamp)
-
-
-def column_types(shape: TableShape) -> dict[int, CqlType]:
-    """Types by column id."""
-    return {column.id: shape.types[column.name] for column in shape.table.columns}

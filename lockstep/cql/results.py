@@ -274,11 +274,3 @@ class PageBuilder:
         for state, output in zip(self._states, self._plan.select.selection.outputs, strict=True):
             found.append(output.aggregate.finish(state) if output.aggregate is not None else state)
         return tuple(found)
-
-
-def build_rows(plan: SelectPlan, results: Sequence[ReadResult]) -> Page:
-    """The page that one round of reads gives (the results of `PageBuilder(plan).commands()`)."""
-    builder = PageBuilder(plan)
-    if builder.commands():
-        builder.add(results)
-    return builder.page()

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 FRAMES_PER_S: Final = 8
 #: Without a terminal, a long phase says this often that it goes on.
 LINE_INTERVAL_S: Final = 5.0
-#: Below this, bars and tables would wrap.
-WIDTH_MAX: Final = 100
 
 _MARKS: Final = {
     PhaseState.WAITING: " ",

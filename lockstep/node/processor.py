@@ -14,23 +14,21 @@ from typing import Any
 
 from lockstep.consensus.messages import Entry, EntryKind
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.entries import LogEntry
+from lockstep.metadata.entries import ENTRY_DECODER, LogEntry
 from lockstep.metadata.registry import Registry
 from lockstep.metadata.tip import Duplicate, Expired, Judgement, Refused, Tip
 from lockstep.node.messages import Submit
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.runtime.ports import Runtime
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import encode
 from lockstep.values.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, REFUSED_IDS_MAX
-
-_DECODER = decoder(LogEntry)
 
 
 def committed_log_entries(entries: tuple[Entry, ...]) -> list[LogEntry]:
     """Metadata entries among committed Raft entries."""
-    return [_DECODER.decode(entry.data) for entry in entries if entry.kind is EntryKind.NORMAL]
+    return [ENTRY_DECODER.decode(entry.data) for entry in entries if entry.kind is EntryKind.NORMAL]
 
 
 def _forked(logged: list[LogEntry], applied: ClusterMetadata) -> bool:

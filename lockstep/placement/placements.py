@@ -50,10 +50,6 @@ class RingPlacement(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """Right bound of each range, ascending; the search key of `group_for`."""
         return [placed.range.right for placed in self.ranges]
 
-    def index_of(self, token: int) -> int:
-        """Index of the range that contains `token`."""
-        return bisect_left(self.rights, token)
-
     def group_for(self, token: int) -> ReplicaGroup:
         """The replica group of `token`, in O(log ranges)."""
         return self.ranges[bisect_left(self.rights, token)].group

@@ -10,11 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.values.rows import ALL_ROWS, Cell, Liveness, Partition, ReadCommand, Row
-
-
-def cell_is_live(cell: Cell, now_s: int) -> bool:
-    return cell.value is not None and (not cell.ttl_s or cell.expires_at_s > now_s)
+from lockstep.values.rows import ALL_ROWS, Liveness, Partition, ReadCommand, Row
 
 
 def liveness_is_live(liveness: Liveness | None, now_s: int) -> bool:

@@ -13,9 +13,6 @@ from typing import NewType
 NodeId = NewType("NodeId", int)
 Epoch = NewType("Epoch", int)
 
-#: The epoch of a node that has applied nothing.
-EPOCH_NONE = Epoch(0)
-
 _MUTATION_ID = struct.Struct(">HIQ")
 MUTATION_ID_BYTES = _MUTATION_ID.size
 

@@ -46,8 +46,6 @@ PREPARED_STATEMENTS_MAX: Final = 10_000
 PAGE_ROWS_MAX: Final = 100_000
 #: Rows when the client names no page size, as in the drivers.
 PAGE_ROWS_DEFAULT: Final = 5000
-#: Operations that may be queued or running at once; each holds state in the metadata value.
-OPERATIONS_MAX: Final = 64
 #: Fragments that one row may gather before a read asks for their merge in the background.
 ROW_FRAGMENTS_MERGE_AT: Final = 8
 #: Nodes of one cluster: ids are 16 bits in mutation ids' high half and on the wire.

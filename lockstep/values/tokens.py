@@ -7,9 +7,8 @@ never wraps, and the whole ring is exactly Range(TOKEN_MIN, TOKEN_MAX); TOKEN_MI
 
 from __future__ import annotations
 
-import bisect
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import mmh3
 import msgspec
@@ -102,17 +101,3 @@ def ranges_between(tokens: Iterable[int]) -> tuple[Range, ...]:
     cuts = sorted({token for token in tokens if TOKEN_MIN < token < TOKEN_MAX})
     bounds = [TOKEN_MIN, *cuts, TOKEN_MAX]
     return tuple(Range(left, right) for left, right in itertools.pairwise(bounds))
-
-
-def wrapping_ranges(left: int, right: int) -> tuple[Range, ...]:
-    """(left, right] on the circle as one or two Ranges; left == right is the whole ring."""
-    if left < right:
-        return (Range(left, right),)
-    upper = () if left == TOKEN_MAX else (Range(left, TOKEN_MAX),)
-    lower = () if right == TOKEN_MIN else (Range(TOKEN_MIN, right),)
-    return lower + upper
-
-
-def index_of(ranges: Sequence[Range], token: int) -> int:
-    """Index of the range that contains `token` in sorted adjacent ranges covering the ring."""
-    return min(bisect.bisect_left(ranges, token, key=lambda r: r.right), len(ranges) - 1)

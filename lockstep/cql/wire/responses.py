@@ -14,7 +14,6 @@ import msgspec
 from lockstep.cql.wire import primitives as wire
 from lockstep.cql.wire.constants import (
     ERROR_ALREADY_EXISTS,
-    ERROR_PROTOCOL,
     ERROR_READ_FAILURE,
     ERROR_SERVER,
     ERROR_UNPREPARED,
@@ -257,11 +256,6 @@ def _as_timeout(problem: ReadFailure | WriteFailure) -> ReadTimeout | WriteTimeo
     if isinstance(problem, ReadFailure):
         return ReadTimeout(problem.consistency, problem.received, problem.required, problem.data_present)
     return WriteTimeout(problem.consistency, problem.received, problem.required, problem.write_type)
-
-
-def protocol_error(message: str) -> bytes:
-    """ERROR with the protocol error's code."""
-    return pack_int(ERROR_PROTOCOL) + wire.clipped_string(message)
 
 
 def _error_details(version: int, code: int, problem: LockstepError) -> bytes:
