@@ -9,10 +9,12 @@ from __future__ import annotations
 from functools import cached_property
 
 import msgspec
+from rpds import HashTrieMap
 
 from lockstep.metadata.directory import EMPTY_DIRECTORY, Directory, NodeInfo
 from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
+from lockstep.metadata.service import NO_SERVICE, Service
 from lockstep.placement.placements import NO_PLACEMENTS, Placements, ReplicaGroup
 from lockstep.schema.model import Replication, Schema, Table
 from lockstep.values import codec
@@ -43,9 +45,16 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     operations: tuple[Operation, ...]
     locks: tuple[Lock, ...]
     sessions: tuple[Session, ...]
-    voters: tuple[NodeId, ...]
+    service: Service
     next_operation_id: int
     recent_ids: RecentIds
+    #: Named values that tools keep in the metadata.
+    extensions: HashTrieMap[str, bytes]
+
+    @property
+    def voters(self) -> tuple[NodeId, ...]:
+        """The recorded voters of the metadata group, ascending."""
+        return self.service.voters
 
     @cached_property
     def operations_by_id(self) -> dict[int, Operation]:
@@ -77,6 +86,7 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         """Assert what must hold of every value, whichever entries made it."""
         self.directory.validate()
         self.placements.validate()
+        self.service.validate()
         assert tuple(ring.replication for ring in self.placements.rings) == self.replications
         self.validate_operations()
 
@@ -103,9 +113,10 @@ def empty_cluster() -> ClusterMetadata:
         operations=(),
         locks=(),
         sessions=(),
-        voters=(),
+        service=NO_SERVICE,
         next_operation_id=1,
         recent_ids=no_recent_ids(),
+        extensions=HashTrieMap(),
     )
 
 
@@ -121,10 +132,11 @@ class _ClusterImage(msgspec.Struct, frozen=True, array_like=True):
     operations: tuple[Operation, ...]
     locks: tuple[Lock, ...]
     sessions: tuple[Session, ...]
-    voters: tuple[NodeId, ...]
+    service: Service
     next_operation_id: int
     recent_first_epoch: int
     recent_ids: tuple[bytes, ...]
+    extensions: tuple[tuple[str, bytes], ...] = ()
 
 
 _IMAGE_DECODER = codec.decoder(_ClusterImage)
@@ -142,10 +154,11 @@ def encode_cluster(cluster: ClusterMetadata) -> bytes:
         cluster.operations,
         cluster.locks,
         cluster.sessions,
-        cluster.voters,
+        cluster.service,
         cluster.next_operation_id,
         cluster.recent_ids.first_epoch,
         cluster.recent_ids.listed(),
+        tuple(sorted(cluster.extensions.items())),
     )
     return codec.encode(image)
 
@@ -163,7 +176,8 @@ def decode_cluster(data: bytes) -> ClusterMetadata:
         image.operations,
         image.locks,
         image.sessions,
-        image.voters,
+        image.service,
         image.next_operation_id,
         RecentIds.from_listed(image.recent_first_epoch, image.recent_ids),
+        HashTrieMap(dict(image.extensions)),
     )

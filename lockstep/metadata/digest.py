@@ -44,7 +44,8 @@ def part_digests(cluster: ClusterMetadata) -> tuple[tuple[str, bytes], ...]:
         ("schema", _blake(codec.encode((schema.next_table_id, keyspaces)))),
         ("placements", _blake(rings)),
         ("operations", part_digest(operations)),
-        ("voters", part_digest(cluster.voters)),
+        ("service", part_digest(cluster.service)),
+        ("extensions", _blake(codec.encode(tuple(sorted(cluster.extensions.items()))))),
         ("recent_ids", _blake(codec.encode((recent.first_epoch, recent.listed())))),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,6 +25,13 @@ class EntryKind(enum.IntEnum):
     ADVANCE_OPERATION = 5
     CANCEL_OPERATION = 6
     UPDATE_NODE = 7
+    SET_EXTENSION = 8
+    SNAPSHOT = 9
+    TRUNCATE_LOG = 10
+    PREPARE_MEMBERSHIP = 11
+    ADVANCE_MEMBERSHIP = 12
+    CANCEL_MEMBERSHIP = 13
+    SET_SERVICE = 14
 
 
 class Transformation(Protocol):
@@ -33,6 +40,13 @@ class Transformation(Protocol):
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         """The next value's parts (epoch, hash and ids are set by the caller); raises errors.Rejected."""
         ...
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A transformation that the leader completes before it judges it, from the tip's value alone."""
+
+    def prepared(self, cluster: ClusterMetadata) -> Transformation: ...
 
 
 class Registry:

@@ -14,7 +14,7 @@ import msgspec
 from lockstep.metadata.apply import apply_entry, completed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.entries import LogEntry, seal
-from lockstep.metadata.registry import Registry
+from lockstep.metadata.registry import Prepared, Registry
 from lockstep.values.errors import CannotApply, Rejected
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX
 
@@ -93,7 +93,7 @@ class Tip:
         if base_epoch is not None and base_epoch + 1 < tip.recent_ids.first_epoch:
             return Expired(tip.recent_ids.first_epoch)
         try:
-            changed = self._transformed(tip, kind, body)
+            body, changed = self._transformed(tip, kind, body)
         except Rejected as refusal:
             refusal.epoch = tip.epoch
             return Refused(refusal, tip.epoch)
@@ -110,7 +110,8 @@ class Tip:
         self._pending.append((entry, completed(tip, changed, entry)))
         return Appended(entry)
 
-    def _transformed(self, tip: ClusterMetadata, kind: int, body: bytes) -> ClusterMetadata:
+    def _transformed(self, tip: ClusterMetadata, kind: int, body: bytes) -> tuple[bytes, ClusterMetadata]:
+        """The body as it goes into the log, and the value it makes."""
         if len(body) > ENTRY_BODY_BYTES_MAX:
             raise Rejected(
                 f"the change is {len(body)} bytes long; at most {ENTRY_BODY_BYTES_MAX} are allowed"
@@ -119,7 +120,10 @@ class Tip:
             transformation = self._registry.decode(kind, body)
         except CannotApply as problem:
             raise Rejected(problem.message, hint=problem.hint) from problem
-        return transformation.apply(tip, tip.epoch + 1)
+        if isinstance(transformation, Prepared):
+            transformation = transformation.prepared(tip)
+            _, body = self._registry.encode(transformation)
+        return body, transformation.apply(tip, tip.epoch + 1)
 
     def applied_now(self, cluster: ClusterMetadata) -> None:
         """The committed entries up to `cluster.epoch` were applied; forget their speculative values."""

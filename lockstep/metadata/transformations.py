@@ -11,9 +11,15 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata, Identity
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
 from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.service import Service
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import NODES_MAX, TOKENS_PER_NODE_MAX
+from lockstep.values.limits import (
+    EXTENSION_NAME_CHARACTERS_MAX,
+    EXTENSIONS_MAX,
+    NODES_MAX,
+    TOKENS_PER_NODE_MAX,
+)
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 #: Voters of a new cluster when it names none: three survive one loss, more only cost.
@@ -57,7 +63,9 @@ class Initialize(msgspec.Struct, frozen=True, array_like=True):
         if tuple(sorted(set(wanted))) != wanted or any(voter not in directory.by_id for voter in wanted):
             raise Rejected(f"voters {list(wanted)} are not distinct founders in ascending order")
         identity = Identity(self.cluster_id, self.cluster_name, (self.cluster_id,))
-        return msgspec.structs.replace(cluster, identity=identity, directory=directory, voters=wanted)
+        return msgspec.structs.replace(
+            cluster, identity=identity, directory=directory, service=Service(wanted)
+        )
 
     @staticmethod
     def _node(directory: Directory, founder: Founder, epoch: int) -> NodeInfo:
@@ -189,7 +197,25 @@ def refuse_bad_tokens(directory: Directory, tokens: tuple[int, ...]) -> None:
             raise Rejected(f"token {token} belongs to node {owner}")
 
 
+class SetExtension(msgspec.Struct, frozen=True, array_like=True):
+    """Keep `value` under `name` for tools; an empty value removes it."""
+
+    name: str
+    value: bytes
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        if not self.name or len(self.name) > EXTENSION_NAME_CHARACTERS_MAX:
+            raise Rejected(f"the name of an extension has 1 to {EXTENSION_NAME_CHARACTERS_MAX} characters")
+        if not self.value:
+            return msgspec.structs.replace(cluster, extensions=cluster.extensions.discard(self.name))
+        if self.name not in cluster.extensions and len(cluster.extensions) >= EXTENSIONS_MAX:
+            raise Rejected(f"the metadata keeps at most {EXTENSIONS_MAX} extensions")
+        return msgspec.structs.replace(cluster, extensions=cluster.extensions.insert(self.name, self.value))
+
+
 KINDS: dict[int, type] = {
+    EntryKind.SET_EXTENSION: SetExtension,
     EntryKind.INITIALIZE: Initialize,
     EntryKind.REGISTER: Register,
     EntryKind.UPDATE_NODE: UpdateNode,

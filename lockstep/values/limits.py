@@ -164,3 +164,7 @@ ADMIN_CONNECTIONS_MAX: Final = 256
 ADMIN_IDLE_MS: Final = 60_000
 #: Asking the metadata leader for what only it knows, on behalf of a status answer.
 ADMIN_FORWARD_TIMEOUT_MS: Final = 1000
+#: Named values that tools may keep in the metadata; they are in every snapshot.
+EXTENSIONS_MAX: Final = 100_000
+#: Of an extension's name; long enough for a path with a host name.
+EXTENSION_NAME_CHARACTERS_MAX: Final = 256
