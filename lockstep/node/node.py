@@ -16,8 +16,9 @@ from lockstep.node.configuration import split_address
 from lockstep.node.founders_file import FOUNDERS_PATH
 from lockstep.node.journal import settle
 from lockstep.node.messages import Announce, EpochQuery, EpochReply
-from lockstep.node.parts import METADATA_GROUP, Parts
+from lockstep.node.parts import Parts
 from lockstep.node.processor import committed_log_entries
+from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
 from lockstep.storage.engine import StorageEngine

@@ -30,6 +30,7 @@ from lockstep.node.messages import Announce, EpochQuery, EpochReply
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.processor import Processor
 from lockstep.node.raft_driver import RaftDriver
+from lockstep.node.raft_transport import METADATA_GROUP, RaftTransport
 from lockstep.node.submission import Submitter
 from lockstep.node.topology_driver import TopologyDriver
 from lockstep.node.voters import Voters
@@ -46,9 +47,6 @@ from lockstep.storage.store import Store
 from lockstep.topology import transformations as topology_transformations
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import mutation_id
-
-#: The Raft group of the metadata log.
-METADATA_GROUP = 1
 
 StoreOpener = Callable[[Runtime], Awaitable[Store]]
 
@@ -83,6 +81,7 @@ class Parts(abc.ABC):
         self.state = MetadataState(runtime, self.registry, self._break)
         self.voters = Voters(self.state, self.founders_file)
         self.internode = Internode(runtime, self._hello, self._epoch_now, self._peer_epoch, self._accept, log)
+        self.raft_transport = RaftTransport(self.internode)
         self.catch_up = CatchUp(runtime, self.state, self.internode, log)
         self.driver: RaftDriver | None = None
         self.processor: Processor | None = None
@@ -273,7 +272,7 @@ class Parts(abc.ABC):
         raft = self.configuration.raft
         self.driver = RaftDriver(
             self.runtime,
-            self.internode,
+            self.raft_transport,
             group=METADATA_GROUP,
             identity=own,
             voters=self.voters.ids(),

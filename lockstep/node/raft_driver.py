@@ -3,7 +3,8 @@
 Invariants: the contract of `consensus.effects` is kept: what promises something about this node's disk is
 sent only after the write behind it is durable; one write is in flight at a time and covers everything that
 was handed out while the previous one ran (group commit). A message counts only when it comes from the very
-host that is the member it names. After a failure the machine takes no further step.
+host that is the member it names. After a failure the machine takes no further step. Several groups live
+on one node side by side: their drivers share nothing but the transport.
 """
 
 from __future__ import annotations
@@ -13,32 +14,28 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from lockstep.consensus.effects import NOTHING, HardState, Ready, Role, Stored
+from lockstep.consensus.configuration import Configuration
+from lockstep.consensus.effects import NOTHING, Accepted, HardState, Ready, Reason, Refused, Role, Stored
 from lockstep.consensus.events import (
     Campaign,
     Event,
     Persisted,
     Propose,
+    ProposeConfiguration,
     ReadIndex,
     Received,
     Tick,
+    TransferLeadership,
 )
-from lockstep.consensus.messages import Entry, Message, decode_message, encode_message
-from lockstep.consensus.raft import Raft
+from lockstep.consensus.messages import Entry, Message
+from lockstep.consensus.raft import Raft, RaftStatus
 from lockstep.consensus.settings import RaftSettings
 from lockstep.node.raft_journal import RaftJournal
+from lockstep.node.raft_transport import RaftTransport
 from lockstep.node.voters import Member
-from lockstep.replication import verbs
 from lockstep.replication.handshake import Address, PeerInfo
-from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import CannotApply, FrameCorrupt, LockstepError, NotLeader
-
-
-class RaftPayload(msgspec.Struct, frozen=True, array_like=True):
-    """One Raft message on its way between nodes, already encoded."""
-
-    data: bytes
 
 
 class _Write(msgspec.Struct):
@@ -49,13 +46,18 @@ class _Write(msgspec.Struct):
 
 
 class RaftDriver:
-    """`member(id)` is where a voter is now; `on_committed(entries)` gets committed entries in order;
-    `on_role()` is told of each role change; `on_broken(reason)` when this member must stop for good."""
+    """One member of one group.
+
+    `voters`: those the group was founded with, equal on all founders; empty for a member that waits to be
+    added and learns everything from the log. `member(id)` is where a member is now; `on_committed(entries)`
+    gets committed entries in order; `on_role()` is told of each role change; `on_broken(reason)` when this
+    member must stop for good.
+    """
 
     def __init__(
         self,
         runtime: Runtime,
-        internode: Internode,
+        transport: RaftTransport,
         *,
         group: int,
         identity: int,
@@ -68,7 +70,8 @@ class RaftDriver:
         on_broken: Callable[[LockstepError], None],
     ) -> None:
         self._runtime = runtime
-        self._internode = internode
+        self._transport = transport
+        self.group = group
         self._member = member
         self._halted = False
         self._tick_s = tick_ms / 1000
@@ -89,11 +92,30 @@ class RaftDriver:
         self._write_wanted = asyncio.Event()
         self._reads: dict[int, asyncio.Future[None]] = {}
         self._next_read = 0
-        internode.register_fast(verbs.RAFT, RaftPayload, RaftPayload, self._receive)
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._runtime.tasks.spawn(self._tick_loop(), "raft.tick")
-        self._runtime.tasks.spawn(self._persist_loop(), "raft.persist")
+        spawn = self._runtime.tasks.spawn
+        self._transport.attach(self)
+        self._tasks = [
+            spawn(self._persist_loop(), f"raft.{self.group}.persist"),
+            spawn(self._tick_loop(), f"raft.{self.group}.tick"),
+        ]
+
+    async def stop(self) -> None:
+        """End this member on this node, as when it was removed from the group; its files stay.
+
+        Returns when nothing of it runs any more, so that another driver of the group may be made.
+        """
+        self.halt()
+        self._transport.detach(self)
+        self._write_wanted.set()
+        tasks, self._tasks = self._tasks, []
+        if tasks:
+            persisting, ticking = tasks
+            ticking.cancel()
+            # A write under way is finished: what a file holds after half of one is not known.
+            await asyncio.wait([persisting])
 
     @property
     def is_leader(self) -> bool:
@@ -114,9 +136,28 @@ class RaftDriver:
             self._finish_read(context, NotLeader(None))
         self._on_role()
 
-    def propose(self, data: tuple[bytes, ...]) -> bool:
-        """Append at the leader now; False when the machine refuses (lost leadership, too much waiting)."""
-        return self._step(Propose(data)).accepted is not None
+    def propose(self, data: tuple[bytes, ...]) -> Accepted | None:
+        """Append at the leader now, all of it; None when the machine refuses (it lost leadership, or too
+        much is waiting)."""
+        return self._step(Propose(data)).accepted
+
+    def propose_configuration(self, target: Configuration) -> Accepted | Refused:
+        """Change the group's members; the machine walks through the joint step by itself."""
+        return self._answer(ProposeConfiguration(target))
+
+    def transfer(self, member: int) -> Refused | None:
+        """Hand leadership to a voter. None: it was started; watch `on_role`, for it may come to nothing."""
+        return self._step(TransferLeadership(member)).refused if not self._halted else self._not_leading()
+
+    def status(self) -> RaftStatus:
+        return self.raft.status()
+
+    def _answer(self, event: Event) -> Accepted | Refused:
+        ready = self._step(event)
+        return ready.accepted or ready.refused or self._not_leading()
+
+    def _not_leading(self) -> Refused:
+        return Refused(Reason.NOT_LEADER, self.raft.leader)
 
     def campaign(self) -> None:
         """Ask for leadership now instead of after an election timeout; harmless where a leader lives."""
@@ -137,12 +178,9 @@ class RaftDriver:
         finally:
             self._reads.pop(context, None)
 
-    def _receive(self, peer: PeerInfo, payload: RaftPayload, _respond: object) -> None:
-        try:
-            message = decode_message(payload.data)
-        except msgspec.MsgspecError as error:
-            raise FrameCorrupt(f"not a Raft message: {error}") from error
-        if message.group != self.raft.group or message.receiver != self.raft.identity:
+    def received(self, peer: PeerInfo, message: Message) -> None:
+        """A message of this group came from `peer`. FrameCorrupt: not its to send, or not ours to get."""
+        if message.receiver != self.raft.identity:
             raise FrameCorrupt("a Raft message for another member")
         member = self._member(message.sender)
         if member is None or member.host_id != peer.host_id:
@@ -178,6 +216,7 @@ class RaftDriver:
                 self._runtime.probes.reach("raft.became_leader")
             self._runtime.probes.observe(
                 "raft.role",
+                group=self.group,
                 role=ready.soft_state.role.value,
                 term=ready.soft_state.term,
                 identity=self.raft.identity,
@@ -202,16 +241,16 @@ class RaftDriver:
     def _send(self, message: Message) -> None:
         member = self._member(message.receiver)
         if member is not None:
-            self._internode.send(member.address, verbs.RAFT, RaftPayload(encode_message(message)))
+            self._transport.send(member.address, message)
 
     async def _tick_loop(self) -> None:
-        while True:
+        while not self._halted:
             await asyncio.sleep(self._tick_s)
             self._step(Tick())
 
     async def _persist_loop(self) -> None:
         try:
-            while True:
+            while not self._halted:
                 await self._write_wanted.wait()
                 self._write_wanted.clear()
                 writes, self._writes = self._writes, []

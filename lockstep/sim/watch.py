@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.schema.model import Replication
 from lockstep.sim.checkers.log import LogMonitor
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
@@ -43,7 +44,7 @@ class Watch:
 
     def __call__(self, now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
         self.log(now_ns, label, kind, facts)
-        if kind == "raft.role" and facts["role"] == "leader":
+        if kind == "raft.role" and facts["role"] == "leader" and facts["group"] == METADATA_GROUP:
             self._elected(label, facts["term"])
 
     def _elected(self, label: str, term: int) -> None:

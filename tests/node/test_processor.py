@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lockstep.consensus.effects import Role
-from lockstep.consensus.messages import VoteRequest, encode_message
+from lockstep.consensus.messages import VoteRequest
 from lockstep.metadata.entries import LogEntry
 from lockstep.node.messages import Submit, Submitted
 from lockstep.node.node import Node
-from lockstep.node.raft_driver import RaftPayload
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
 from lockstep.values.codec import encode
@@ -216,9 +215,8 @@ def test_a_message_counts_only_from_the_host_that_is_the_member() -> None:
         assert driver is not None
         term = driver.raft.term
         request = VoteRequest(driver.raft.group, pretender, voter, term + 5, 100, term + 4, True)
-        payload = RaftPayload(encode_message(request))
         address = town.node(pretender).address
         stranger = PeerInfo(pretender, "another-host", *address, "node")
         with pytest.raises(FrameCorrupt):
-            driver._receive(stranger, payload, None)
+            driver.received(stranger, request)
         assert driver.raft.term == term and driver.raft.role is Role.FOLLOWER

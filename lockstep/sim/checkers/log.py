@@ -35,7 +35,8 @@ class LogMonitor:
     def __init__(self, first_applied: FirstApplied, replayed: Replayed = _nothing_replayed) -> None:
         self.values: list[ClusterMetadata] = [empty_cluster()]
         self.seen: dict[str, int] = {}
-        self.leaders: dict[int, str] = {}
+        #: (group, term) -> who led it.
+        self.leaders: dict[tuple[int, int], str] = {}
         self._digests: list[bytes] = [b""]
         self._incarnations: dict[str, int] = {}
         self._first_applied = first_applied
@@ -45,16 +46,16 @@ class LogMonitor:
         if kind == "metadata.applied":
             self.applied(label, facts["cluster"], facts["digest"])
         elif kind == "raft.role" and facts["role"] == "leader":
-            self.elected(label, facts["term"])
+            self.elected(label, facts["group"], facts["term"])
 
     def forget(self, name: str) -> None:
         """The node's disk was emptied on purpose: it begins anew."""
         self.seen.pop(name, None)
 
-    def elected(self, label: str, term: int) -> None:
-        former = self.leaders.setdefault(term, label)
+    def elected(self, label: str, group: int, term: int) -> None:
+        former = self.leaders.setdefault((group, term), label)
         if former != label:
-            raise Violation("LOG-1", f"{former} and {label} both lead term {term}")
+            raise Violation("LOG-1", f"{former} and {label} both lead term {term} of group {group}")
 
     def applied(self, label: str, cluster: ClusterMetadata, digest: bytes) -> None:
         """`label` is name.incarnation."""
