@@ -90,10 +90,10 @@ def test_one_entry_with_two_states_is_refused() -> None:
 
 def test_two_leaders_of_one_term_are_refused() -> None:
     log = monitor()
-    log(0, "n1.1", "raft.role", {"role": "leader", "term": 3, "identity": 1})
-    log(0, "n2.1", "raft.role", {"role": "leader", "term": 4, "identity": 2})
+    log(0, "n1.1", "raft.role", {"group": 1, "role": "leader", "term": 3, "identity": 1})
+    log(0, "n2.1", "raft.role", {"group": 1, "role": "leader", "term": 4, "identity": 2})
     with pytest.raises(Violation, match=r"n1.1 and n3.1 both lead term 3"):
-        log(0, "n3.1", "raft.role", {"role": "leader", "term": 3, "identity": 3})
+        log(0, "n3.1", "raft.role", {"group": 1, "role": "leader", "term": 3, "identity": 3})
 
 
 def submitted(entry_id: bytes, outcome: str, epoch: int = 0) -> Submitted:
