@@ -168,3 +168,14 @@ ADMIN_FORWARD_TIMEOUT_MS: Final = 1000
 EXTENSIONS_MAX: Final = 100_000
 #: Of an extension's name; long enough for a path with a host name.
 EXTENSION_NAME_CHARACTERS_MAX: Final = 256
+#: One piece of a metadata snapshot, on disk and on the wire: encoding it blocks the loop for about a
+#: millisecond, and it interleaves with requests like a chunk of a stream.
+SNAPSHOT_PIECE_BYTES_MAX: Final = 256 * 1024
+#: One item (a node, a table, a running operation) of a snapshot; a longer length prefix is damage.
+SNAPSHOT_ITEM_BYTES_MAX: Final = 1024 * 1024 * 1024
+#: Epochs between two (epoch, hash) pairs that stay when log entries are dropped, as proof for later.
+LOG_CHECKPOINT_EPOCHS: Final = 256
+#: One record of a snapshot's or dump's file: a piece, or a fetch's worth of entries with their largest body.
+SNAPSHOT_RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
+#: Outcomes of management commands kept so that a retried one finds its first; a cluster admits nodes rarely.
+MANAGEMENT_OUTCOMES_MAX: Final = 1024
