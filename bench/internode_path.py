@@ -28,7 +28,7 @@ from lockstep.replication.internode import Internode, Respond
 from lockstep.replication.messages import WriteReply, WriteRequest
 from lockstep.replication.replica import ReplicaService
 from lockstep.runtime.real import real_runtime, run
-from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Schema, Table
+from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Replication, Table, keyspace_of, schema_of
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency, NodeId, mutation_id
@@ -73,13 +73,13 @@ def metadata(addresses: list[tuple[str, int]]) -> ClusterMetadata:
         Column(1, "k", "blob", ColumnKind.PARTITION_KEY, 0),
         Column(2, "v", "blob", ColumnKind.REGULAR),
     )
-    keyspace = Keyspace("ks", setting, tables=(Table(1, "u", "ks", "t", columns, epoch=1),), epoch=1)
+    keyspace = keyspace_of(KeyspaceHead("ks", setting, epoch=1), [Table(1, "u", "ks", "t", columns, epoch=1)])
     ring = RingPlacement(setting, (PlacedRange(FULL_RING, ReplicaGroup(ids, ids, 1)),))
     return msgspec.structs.replace(
         empty_cluster(),
         epoch=3,
         directory=Directory(nodes, len(ids) + 1),
-        schema=Schema((keyspace,), 2),
+        schema=schema_of([keyspace], 2),
         placements=Placements((ring,)),
     )
 

@@ -16,7 +16,7 @@ from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
 from lockstep.metadata.service import NO_SERVICE, Service
 from lockstep.placement.placements import NO_PLACEMENTS, Placements, ReplicaGroup
-from lockstep.schema.model import Replication, Schema, Table
+from lockstep.schema.model import Replication, Schema, SchemaImage, Table, schema_of_pieces
 from lockstep.values import codec
 from lockstep.values.ids import NodeId
 
@@ -127,7 +127,7 @@ class _ClusterImage(msgspec.Struct, frozen=True, array_like=True):
     hash: bytes
     identity: Identity
     directory: Directory
-    schema: Schema
+    schema: SchemaImage
     placements: Placements
     operations: tuple[Operation, ...]
     locks: tuple[Lock, ...]
@@ -149,7 +149,7 @@ def encode_cluster(cluster: ClusterMetadata) -> bytes:
         cluster.hash,
         cluster.identity,
         cluster.directory,
-        cluster.schema,
+        cluster.schema.image(),
         cluster.placements,
         cluster.operations,
         cluster.locks,
@@ -171,7 +171,7 @@ def decode_cluster(data: bytes) -> ClusterMetadata:
         image.hash,
         image.identity,
         image.directory,
-        image.schema,
+        schema_of_pieces((image.schema,)),
         image.placements,
         image.operations,
         image.locks,

@@ -6,12 +6,15 @@ Invariant: equal values give no lines, and lines come in the order of the fields
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from rpds import HashTrieMap
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.schema.model import Schema, Table
+from lockstep.values.hash_tree import changed
 from lockstep.values.tokens import Range
 
 ABSENT = "-"
@@ -41,13 +44,51 @@ def diff(before: ClusterMetadata, after: ClusterMetadata) -> tuple[Difference, .
 def _compare(path: str, before: Any, after: Any) -> Iterator[Difference]:
     if before is after or before == after:
         return
-    if isinstance(before, msgspec.Struct) and type(before) is type(after) and _name(before) == _name(after):
+    if isinstance(before, Schema) and isinstance(after, Schema):
+        yield from _compare_schemas(path, before, after)
+    elif isinstance(before, HashTrieMap) and isinstance(after, HashTrieMap):
+        yield from _compare_maps(path, before, after)
+    elif isinstance(before, msgspec.Struct) and type(before) is type(after) and _name(before) == _name(after):
         for field in before.__struct_fields__:
             yield from _compare(f"{path}.{field}", getattr(before, field), getattr(after, field))
     elif _are_things(before) and _are_things(after):
         yield from _compare_things(path, before, after)
     else:
         yield Difference(path, text_of(before), text_of(after))
+
+
+def _compare_schemas(path: str, before: Schema, after: Schema) -> Iterator[Difference]:
+    """Keyspaces first, without their tables, then tables by keyspace and id; costs what changed."""
+    heads = [
+        (old.head if old is not None else None, new.head if new is not None else None)
+        for _, old, new in changed(before.keyspace_tree, after.keyspace_tree)
+    ]
+    heads.sort(key=lambda pair: next(head.name for head in pair if head is not None))
+    yield from _compare_things(f"{path}.keyspaces", *_sides(heads))
+    tables: dict[str, list[tuple[Table | None, Table | None]]] = {}
+    for _, was, now in changed(before.table_tree, after.table_tree):
+        for keyspace in sorted({table.keyspace for table in (was, now) if table is not None}):
+            tables.setdefault(keyspace, []).append((was, now))
+    for keyspace in sorted(tables):
+        yield from _compare_things(f"{path}.keyspaces[{keyspace}].tables", *_sides(tables[keyspace]))
+    yield from _compare(f"{path}.next_table_id", before.next_table_id, after.next_table_id)
+
+
+def _sides(pairs: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What there was and what there is."""
+    return tuple(old for old, _ in pairs if old is not None), tuple(
+        new for _, new in pairs if new is not None
+    )
+
+
+def _compare_maps(
+    path: str, before: HashTrieMap[str, bytes], after: HashTrieMap[str, bytes]
+) -> Iterator[Difference]:
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if old != new:
+            old_text, new_text = (ABSENT if value is None else text_of(value) for value in (old, new))
+            yield Difference(f"{path}[{name}]", old_text, new_text)
 
 
 def _are_things(value: Any) -> bool:

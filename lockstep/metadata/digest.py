@@ -33,15 +33,13 @@ def part_digest(part: Any) -> bytes:
 
 def part_digests(cluster: ClusterMetadata) -> tuple[tuple[str, bytes], ...]:
     """(part name, digest), in a fixed order: where two nodes differ is visible at once."""
-    schema = cluster.schema
     recent = cluster.recent_ids
-    keyspaces = b"".join(part_digest(keyspace) for keyspace in schema.keyspaces)
     rings = b"".join(part_digest(ring) for ring in cluster.placements.rings)
     operations = (cluster.operations, cluster.locks, cluster.sessions, cluster.next_operation_id)
     return (
         ("identity", part_digest(cluster.identity)),
         ("directory", part_digest(cluster.directory)),
-        ("schema", _blake(codec.encode((schema.next_table_id, keyspaces)))),
+        ("schema", cluster.schema.digest),
         ("placements", _blake(rings)),
         ("operations", part_digest(operations)),
         ("service", part_digest(cluster.service)),

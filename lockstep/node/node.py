@@ -147,7 +147,7 @@ class Node(Parts):
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         if before.schema is not after.schema:
-            for table_id in sorted(before.schema.tables_by_id.keys() - after.schema.tables_by_id.keys()):
+            for table_id in before.schema.table_ids_gone_in(after.schema):
                 self.runtime.tasks.spawn(self._forget_table(table_id), f"storage.drop.{table_id}")
         own, host_id = self._own_id(), self.identity.value.host_id
         if own and host_id not in before.directory.by_host_id:

@@ -14,7 +14,16 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from lockstep.schema.model import Column, ColumnKind, DroppedColumn, Keyspace, Replication, Schema, Table
+from lockstep.schema.model import (
+    Column,
+    ColumnKind,
+    DroppedColumn,
+    Keyspace,
+    Replication,
+    Schema,
+    Table,
+    schema_of,
+)
 from lockstep.schema.replication_options import parse_replication
 from lockstep.schema.table_options import OptionValue, checked_options
 from lockstep.schema.types import CqlType, parse_type
@@ -191,8 +200,8 @@ def create_keyspace(
             return schema, None
         raise Rejected(f'Cannot add existing keyspace "{name}"', cql_code=ALREADY_EXISTS, keyspace=name)
     replication = parse_replication(name, change.replication, data_centers)
-    made = Keyspace(name, replication, change.durable_writes, (), epoch)
-    return _with_keyspace(schema, made), ChangeSummary(CREATED, "KEYSPACE", name)
+    made = Keyspace(name, replication, change.durable_writes, epoch=epoch)
+    return schema.with_keyspace(made), ChangeSummary(CREATED, "KEYSPACE", name)
 
 
 def alter_keyspace(
@@ -208,7 +217,7 @@ def alter_keyspace(
         replication = parse_replication(found.name, change.replication, data_centers, found.replication)
     durable = found.durable_writes if change.durable_writes is None else change.durable_writes
     made = replace(found, replication=replication, durable_writes=durable, epoch=epoch)
-    return _with_keyspace(schema, made), ChangeSummary(UPDATED, "KEYSPACE", found.name)
+    return schema.with_keyspace(made), ChangeSummary(UPDATED, "KEYSPACE", found.name)
 
 
 def drop_keyspace(schema: Schema, change: DropKeyspace) -> Applied:
@@ -216,8 +225,7 @@ def drop_keyspace(schema: Schema, change: DropKeyspace) -> Applied:
         if change.if_exists:
             return schema, None
         raise _no_keyspace(change.keyspace)
-    kept = tuple(keyspace for keyspace in schema.keyspaces if keyspace.name != change.keyspace)
-    return replace(schema, keyspaces=kept), ChangeSummary(DROPPED, "KEYSPACE", change.keyspace)
+    return schema.without_keyspace(change.keyspace), ChangeSummary(DROPPED, "KEYSPACE", change.keyspace)
 
 
 # Tables
@@ -240,7 +248,7 @@ def create_table(schema: Schema, change: CreateTable, epoch: int) -> Applied:
             keyspace=keyspace.name,
             table=name,
         )
-    if change.uuid in [table.uuid for table in schema.tables_by_id.values()]:
+    if change.uuid in schema.table_ids:
         raise Rejected(f"ID {change.uuid} is already used by another table")
     _check_columns(change)
     columns = tuple(_numbered(change.columns, 1))
@@ -255,7 +263,7 @@ def create_table(schema: Schema, change: CreateTable, epoch: int) -> Applied:
         len(columns) + 1,
     )
     grown = replace(schema, next_table_id=schema.next_table_id + 1)
-    return _with_table(grown, keyspace, made), ChangeSummary(CREATED, "TABLE", keyspace.name, name)
+    return grown.with_table(made), ChangeSummary(CREATED, "TABLE", keyspace.name, name)
 
 
 def _check_columns(change: CreateTable) -> None:
@@ -299,9 +307,8 @@ def drop_table(schema: Schema, change: DropTable) -> Applied:
         if keyspace is None:
             raise _no_keyspace(change.keyspace)
         raise _no_table(change.keyspace, change.name)
-    kept = tuple(table for table in keyspace.tables if table.name != change.name)
     return (
-        _with_keyspace(schema, replace(keyspace, tables=kept)),
+        schema.without_table(keyspace.by_name[change.name]),
         ChangeSummary(DROPPED, "TABLE", change.keyspace, change.name),
     )
 
@@ -310,12 +317,10 @@ def empty_table(schema: Schema, change: EmptyTable, epoch: int) -> Applied:
     table = schema.table(change.keyspace, change.name)
     if table is None:
         raise _no_table(change.keyspace, change.name)
-    keyspace = schema.by_name[change.keyspace]
-    others = tuple(other for other in keyspace.tables if other.id != table.id)
     made = replace(table, id=schema.next_table_id, epoch=epoch)
     grown = replace(schema, next_table_id=schema.next_table_id + 1)
     return (
-        _with_table(grown, replace(keyspace, tables=others), made),
+        grown.with_table(made),
         ChangeSummary(EMPTIED, "TABLE", change.keyspace, change.name),
     )
 
@@ -336,10 +341,8 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
         altered = replace(table, options=checked_options(change.options, table.options))
     if altered is table:
         return schema, None
-    keyspace = schema.by_name[change.keyspace]
-    made = replace(altered, epoch=epoch)
     return (
-        _with_table(schema, keyspace, made),
+        schema.with_table(replace(altered, epoch=epoch)),
         ChangeSummary(UPDATED, "TABLE", change.keyspace, change.name),
     )
 
@@ -434,17 +437,6 @@ def _type(text: str) -> CqlType:
         raise Rejected(error.message) from error
 
 
-def _with_keyspace(schema: Schema, keyspace: Keyspace) -> Schema:
-    others = [other for other in schema.keyspaces if other.name != keyspace.name]
-    return replace(schema, keyspaces=tuple(sorted((*others, keyspace), key=lambda found: found.name)))
-
-
-def _with_table(schema: Schema, keyspace: Keyspace, table: Table) -> Schema:
-    others = [other for other in keyspace.tables if other.id != table.id]
-    tables = tuple(sorted((*others, table), key=lambda found: found.name))
-    return _with_keyspace(schema, replace(keyspace, tables=tables))
-
-
 def _keyspace(schema: Schema, name: str) -> Keyspace:
     found = schema.by_name.get(name)
     if found is None:
@@ -467,17 +459,18 @@ def _static_without_clustering() -> Rejected:
 
 
 def validate(schema: Schema) -> None:
-    """Assert the invariants of a schema value: sorted parts, unique ids, whole primary keys."""
-    names = [keyspace.name for keyspace in schema.keyspaces]
-    assert names == sorted(set(names)), "keyspaces are not sorted by unique names"
-    ids: list[int] = []
+    """Assert the invariants of a schema value: maps in step, unique ids, whole primary keys."""
+    tables = [table for keyspace in schema.keyspaces for table in keyspace.tables]
     for keyspace in schema.keyspaces:
-        tables = [table.name for table in keyspace.tables]
-        assert tables == sorted(set(tables)), f"tables of {keyspace.name} are not sorted by unique names"
-        for table in keyspace.tables:
-            ids.append(table.id)
-            assert table.keyspace == keyspace.name and table.partition_key, f"damaged table {table.name}"
-            assert table.columns == _sorted_columns(table.columns), f"columns of {table.name} are not sorted"
-            used = [column.id for column in table.columns] + [column.id for column in table.dropped]
-            assert len(set(used)) == len(used) and max(used) < table.next_column_id, "a column id is reused"
+        for name in sorted(keyspace.by_name):
+            table = keyspace.by_name[name]
+            assert (table.keyspace, table.name) == (keyspace.name, name), f"{name} is kept under another name"
+    for table in tables:
+        assert table.partition_key, f"damaged table {table.name}"
+        assert table.columns == _sorted_columns(table.columns), f"columns of {table.name} are not sorted"
+        used = [column.id for column in table.columns] + [column.id for column in table.dropped]
+        assert len(set(used)) == len(used) and max(used) < table.next_column_id, "a column id is reused"
+    ids = [table.id for table in tables]
     assert len(set(ids)) == len(ids) and max(ids, default=0) < schema.next_table_id, "a table id is reused"
+    twin = schema_of(schema.keyspaces, schema.next_table_id)
+    assert twin == schema and twin.digest == schema.digest, "the maps of the schema are not in step"

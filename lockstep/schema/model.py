@@ -1,15 +1,25 @@
 """The schema as a value.
 
-Invariant: sequences are sorted (keyspaces and tables by name, columns by kind, then position or name),
-so that equal schemas have equal bytes. `Table.id` and `Column.id` are given once by the log.
+Invariant: whatever is listed is sorted (keyspaces and tables by name, columns by kind, then position or
+name), so that equal schemas have equal bytes and digests, whatever changes led to them. `Table.id` and
+`Column.id` are given once by the log. Keyspaces and tables lie in persistent maps, whose own order means
+nothing: a change of one table costs the same beside ten others and beside a hundred thousand.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from operator import attrgetter
+from typing import Final
 
 import msgspec
+from msgspec.structs import replace
+from rpds import HashTrieMap
+
+from lockstep.values import codec
+from lockstep.values.hash_tree import EMPTY_TREE, HashTree, blake, changed, key_of_text, tree_of
 
 
 class ColumnKind(enum.IntEnum):
@@ -80,6 +90,11 @@ class Table(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return dict(self.options).get(name, default)
 
 
+NO_TABLES: Final[HashTrieMap[str, Table]] = HashTrieMap()
+NO_IDS: Final[HashTrieMap[int, Table]] = HashTrieMap()
+NO_UUIDS: Final[HashTrieMap[str, int]] = HashTrieMap()
+
+
 class Replication(msgspec.Struct, frozen=True, array_like=True, order=True):
     """`strategy` is SimpleStrategy or NetworkTopologyStrategy (short names).
 
@@ -94,30 +109,191 @@ class Replication(msgspec.Struct, frozen=True, array_like=True, order=True):
         return sum(factor for _, factor in self.factors)
 
 
-class Keyspace(msgspec.Struct, frozen=True, array_like=True, dict=True):
+class KeyspaceHead(msgspec.Struct, frozen=True, array_like=True):
+    """What a keyspace is without its tables."""
+
     name: str
     replication: Replication
     durable_writes: bool = True
-    tables: tuple[Table, ...] = ()
     epoch: int = 0
 
+
+class Keyspace(msgspec.Struct, frozen=True, dict=True):
+    """In memory only; `head` and the tables are its stored form. `by_name` has no order of its own."""
+
+    name: str
+    replication: Replication
+    durable_writes: bool = True
+    by_name: HashTrieMap[str, Table] = NO_TABLES
+    epoch: int = 0
+
+    @property
+    def head(self) -> KeyspaceHead:
+        return KeyspaceHead(self.name, self.replication, self.durable_writes, self.epoch)
+
     @cached_property
-    def by_name(self) -> dict[str, Table]:
-        return {table.name: table for table in self.tables}
+    def tables(self) -> tuple[Table, ...]:
+        """All tables by name; costs as many as there are, so not for what every change does."""
+        return tuple(sorted(self.by_name.values(), key=attrgetter("name")))
 
 
-class Schema(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    keyspaces: tuple[Keyspace, ...] = ()
+class SchemaImage(msgspec.Struct, frozen=True, array_like=True):
+    """Canonical stored form of a schema: keyspaces by name, tables by keyspace and name."""
+
+    keyspaces: tuple[KeyspaceHead, ...] = ()
+    tables: tuple[Table, ...] = ()
     next_table_id: int = 1
 
-    @cached_property
-    def by_name(self) -> dict[str, Keyspace]:
-        return {keyspace.name: keyspace for keyspace in self.keyspaces}
+
+NO_KEYSPACES: Final[HashTrieMap[str, Keyspace]] = HashTrieMap()
+
+
+class Schema(msgspec.Struct, frozen=True, dict=True):
+    """In memory only; `image` is its stored form. Made by `schema_of` and the `with_` methods, which keep the
+    maps in step with each other: `tables_by_id`, `table_ids` by UUID, and the trees for digests and
+    comparison (`keyspace_tree` by name, its digests without the tables; `table_tree` by id)."""
+
+    by_name: HashTrieMap[str, Keyspace] = NO_KEYSPACES
+    next_table_id: int = 1
+    tables_by_id: HashTrieMap[int, Table] = NO_IDS
+    table_ids: HashTrieMap[str, int] = NO_UUIDS
+    keyspace_tree: HashTree[Keyspace] = EMPTY_TREE
+    table_tree: HashTree[Table] = EMPTY_TREE
 
     @cached_property
-    def tables_by_id(self) -> dict[int, Table]:
-        return {table.id: table for keyspace in self.keyspaces for table in keyspace.tables}
+    def keyspaces(self) -> tuple[Keyspace, ...]:
+        """All keyspaces by name."""
+        return tuple(sorted(self.by_name.values(), key=attrgetter("name")))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes, the same for equal schemas and only for those."""
+        trees = self.keyspace_tree.digest + self.table_tree.digest
+        return blake(codec.encode((self.next_table_id, trees)))
 
     def table(self, keyspace: str, name: str) -> Table | None:
         found = self.by_name.get(keyspace)
         return found.by_name.get(name) if found is not None else None
+
+    def table_ids_gone_in(self, later: Schema) -> tuple[int, ...]:
+        """Ids of tables that a later schema no longer has, ascending; costs what changed."""
+        return tuple(id_ for id_, _, now in changed(self.table_tree, later.table_tree) if now is None)
+
+    # Changes: each costs what it changes, not what the schema holds.
+
+    def with_keyspace(self, keyspace: Keyspace) -> Schema:
+        """Add a keyspace without tables, or replace one by itself with another head."""
+        known = self.by_name.get(keyspace.name)
+        assert keyspace.by_name is (known.by_name if known is not None else NO_TABLES), "tables stay"
+        return replace(
+            self,
+            by_name=self.by_name.insert(keyspace.name, keyspace),
+            keyspace_tree=self._tree_with(keyspace),
+        )
+
+    def without_keyspace(self, name: str) -> Schema:
+        """Drop a keyspace with its tables; KeyError when there is none."""
+        ids, uuids, tree = self.tables_by_id, self.table_ids, self.table_tree
+        for table in self.by_name[name].tables:
+            ids, uuids, tree = ids.remove(table.id), uuids.remove(table.uuid), tree.without(table.id)
+        keyspace_tree = self.keyspace_tree.without(key_of_text(name))
+        return Schema(self.by_name.remove(name), self.next_table_id, ids, uuids, keyspace_tree, tree)
+
+    def with_table(self, table: Table) -> Schema:
+        """Add a table to its keyspace, or put it in the place of the one of its name, also under another id.
+        KeyError when there is no such keyspace."""
+        keyspace = self.by_name[table.keyspace]
+        known = keyspace.by_name.get(table.name)
+        ids, uuids, tree = self.tables_by_id, self.table_ids, self.table_tree
+        if known is not None and known.id != table.id:
+            ids, tree = ids.remove(known.id), tree.without(known.id)
+        if known is not None and known.uuid != table.uuid:
+            uuids = uuids.remove(known.uuid)
+        return self._with_tables(
+            replace(keyspace, by_name=keyspace.by_name.insert(table.name, table)),
+            ids.insert(table.id, table),
+            uuids.insert(table.uuid, table.id),
+            tree.with_value(table.id, table, blake(codec.encode(table))),
+        )
+
+    def without_table(self, table: Table) -> Schema:
+        """Drop a table that is there."""
+        keyspace = self.by_name[table.keyspace]
+        return self._with_tables(
+            replace(keyspace, by_name=keyspace.by_name.remove(table.name)),
+            self.tables_by_id.remove(table.id),
+            self.table_ids.remove(table.uuid),
+            self.table_tree.without(table.id),
+        )
+
+    def _with_tables(
+        self,
+        keyspace: Keyspace,
+        ids: HashTrieMap[int, Table],
+        uuids: HashTrieMap[str, int],
+        tree: HashTree[Table],
+    ) -> Schema:
+        by_name = self.by_name.insert(keyspace.name, keyspace)
+        return Schema(by_name, self.next_table_id, ids, uuids, self._tree_with(keyspace), tree)
+
+    def _tree_with(self, keyspace: Keyspace) -> HashTree[Keyspace]:
+        digest = blake(codec.encode(keyspace.head))
+        return self.keyspace_tree.with_value(key_of_text(keyspace.name), keyspace, digest)
+
+    # Stored forms
+
+    def image(self) -> SchemaImage:
+        tables = tuple(table for keyspace in self.keyspaces for table in keyspace.tables)
+        return SchemaImage(tuple(keyspace.head for keyspace in self.keyspaces), tables, self.next_table_id)
+
+    def image_pieces(self, count: int) -> Iterator[SchemaImage]:
+        """The image in pieces of at most `count` keyspaces or tables each, made one by one: all keyspaces
+        first, then the tables. At least one piece; `schema_of_pieces` joins them."""
+        heads = tuple(keyspace.head for keyspace in self.keyspaces)
+        for at in range(0, max(len(heads), 1), count):
+            yield SchemaImage(heads[at : at + count], (), self.next_table_id)
+        for keyspace in self.keyspaces:
+            for at in range(0, len(keyspace.tables), count):
+                yield SchemaImage((), keyspace.tables[at : at + count], self.next_table_id)
+
+
+def keyspace_of(head: KeyspaceHead, tables: Iterable[Table] = ()) -> Keyspace:
+    """A keyspace as its parts say."""
+    by_name = {table.name: table for table in tables}
+    return Keyspace(
+        head.name,
+        head.replication,
+        head.durable_writes,
+        HashTrieMap(by_name) if by_name else NO_TABLES,
+        head.epoch,
+    )
+
+
+def schema_of(keyspaces: Iterable[Keyspace], next_table_id: int = 1) -> Schema:
+    """A schema of these keyspaces and their tables."""
+    by_name = {keyspace.name: keyspace for keyspace in keyspaces}
+    tables = {table.id: table for found in by_name.values() for table in found.by_name.values()}
+    heads = ((key_of_text(found.name), found, blake(codec.encode(found.head))) for found in by_name.values())
+    return Schema(
+        HashTrieMap(by_name),
+        next_table_id,
+        HashTrieMap(tables),
+        HashTrieMap({table.uuid: table.id for table in tables.values()}),
+        tree_of(heads),
+        tree_of((table.id, table, blake(codec.encode(table))) for table in tables.values()),
+    )
+
+
+def schema_of_pieces(pieces: Iterable[SchemaImage]) -> Schema:
+    """Inverse of `Schema.image_pieces`, and of `image` for a single piece. KeyError for a table without
+    its keyspace."""
+    heads: dict[str, KeyspaceHead] = {}
+    tables: dict[str, list[Table]] = {}
+    next_table_id = 1
+    for piece in pieces:
+        next_table_id = piece.next_table_id
+        for head in piece.keyspaces:
+            heads[head.name], tables[head.name] = head, []
+        for table in piece.tables:
+            tables[table.keyspace].append(table)
+    return schema_of((keyspace_of(heads[name], tables[name]) for name in heads), next_table_id)

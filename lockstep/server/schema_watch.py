@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.digest import part_digest
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.schema_change import ChangeSchema
@@ -32,7 +31,7 @@ SchemaListener = Callable[[ChangeSummary], None]
 
 def schema_version(schema: Schema) -> bytes:
     """16 bytes of a UUID (version 4 in form) that names this schema."""
-    raw = bytearray(digest16(b"".join(part_digest(keyspace) for keyspace in schema.keyspaces)))
+    raw = bytearray(digest16(schema.digest))
     raw[6] = raw[6] & 0x0F | 0x40
     raw[8] = raw[8] & 0x3F | 0x80
     return bytes(raw)

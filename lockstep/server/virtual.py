@@ -14,7 +14,15 @@ import msgspec
 from lockstep.cql.catalog import TableShape, shape_of
 from lockstep.cql.keys import routing_key
 from lockstep.schema.clustering import encode_prefix
-from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Schema, Table
+from lockstep.schema.model import (
+    Column,
+    ColumnKind,
+    KeyspaceHead,
+    Replication,
+    Table,
+    keyspace_of,
+    schema_of,
+)
 from lockstep.schema.types import CollectionType, CqlType, parse_type, uuid_text
 from lockstep.server.statements import digest16
 from lockstep.values.rows import Cell, Liveness, Partition, ReadCommand, ReadResult, Row
@@ -140,8 +148,8 @@ class VirtualTables:
             table = msgspec.structs.replace(virtual.table, id=-1 - at)
             keyspaces.setdefault(table.keyspace, []).append(table)
             self._generators[table.id] = _Generator(table, virtual.rows)
-        self.schema = Schema(
-            tuple(Keyspace(name, _LOCAL, True, tuple(listed)) for name, listed in keyspaces.items())
+        self.schema = schema_of(
+            keyspace_of(KeyspaceHead(name, _LOCAL), listed) for name, listed in keyspaces.items()
         )
 
     def read(self, command: ReadCommand) -> ReadResult:

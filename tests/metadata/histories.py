@@ -12,7 +12,7 @@ from lockstep.metadata.placing import placements_for, refuse_while_locked
 from lockstep.metadata.registry import Registry, Transformation
 from lockstep.metadata.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import KINDS, Founder, Initialize
-from lockstep.schema.model import Keyspace, Replication, Schema
+from lockstep.schema.model import Keyspace, Replication, schema_of
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.values import codec
 from lockstep.values.errors import Rejected
@@ -29,7 +29,7 @@ class SetKeyspaces(msgspec.Struct, frozen=True, array_like=True):
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
         if placements is not cluster.placements:
             refuse_while_locked(cluster.locks, "keyspaces cannot change their replication")
-        return msgspec.structs.replace(cluster, schema=Schema(keyspaces), placements=placements)
+        return msgspec.structs.replace(cluster, schema=schema_of(keyspaces), placements=placements)
 
 
 def simple(factor: int) -> Replication:

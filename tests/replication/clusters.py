@@ -15,7 +15,7 @@ from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup,
 from lockstep.replication.coordinator import Coordinator
 from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.replica import ReplicaService
-from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Schema, Table
+from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Replication, Table, keyspace_of, schema_of
 from lockstep.storage.reconcile import is_empty, merge_partitions
 from lockstep.storage.visible import counts_static, row_is_live
 from lockstep.values.codec import decoder
@@ -81,7 +81,7 @@ def make_cluster(
         Column(COLUMN, "v", "blob", ColumnKind.REGULAR),
     )
     table = Table(TABLE_ID, "u", "ks", "t", columns, epoch=table_epoch)
-    schema = Schema((Keyspace("ks", setting, tables=(table,) if tables else (), epoch=1),), 2)
+    schema = schema_of([keyspace_of(KeyspaceHead("ks", setting, epoch=1), (table,) if tables else ())], 2)
     return msgspec.structs.replace(
         empty_cluster(),
         epoch=epoch,

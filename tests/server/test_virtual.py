@@ -14,7 +14,7 @@ from lockstep.cql.context import Context
 from lockstep.cql.prepare import prepare
 from lockstep.cql.results import PageBuilder
 from lockstep.cql.select import plan_select
-from lockstep.schema.model import Keyspace, Replication, Schema
+from lockstep.schema.model import Keyspace, Replication, Schema, schema_of
 from lockstep.server.statements import Statements
 from lockstep.server.virtual import VirtualTables, define
 from lockstep.values.errors import InvalidRequest, SyntaxError_, Unprepared
@@ -98,7 +98,7 @@ def test_rows_are_generated_anew_for_every_read() -> None:
 def statements(*names: str) -> Statements:
     virtual = tables([])
     replication = Replication("SimpleStrategy", (("", 1),))
-    catalog = Catalog(Schema(tuple(Keyspace(name, replication) for name in names)), virtual.schema)
+    catalog = Catalog(schema_of(Keyspace(name, replication) for name in names), virtual.schema)
     return Statements(lambda: catalog)
 
 

@@ -1,0 +1,164 @@
+"""A persistent map from numbers to values that knows its digest: a Merkle tree of fixed shape.
+
+Invariant: two trees with equal pairs have equal digests, whatever changes led to them: the place of a key
+depends on the key alone, and a bucket is sorted by key. A change copies one path and keeps every other
+node, with the digest that was already computed for it, so that digest and comparison cost what changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+V = TypeVar("V")
+
+DIGEST_BYTES: Final = 32
+#: Two levels: a change copies and hashes two nodes of this many digests and one bucket, which holds one
+#: key for every 4,096 of the map (a map of dense keys has as many pairs in each).
+_FAN_OUT: Final = 64
+_NO_PAIRS: Final = bytes(DIGEST_BYTES)
+
+
+def blake(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def key_of_text(text: str) -> int:
+    """The key under which something that has a name is kept."""
+    return int.from_bytes(blake(text.encode()), "big")
+
+
+class _Bucket(msgspec.Struct, frozen=True, dict=True):
+    """(key, value) pairs sorted by key, and the digests of the values in that order."""
+
+    pairs: tuple[tuple[int, Any], ...] = ()
+    digests: tuple[bytes, ...] = ()
+
+    @cached_property
+    def digest(self) -> bytes:
+        return blake(b"".join(self.digests)) if self.digests else _NO_PAIRS
+
+
+class _Branch(msgspec.Struct, frozen=True, dict=True):
+    children: tuple[_Bucket, ...]
+
+    @cached_property
+    def digest(self) -> bytes:
+        return blake(b"".join([child.digest for child in self.children]))
+
+
+_EMPTY_BUCKET: Final = _Bucket()
+_EMPTY_BRANCH: Final = _Branch((_EMPTY_BUCKET,) * _FAN_OUT)
+
+
+def _place(key: int) -> tuple[int, int]:
+    return key // _FAN_OUT % _FAN_OUT, key % _FAN_OUT
+
+
+class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True):
+    """Keys are not negative. The digest given with a value must cover the key and the value."""
+
+    branches: tuple[_Branch, ...] = (_EMPTY_BRANCH,) * _FAN_OUT
+    count: int = 0
+
+    @cached_property
+    def digest(self) -> bytes:
+        return blake(b"".join([branch.digest for branch in self.branches]))
+
+    def get(self, key: int) -> V | None:
+        branch, bucket = _place(key)
+        for known, value in self.branches[branch].children[bucket].pairs:
+            if known == key:
+                found: V = value
+                return found
+        return None
+
+    def with_value(self, key: int, value: V, digest: bytes) -> HashTree[V]:
+        """Insert or replace."""
+        branch, at = _place(key)
+        bucket = self.branches[branch].children[at]
+        pairs, digests = bucket.pairs, bucket.digests
+        place = _position(pairs, key)
+        known = place < len(pairs) and pairs[place][0] == key
+        after = place + known
+        made = _Bucket(
+            (*pairs[:place], (key, value), *pairs[after:]), (*digests[:place], digest, *digests[after:])
+        )
+        return self._with_bucket(branch, at, made, self.count + (not known))
+
+    def without(self, key: int) -> HashTree[V]:
+        """Remove a key that is there; AssertionError otherwise."""
+        branch, at = _place(key)
+        bucket = self.branches[branch].children[at]
+        pairs, digests = bucket.pairs, bucket.digests
+        place = _position(pairs, key)
+        assert place < len(pairs) and pairs[place][0] == key, f"there is no key {key}"
+        if len(pairs) == 1:
+            return self._with_bucket(branch, at, _EMPTY_BUCKET, self.count - 1)
+        made = _Bucket(pairs[:place] + pairs[place + 1 :], digests[:place] + digests[place + 1 :])
+        return self._with_bucket(branch, at, made, self.count - 1)
+
+    def items(self) -> Iterator[tuple[int, V]]:
+        """All pairs, in the order of the tree's places."""
+        for branch in self.branches:
+            if branch is not _EMPTY_BRANCH:
+                for bucket in branch.children:
+                    yield from bucket.pairs
+
+    def _with_bucket(self, branch: int, at: int, bucket: _Bucket, count: int) -> HashTree[V]:
+        children = self.branches[branch].children
+        made = _Branch((*children[:at], bucket, *children[at + 1 :]))
+        return HashTree((*self.branches[:branch], made, *self.branches[branch + 1 :]), count)
+
+
+def _position(pairs: tuple[tuple[int, Any], ...], key: int) -> int:
+    low, high = 0, len(pairs)
+    while low < high:
+        middle = (low + high) // 2
+        if pairs[middle][0] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+EMPTY_TREE: Final[HashTree[Any]] = HashTree()
+
+
+def tree_of(triples: Iterable[tuple[int, V, bytes]]) -> HashTree[V]:
+    """A tree of (key, value, digest); cheaper than inserting one by one. Keys are unique."""
+    buckets: dict[tuple[int, int], list[tuple[int, V, bytes]]] = {}
+    count = 0
+    for triple in triples:
+        buckets.setdefault(_place(triple[0]), []).append(triple)
+        count += 1
+    branches: list[_Branch] = []
+    for branch in range(_FAN_OUT):
+        children = []
+        for at in range(_FAN_OUT):
+            found = sorted(buckets.get((branch, at), ()), key=itemgetter(0))
+            pairs = tuple((key, value) for key, value, _ in found)
+            children.append(_Bucket(pairs, tuple(t[2] for t in found)) if found else _EMPTY_BUCKET)
+        empty = all(child is _EMPTY_BUCKET for child in children)
+        branches.append(_EMPTY_BRANCH if empty else _Branch(tuple(children)))
+    return HashTree(tuple(branches), count)
+
+
+def changed(before: HashTree[V], after: HashTree[V]) -> list[tuple[int, V | None, V | None]]:
+    """(key, old value, new value) where the objects differ, by key; costs what changed."""
+    found: list[tuple[int, V | None, V | None]] = []
+    for old_branch, new_branch in zip(before.branches, after.branches, strict=True):
+        if old_branch is new_branch:
+            continue
+        for old_bucket, new_bucket in zip(old_branch.children, new_branch.children, strict=True):
+            if old_bucket is not new_bucket:
+                old, new = dict(old_bucket.pairs), dict(new_bucket.pairs)
+                for key in sorted(old.keys() | new.keys()):
+                    if old.get(key) is not new.get(key):
+                        found.append((key, old.get(key), new.get(key)))
+    return sorted(found, key=itemgetter(0))
