@@ -13,6 +13,18 @@ The contract of `Ready` (persist, then send, then apply):
 3. *Apply* `snapshot` to the state machine first, then `committed` in order. They are already durable here
    (the snapshot: once this Ready is), and each index is handed out once per incarnation.
 
+A snapshot travels beside this, one chunk at a time, and its bytes are never kept by the machine:
+
+- At the leader, `chunks_wanted` names bytes to read; step SnapshotChunk with them, or SnapshotFailed. Reading
+  may take its time; the machine asks for one chunk per member at a time and asks again when one got lost.
+- At the receiver, `snapshot_offered` names a snapshot that is about to come: answer SnapshotPresent when the
+  state machine holds that state, else ChunkStored with the offset to begin at (what is left of an earlier
+  transfer of an equal descriptor counts). Only one is being received at a time; a new offer replaces the
+  one before. `chunk_received` holds bytes to store at their offset; answer ChunkStored. Until that answer no
+  other chunk is handed out. After the last byte, or SnapshotPresent, that step's Ready has `snapshot`: the
+  bytes are all there, and 1. and 3. hold: `ready.persisted` is stepped when the bytes and the descriptor
+  are durable and the state machine has them (or surely will after a crash).
+
 Invariant: a driver that keeps this contract may crash between any two of these actions.
 """
 
@@ -100,11 +112,28 @@ class Refused(msgspec.Struct, frozen=True):
     leader: int | None
 
 
+class ChunkWanted(msgspec.Struct, frozen=True):
+    """Read at most bytes_max (and at least 1) of the snapshot's bytes from `offset` on, for `member`."""
+
+    member: int
+    snapshot: Snapshot
+    offset: int
+    bytes_max: int
+
+
+class ChunkReceived(msgspec.Struct, frozen=True):
+    """Store these bytes of the snapshot at `offset`, which is the next one wanted."""
+
+    snapshot: Snapshot
+    offset: int
+    data: bytes
+
+
 class Ready(msgspec.Struct, frozen=True):
     """All effects of one step; false when there are none. See the module for the contract.
 
     hard_state: to persist, or None when unchanged.
-    snapshot: to persist and install; replaces log and state machine.
+    snapshot: to persist and install; replaces log and state machine. Its bytes are already here.
     entries: to persist; replace everything from the first one's index.
     persisted: the event to step once all this is durable; None when there is nothing to persist.
     messages / messages_after_persist: see the contract; messages_after_persist is empty when no
@@ -114,6 +143,7 @@ class Ready(msgspec.Struct, frozen=True):
     read_states / reads_refused: answers to ReadIndex events, also earlier ones.
     accepted / refused: the answer to this step's Propose, ProposeConfiguration or TransferLeadership
         (a started transfer has no answer; watch soft_state).
+    chunks_wanted / snapshot_offered / chunk_received: a snapshot's way; see the contract.
     """
 
     hard_state: HardState | None = None
@@ -128,6 +158,9 @@ class Ready(msgspec.Struct, frozen=True):
     reads_refused: tuple[int, ...] = ()
     accepted: Accepted | None = None
     refused: Refused | None = None
+    chunks_wanted: tuple[ChunkWanted, ...] = ()
+    snapshot_offered: Snapshot | None = None
+    chunk_received: ChunkReceived | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -144,6 +177,9 @@ class Ready(msgspec.Struct, frozen=True):
             or self.reads_refused
             or self.accepted
             or self.refused
+            or self.chunks_wanted
+            or self.snapshot_offered
+            or self.chunk_received
         )
 
 

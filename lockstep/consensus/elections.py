@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from lockstep.consensus import quorum, replication
 from lockstep.consensus.effects import Reason, Role
-from lockstep.consensus.events import TransferLeadership
+from lockstep.consensus.events import ForgetLeader, TransferLeadership
 from lockstep.consensus.messages import (
     PreVoteReply,
     PreVoteRequest,
@@ -160,6 +160,11 @@ def on_timeout_now(state: RaftState, message: TimeoutNow) -> None:
     """The leader gives way: no pre-vote, and leases of the others do not count against it."""
     if state.role is Role.FOLLOWER and state.leader == message.sender and state.may_campaign:
         _start_vote(state, transfer=True)
+
+
+def on_forget_leader(state: RaftState, _event: ForgetLeader) -> None:
+    if state.role is Role.FOLLOWER:
+        state.leader = None
 
 
 def on_transfer(state: RaftState, event: TransferLeadership) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.consensus.configuration import Configuration
-from lockstep.consensus.messages import Message
+from lockstep.consensus.messages import Message, Snapshot
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -64,13 +64,62 @@ class Unreachable(msgspec.Struct, frozen=True):
     peer: int
 
 
+class ForgetLeader(msgspec.Struct, frozen=True):
+    """A follower's driver knows that the leader is gone: its lease no longer stands in the way of elections.
+    Nothing happens to a leader or a candidate; a leader that still lives is followed again."""
+
+
 class Compact(msgspec.Struct, frozen=True):
-    """The driver holds a durable snapshot `data` of the state at `index` (applied); entries up to
-    index - keep_entries may be forgotten. Members that lag behind that get the snapshot."""
+    """The driver holds a durable snapshot of the state at `index` (applied): size_bytes bytes, identified by
+    the small opaque `data`. Entries up to index - keep_entries are forgotten here; members that lag behind
+    that get the snapshot. `Raft.snapshot` is then the descriptor that the driver must have durable before
+    it removes those entries from its own disk."""
 
     index: int
     data: bytes
+    size_bytes: int = 0
     keep_entries: int = 0
+
+
+# A snapshot's way, at the leader
+
+
+class SnapshotChunk(msgspec.Struct, frozen=True):
+    """The bytes that Ready.chunks_wanted asked for: 1..bytes_max of them, from `offset` on. Late ones, for a
+    transfer that ended or moved on, are ignored."""
+
+    member: int
+    snapshot: Snapshot
+    offset: int
+    data: bytes
+
+
+class SnapshotFailed(msgspec.Struct, frozen=True):
+    """The wanted bytes cannot be read (a newer snapshot replaced the file, it is damaged): the transfer ends;
+    the member is offered the newest snapshot when it next answers."""
+
+    member: int
+    snapshot: Snapshot
+
+
+# A snapshot's way, at the receiver
+
+
+class ChunkStored(msgspec.Struct, frozen=True):
+    """The answer to Ready.snapshot_offered and to Ready.chunk_received: all bytes before next_offset are
+    stored (they need not be durable yet) and the next ones are wanted. 0 at the start, more when a part is
+    left from an earlier transfer or incarnation, less than before when what was stored turned out damaged.
+    At the snapshot's size the bytes are complete *and verified*: the machine installs it at once."""
+
+    snapshot: Snapshot
+    next_offset: int
+
+
+class SnapshotPresent(msgspec.Struct, frozen=True):
+    """Another answer to Ready.snapshot_offered: the state machine already holds that state or a later one
+    (it came another way), so no byte has to travel. The machine goes on as after the last chunk."""
+
+    snapshot: Snapshot
 
 
 Event = (
@@ -83,5 +132,10 @@ Event = (
     | TransferLeadership
     | Campaign
     | Unreachable
+    | ForgetLeader
     | Compact
+    | SnapshotChunk
+    | SnapshotFailed
+    | ChunkStored
+    | SnapshotPresent
 )

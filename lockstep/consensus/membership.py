@@ -52,11 +52,8 @@ def after_commit(state: RaftState) -> None:
 
 
 def _give_way(state: RaftState) -> None:
-    """This leader is no voter any more: let the most current voter campaign at once."""
-    complete = [
-        peer for peer in state.configurations.current.voters
-        if state.progress[peer].match == state.log.last_index
-    ]  # fmt: skip
-    if complete:
-        replication.send_timeout_now(state, complete[0])
+    """This leader is no voter any more: let the most advanced voter campaign at once. What it does not have
+    yet is on its way to it."""
+    advanced = max(state.configurations.current.voters, key=lambda peer: state.progress[peer].match)
+    replication.send_timeout_now(state, advanced)
     state.become_follower(state.term, None)

@@ -33,12 +33,15 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The state after applying the entry at `index`; `data` is opaque here."""
+    """Describes the state after applying the entry at `index`; the state itself never passes through Raft's
+    memory. `data` is small and opaque here: it must identify the state's bytes, so that two equal
+    descriptors mean equal bytes at every offset, whoever sends them. size_bytes: how many there are."""
 
     index: int
     term: int
     configuration: Configuration
     data: bytes
+    size_bytes: int = 0
 
 
 class PreVoteRequest(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
@@ -126,11 +129,15 @@ class HeartbeatReply(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
 
 
 class InstallSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=9):
+    """Without data: an offer, which asks what the receiver wants. With data: the bytes from `offset` on."""
+
     group: int
     sender: int
     receiver: int
     term: int
     snapshot: Snapshot
+    offset: int = 0
+    data: bytes = b""
 
 
 class TimeoutNow(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
@@ -140,6 +147,20 @@ class TimeoutNow(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10)
     sender: int
     receiver: int
     term: int
+
+
+class InstallReply(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=11):
+    """The receiver wants the bytes of snapshot (index, snapshot_term) from `offset` on; at the snapshot's
+    size it has them all and is installing. A receiver that has no need of it, or has installed it, sends
+    an AppendReply instead."""
+
+    group: int
+    sender: int
+    receiver: int
+    term: int
+    index: int
+    snapshot_term: int
+    offset: int
 
 
 Message = (
@@ -153,6 +174,7 @@ Message = (
     | HeartbeatReply
     | InstallSnapshot
     | TimeoutNow
+    | InstallReply
 )
 
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -1,17 +1,19 @@
 """What a leader knows about one member and how it may send to it.
 
 Invariant: match < next always; in REPLICATE at most `window` appends with entries are unanswered; in PROBE at
-most one append is unanswered; in SNAPSHOT none is sent.
+most one append is unanswered; in SNAPSHOT none is sent and `snapshot` names what travels instead.
 
     PROBE      next is a guess: one append at a time until one is accepted
     REPLICATE  the log matches: appends are streamed ahead of their answers
-    SNAPSHOT   the member needs a snapshot; wait until it has it, or give up after some ticks
+    SNAPSHOT   the member needs a snapshot, which travels in chunks (see snapshots)
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
+
+from lockstep.consensus.messages import Snapshot
 
 
 class Mode(enum.Enum):
@@ -22,14 +24,17 @@ class Mode(enum.Enum):
 
 class Progress:
     __slots__ = (
+        "chunk_offset",
+        "chunk_ticks",
         "heard",
         "in_flight",
+        "is_chunk_pending",
         "match",
         "mode",
         "next",
         "probing",
         "read_round",
-        "snapshot_index",
+        "snapshot",
         "snapshot_ticks",
         "window",
     )
@@ -43,8 +48,14 @@ class Progress:
         self.in_flight: deque[int] = deque()
         #: A probe is unanswered (PROBE).
         self.probing = False
-        self.snapshot_index = 0
+        #: What it is being sent (SNAPSHOT).
+        self.snapshot: Snapshot | None = None
+        #: Ticks since it last said anything about the snapshot, and since the last chunk or offer left.
         self.snapshot_ticks = 0
+        self.chunk_ticks = 0
+        #: Where the current chunk begins, and whether that one is being read or on its way.
+        self.chunk_offset = 0
+        self.is_chunk_pending = False
         #: Something came from the member since the last quorum check.
         self.heard = True
         #: The newest read round it echoed.
@@ -61,21 +72,22 @@ class Progress:
         self.probing = False
         self.in_flight.clear()
         self.next = self.match + 1
-        self.snapshot_index = 0
+        self.snapshot = None
 
     def to_replicate(self) -> None:
         self.mode = Mode.REPLICATE
         self.probing = False
         self.in_flight.clear()
-        self.snapshot_index = 0
+        self.snapshot = None
         self.next = self.match + 1
 
-    def to_snapshot(self, index: int) -> None:
+    def to_snapshot(self, snapshot: Snapshot) -> None:
         self.mode = Mode.SNAPSHOT
         self.probing = False
         self.in_flight.clear()
-        self.snapshot_index = index
-        self.snapshot_ticks = 0
+        self.snapshot = snapshot
+        self.snapshot_ticks = self.chunk_ticks = self.chunk_offset = 0
+        self.is_chunk_pending = False
 
     def sent(self, last_index: int, has_entries: bool) -> None:
         """An append that ends at last_index is on its way."""
@@ -116,6 +128,7 @@ class Progress:
         self.probing = False
 
     def validate(self, last_index: int) -> None:
+        assert (self.snapshot is not None) == (self.mode is Mode.SNAPSHOT), "a snapshot outside its transfer"
         assert 0 <= self.match < self.next <= last_index + 1, "match and next cross"
         assert len(self.in_flight) <= self.window, "too many appends in flight"
         assert list(self.in_flight) == sorted(self.in_flight), "appends in flight are out of order"

@@ -12,18 +12,23 @@ from typing import Any
 
 import msgspec
 
-from lockstep.consensus import elections, membership, reads, replication
+from lockstep.consensus import elections, membership, reads, replication, snapshots
 from lockstep.consensus.configuration import Configuration, ConfigurationHistory, decode_configuration
 from lockstep.consensus.effects import NOTHING, HardState, Ready, Role, SoftState, Stored
 from lockstep.consensus.events import (
     Campaign,
+    ChunkStored,
     Compact,
     Event,
+    ForgetLeader,
     Persisted,
     Propose,
     ProposeConfiguration,
     ReadIndex,
     Received,
+    SnapshotChunk,
+    SnapshotFailed,
+    SnapshotPresent,
     Tick,
     TransferLeadership,
     Unreachable,
@@ -36,6 +41,7 @@ from lockstep.consensus.messages import (
     EntryKind,
     Heartbeat,
     HeartbeatReply,
+    InstallReply,
     InstallSnapshot,
     Message,
     PreVoteReply,
@@ -45,17 +51,23 @@ from lockstep.consensus.messages import (
     VoteReply,
     VoteRequest,
 )
+from lockstep.consensus.progress import Mode, Progress
 from lockstep.consensus.settings import RaftSettings
 from lockstep.consensus.state import RaftState
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
-    """What the leader knows of a member. `mode`: probe, replicate or snapshot."""
+    """What the leader knows of a member. `mode`: probe, replicate or snapshot. is_caught_up: it durably holds
+    everything that was committed a heartbeat ago, so as a voter it would not hold commits up.
+    snapshot_offset / snapshot_bytes: how far the snapshot on its way to it is, else 0."""
 
     match: int
     next: int
     mode: str
     heard: bool
+    is_caught_up: bool = False
+    snapshot_offset: int = 0
+    snapshot_bytes: int = 0
 
 
 class RaftStatus(msgspec.Struct, frozen=True):
@@ -138,6 +150,17 @@ class Raft:
         return self.state.configurations.current
 
     @property
+    def is_configuration_committed(self) -> bool:
+        """Whether the one in force is committed here: it can no longer be taken back. While it is joint, a
+        further step follows by itself."""
+        return not membership.is_change_pending(self.state)
+
+    @property
+    def configuration_index(self) -> int:
+        """Index of the log entry that brought the configuration in force; grows with every change."""
+        return self.state.configurations.changed_at
+
+    @property
     def commit_index(self) -> int:
         return self.state.log.commit_index
 
@@ -177,7 +200,7 @@ class Raft:
     def status(self) -> RaftStatus:
         state = self.state
         members = {
-            peer: MemberStatus(p.match, p.next, p.mode.value, p.heard) for peer, p in state.progress.items()
+            peer: _member_status(progress, state.commit_mark) for peer, progress in state.progress.items()
         }
         return RaftStatus(
             state.group, state.identity, state.role, state.term, state.leader, state.log.first_index,
@@ -188,6 +211,16 @@ class Raft:
     def validate(self) -> None:
         """AssertionError when the state breaks an invariant; linear in the log."""
         self.state.validate()
+
+
+def _member_status(progress: Progress, commit_mark: int) -> MemberStatus:
+    snapshot = progress.snapshot
+    return MemberStatus(
+        progress.match, progress.next, progress.mode.value, progress.heard,
+        progress.mode is Mode.REPLICATE and progress.match >= commit_mark,
+        progress.chunk_offset if snapshot is not None else 0,
+        snapshot.size_bytes if snapshot is not None else 0,
+    )  # fmt: skip
 
 
 def _restored(
@@ -235,10 +268,11 @@ def _on_tick(state: RaftState, _event: Tick) -> None:
         elections.tick_follower(state)
         return
     elections.tick_leader(state)
-    replication.tick_snapshots(state)
+    snapshots.tick(state)
     state.heartbeat_elapsed += 1
     if state.role is Role.LEADER and state.heartbeat_elapsed >= state.settings.heartbeat_ticks:
         state.heartbeat_elapsed = 0
+        state.commit_mark = state.log.commit_index
         if state.reads.has_waiting:
             reads.start_round(state)
         else:
@@ -263,7 +297,9 @@ def _on_compact(state: RaftState, event: Compact) -> None:
     term = log.term_at(event.index)
     if term is None or (state.snapshot is not None and event.index <= state.snapshot.index):
         return
-    state.snapshot = Snapshot(event.index, term, state.configurations.at(event.index), event.data)
+    state.snapshot = Snapshot(
+        event.index, term, state.configurations.at(event.index), event.data, event.size_bytes
+    )
     log.compact(event.index - event.keep_entries)
     state.configurations.compact(log.base_index)
 
@@ -321,7 +357,12 @@ _EVENT_HANDLERS: dict[type[Any], Callable[[RaftState, Any], None]] = {
     TransferLeadership: elections.on_transfer,
     Campaign: _on_campaign,
     Unreachable: replication.on_unreachable,
+    ForgetLeader: elections.on_forget_leader,
     Compact: _on_compact,
+    SnapshotChunk: snapshots.on_snapshot_chunk,
+    SnapshotFailed: snapshots.on_snapshot_failed,
+    ChunkStored: snapshots.on_chunk_stored,
+    SnapshotPresent: snapshots.on_snapshot_present,
 }
 
 _MESSAGE_HANDLERS: dict[type[Any], Callable[[RaftState, Any], None]] = {
@@ -333,7 +374,8 @@ _MESSAGE_HANDLERS: dict[type[Any], Callable[[RaftState, Any], None]] = {
     AppendReply: replication.on_append_reply,
     Heartbeat: replication.on_heartbeat,
     HeartbeatReply: _on_heartbeat_reply,
-    InstallSnapshot: replication.on_install_snapshot,
+    InstallSnapshot: snapshots.on_install_snapshot,
+    InstallReply: snapshots.on_install_reply,
     TimeoutNow: elections.on_timeout_now,
 }
 
@@ -364,14 +406,25 @@ def _take_ready(state: RaftState) -> Ready:
     ready = Ready(
         hard_state, state.installed, entries, persisted, tuple(messages), tuple(after), committed, soft_state,
         tuple(state.read_states), tuple(state.reads_refused), state.accepted, state.refused,
+        tuple(state.chunks_wanted), state.snapshot_offered, state.chunk_received,
     )  # fmt: skip
     state.outbox, state.outbox_after_persist = [], []
     state.installed = None
     if _has_answers(state):
         state.read_states, state.reads_refused = [], []
         state.accepted = state.refused = None
+        state.chunks_wanted = []
+        state.snapshot_offered = state.chunk_received = None
     return ready
 
 
 def _has_answers(state: RaftState) -> bool:
-    return bool(state.read_states or state.reads_refused or state.accepted or state.refused)
+    return bool(
+        state.read_states
+        or state.reads_refused
+        or state.accepted
+        or state.refused
+        or state.chunks_wanted
+        or state.snapshot_offered
+        or state.chunk_received
+    )

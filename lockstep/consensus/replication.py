@@ -7,7 +7,7 @@ learns never passes what it is known to share with the leader.
 
 from __future__ import annotations
 
-from lockstep.consensus import quorum
+from lockstep.consensus import quorum, snapshots
 from lockstep.consensus.effects import Accepted, Reason, Role
 from lockstep.consensus.events import Propose, Unreachable
 from lockstep.consensus.messages import (
@@ -17,7 +17,6 @@ from lockstep.consensus.messages import (
     EntryKind,
     Heartbeat,
     HeartbeatReply,
-    InstallSnapshot,
     TimeoutNow,
 )
 from lockstep.consensus.progress import Mode, Progress
@@ -84,7 +83,7 @@ def send_append(state: RaftState, peer: int, progress: Progress, *, may_be_empty
     prev_index = progress.next - 1
     prev_term = log.term_at(prev_index)
     if prev_term is None:
-        return _send_snapshot(state, peer, progress)
+        return snapshots.begin(state, peer, progress)
     entries = log.batch(progress.next, state.settings.append_bytes_max) if prev_index < log.last_index else ()
     if not entries and not may_be_empty:
         return False
@@ -94,16 +93,6 @@ def send_append(state: RaftState, peer: int, progress: Progress, *, may_be_empty
         )
     )
     progress.sent(prev_index + len(entries), bool(entries))
-    return True
-
-
-def _send_snapshot(state: RaftState, peer: int, progress: Progress) -> bool:
-    if not progress.heard:
-        return False
-    snapshot = state.snapshot
-    assert snapshot is not None, "entries were forgotten without a snapshot"
-    progress.to_snapshot(snapshot.index)
-    state.outbox.append(InstallSnapshot(state.group, state.identity, peer, state.term, snapshot))
     return True
 
 
@@ -156,10 +145,8 @@ def _settle(state: RaftState, progress: Progress, index: int) -> None:
     if progress.mode is Mode.PROBE:
         if index >= progress.next - 1:
             progress.to_replicate()
-    elif progress.mode is Mode.SNAPSHOT and progress.match >= min(
-        state.log.base_index, progress.snapshot_index
-    ):
-        progress.to_replicate()
+    else:
+        snapshots.settle(state, progress)
 
 
 def send_timeout_now(state: RaftState, peer: int) -> None:
@@ -186,17 +173,8 @@ def on_heartbeat_reply(state: RaftState, reply: HeartbeatReply) -> None:
 
 def on_unreachable(state: RaftState, event: Unreachable) -> None:
     progress = state.progress.get(event.peer)
-    if progress is not None and progress.mode is not Mode.PROBE:
+    if progress is not None and progress.mode is Mode.REPLICATE:
         progress.to_probe()
-
-
-def tick_snapshots(state: RaftState) -> None:
-    """Give up on snapshots that nobody answered; the next heartbeat's answer starts another."""
-    for progress in state.progress.values():
-        if progress.mode is Mode.SNAPSHOT:
-            progress.snapshot_ticks += 1
-            if progress.snapshot_ticks >= state.settings.snapshot_ticks:
-                progress.to_probe()
 
 
 # -- the follower's side
@@ -206,7 +184,7 @@ def on_append(state: RaftState, message: Append) -> None:
     state.follow(message.sender)
     log = state.log
     if message.prev_index < log.commit_index:
-        _acknowledge(state, message.sender, log.commit_index)
+        state.acknowledge(log.commit_index)
         return
     if not log.matches(message.prev_index, message.prev_term):
         hint_index, hint_term = log.agreement_limit(message.prev_index, message.prev_term)
@@ -223,11 +201,7 @@ def on_append(state: RaftState, message: Append) -> None:
         state.append(entries[fresh:])
     shared = message.prev_index + len(entries)
     log.commit_to(min(message.commit, shared))
-    _acknowledge(state, message.sender, shared)
-
-
-def _acknowledge(state: RaftState, leader: int, index: int) -> None:
-    state.outbox_after_persist.append(AppendReply(state.group, state.identity, leader, state.term, index))
+    state.acknowledge(shared)
 
 
 def on_heartbeat(state: RaftState, message: Heartbeat) -> None:
@@ -236,14 +210,3 @@ def on_heartbeat(state: RaftState, message: Heartbeat) -> None:
     state.outbox.append(
         HeartbeatReply(state.group, state.identity, message.sender, state.term, message.read_round)
     )
-
-
-def on_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
-    state.follow(message.sender)
-    snapshot, log = message.snapshot, state.log
-    if snapshot.index > log.commit_index:
-        if log.matches(snapshot.index, snapshot.term):
-            log.commit_to(snapshot.index)
-        else:
-            state.restore(snapshot)
-    _acknowledge(state, message.sender, log.commit_index)

@@ -10,13 +10,42 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lockstep.consensus.configuration import ConfigurationHistory, decode_configuration
-from lockstep.consensus.effects import Accepted, HardState, ReadState, Reason, Refused, Role, SoftState
+from lockstep.consensus.effects import (
+    Accepted,
+    ChunkReceived,
+    ChunkWanted,
+    HardState,
+    ReadState,
+    Reason,
+    Refused,
+    Role,
+    SoftState,
+)
 from lockstep.consensus.log import Log
-from lockstep.consensus.messages import Entry, EntryKind, Message, Snapshot
+from lockstep.consensus.messages import AppendReply, Entry, EntryKind, Message, Snapshot
 from lockstep.consensus.progress import Progress
 from lockstep.consensus.read_queue import ReadQueue
 from lockstep.consensus.settings import RaftSettings
 from lockstep.consensus.writes import Writes
+
+
+class Incoming:
+    """The snapshot that this member is receiving."""
+
+    __slots__ = ("is_storing", "leader_term", "next_offset", "snapshot")
+
+    def __init__(self, snapshot: Snapshot, leader_term: int) -> None:
+        self.snapshot = snapshot
+        #: The newest term whose leader sent it.
+        self.leader_term = leader_term
+        #: What must come next; None until the driver has said where to begin.
+        self.next_offset: int | None = None
+        #: The driver has a chunk that it has not answered.
+        self.is_storing = False
+
+    def supersedes(self, snapshot: Snapshot, term: int) -> bool:
+        """Whether the other one is only a late message: one leader's snapshots never go back."""
+        return self.leader_term == term and snapshot.index <= self.snapshot.index
 
 
 class RaftState:
@@ -49,6 +78,9 @@ class RaftState:
         self.progress: dict[int, Progress] = {}
         self.reads = ReadQueue(settings.pending_reads_max)
         self.transfer_target: int | None = None
+        self.incoming: Incoming | None = None
+        #: The commit index when this leader last sent heartbeats.
+        self.commit_mark = log.commit_index
         self.uncommitted_bytes = 0
         self.election_elapsed = 0
         self.heartbeat_elapsed = 0
@@ -63,6 +95,9 @@ class RaftState:
         self.reads_refused: list[int] = []
         self.accepted: Accepted | None = None
         self.refused: Refused | None = None
+        self.chunks_wanted: list[ChunkWanted] = []
+        self.snapshot_offered: Snapshot | None = None
+        self.chunk_received: ChunkReceived | None = None
 
     def _draw_timeout(self) -> int:
         ticks = self.settings.election_ticks
@@ -125,6 +160,8 @@ class RaftState:
     def become_leader(self) -> None:
         assert self.role is Role.CANDIDATE and self.vote == self.identity, "only a candidate can win"
         self._enter(Role.LEADER, self.term, self.identity)
+        self.incoming = None
+        self.commit_mark = self.log.commit_index
 
     def follow(self, leader: int) -> None:
         """Something came from the leader of this term."""
@@ -134,6 +171,13 @@ class RaftState:
         assert self.leader is None or self.leader == leader, f"two leaders in term {self.term}"
         self.leader = leader
         self.election_elapsed = 0
+
+    def acknowledge(self, index: int) -> None:
+        """Tell the leader, once it is so, that the log is durable and equal to its own up to `index`."""
+        assert self.leader is not None, "an acknowledgement without a leader"
+        self.outbox_after_persist.append(
+            AppendReply(self.group, self.identity, self.leader, self.term, index)
+        )
 
     # -- the log
 
@@ -155,6 +199,7 @@ class RaftState:
         self.log.reset(snapshot.index, snapshot.term)
         self.configurations.reset(snapshot.index, snapshot.configuration)
         self.snapshot = self.installed = snapshot
+        self.incoming = None
 
     def validate(self) -> None:
         """AssertionError when an invariant of this state does not hold."""

@@ -285,7 +285,7 @@ class Group:
         if index < raft.first_index or any(write.snapshot for write in member.writes):
             return
         keep = self.random.randrange(5)
-        self.step(identity, Compact(index, b"%d" % member.state, keep))
+        self.step(identity, Compact(index, b"%d" % member.state, keep_entries=keep))
         if raft.snapshot is not None and raft.snapshot.index == index:
             member.disk.snapshot = raft.snapshot
             member.disk.entries = [e for e in member.disk.entries if e.index > index - keep]

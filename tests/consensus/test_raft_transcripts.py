@@ -5,7 +5,11 @@ what happened into the files instead of comparing; read the diff before committi
 
     group COUNT [outsiders=N] [setting=value ...]   members 1..COUNT found it, N more join later
     tick ID [TIMES] | campaign ID | propose ID WORD... | read ID CONTEXT | transfer ID TARGET
-    configure ID voters=1,2 [learners=3] | compact ID INDEX KEEP | unreachable ID PEER
+    configure ID voters=1,2 [learners=3] | unreachable ID PEER | forget ID
+    compact ID INDEX KEEP [SIZE]    ID has a snapshot of SIZE bytes
+    chunk ID PEER | fail ID PEER    ID's driver reads (cannot read) the bytes wanted for PEER
+    stored ID [OFFSET] | present ID ID's driver answers the offer or stores the chunk (and wants OFFSET next),
+                    or says that its state machine is already there
     persist ID      its oldest outstanding write becomes durable
     deliver A>B     the oldest message from A to B arrives (drop A>B: is lost)
     settle [ID...]  persist and deliver (among these members only) until nothing is left
@@ -25,7 +29,7 @@ import pytest
 
 from lockstep.consensus import events
 from lockstep.consensus.configuration import Configuration, decode_configuration
-from lockstep.consensus.effects import Ready, Stored
+from lockstep.consensus.effects import ChunkWanted, Ready, Stored
 from lockstep.consensus.messages import Entry, EntryKind, Message, Snapshot, decode_message, encode_message
 from lockstep.consensus.raft import Raft
 from lockstep.consensus.settings import RaftSettings
@@ -46,7 +50,9 @@ def shown(value: Any) -> str:
         parts = [f"{name}={shown(ids)}" for name, ids in msgspec.structs.asdict(value).items() if ids]
         return "{" + " ".join(parts) + "}"
     if isinstance(value, Snapshot):
-        return f"{value.index}/{value.term}{shown(value.configuration)}"
+        return f"{value.index}/{value.term}{shown(value.configuration)}:{value.size_bytes}B"
+    if isinstance(value, bytes):
+        return f"{len(value)}B"
     if isinstance(value, tuple):
         return "(" + " ".join(shown(item) for item in value) + ")"
     return str(value)
@@ -67,6 +73,8 @@ class Stage:
         self.disks: dict[int, Disk] = {}
         self.writes: dict[int, deque[Write]] = {}
         self.network: list[Message] = []
+        self.wanted: dict[int, list[ChunkWanted]] = {}
+        self.arriving: dict[int, tuple[Snapshot, int]] = {}
         self.settings = RaftSettings()
         self.founders: tuple[int, ...] = ()
         self.trace: list[str] = []
@@ -86,11 +94,19 @@ class Stage:
         voters = self.founders if identity in self.founders else ()
         self.rafts[identity] = Raft(1, identity, voters, self.settings, lambda bound: 0, stored)
         self.writes[identity] = deque()
+        self.wanted[identity] = []
+        self.arriving.pop(identity, None)
 
     def step(self, identity: int, event: events.Event) -> None:
         ready = self.rafts[identity].step(event)
         self.say(identity, ready)
         self.network.extend(ready.messages)
+        self.wanted[identity].extend(ready.chunks_wanted)
+        if ready.snapshot_offered is not None:
+            self.arriving[identity] = (ready.snapshot_offered, 0)
+        if ready.chunk_received is not None:
+            chunk = ready.chunk_received
+            self.arriving[identity] = (chunk.snapshot, chunk.offset + len(chunk.data))
         if ready.persisted is not None or ready.messages_after_persist:
             self.writes[identity].append(
                 Write(
@@ -115,6 +131,12 @@ class Stage:
             lines.append(f"persist {shown(ready.entries)}")
         lines.extend(f"send {message_text(message)}" for message in ready.messages)
         lines.extend(f"then {message_text(message)}" for message in ready.messages_after_persist)
+        for wanted in ready.chunks_wanted:
+            lines.append(f"read {shown(wanted.snapshot)} from {wanted.offset} for {wanted.member}")
+        if ready.snapshot_offered:
+            lines.append(f"offered {shown(ready.snapshot_offered)}")
+        if ready.chunk_received:
+            lines.append(f"store {len(ready.chunk_received.data)} bytes at {ready.chunk_received.offset}")
         if ready.committed:
             lines.append(f"apply {shown(ready.committed)}")
         lines.extend(f"read {read.context} at {read.index}" for read in ready.read_states)
@@ -158,8 +180,39 @@ class Stage:
     def do_unreachable(self, identity: str, peer: str) -> None:
         self.step(int(identity), events.Unreachable(int(peer)))
 
-    def do_compact(self, identity: str, index: str, keep: str) -> None:
-        self.step(int(identity), events.Compact(int(index), b"state", int(keep)))
+    def do_forget(self, identity: str) -> None:
+        self.step(int(identity), events.ForgetLeader())
+
+    def take_wanted(self, identity: str, peer: str) -> ChunkWanted:
+        wanted = self.wanted[int(identity)]
+        found = next(chunk for chunk in wanted if chunk.member == int(peer))
+        wanted.remove(found)
+        return found
+
+    def do_chunk(self, identity: str, peer: str) -> None:
+        chunk = self.take_wanted(identity, peer)
+        size = min(chunk.bytes_max, chunk.snapshot.size_bytes - chunk.offset)
+        self.step(
+            int(identity), events.SnapshotChunk(chunk.member, chunk.snapshot, chunk.offset, b"s" * size)
+        )
+
+    def do_fail(self, identity: str, peer: str) -> None:
+        chunk = self.take_wanted(identity, peer)
+        self.step(int(identity), events.SnapshotFailed(chunk.member, chunk.snapshot))
+
+    def do_stored(self, identity: str, offset: str = "") -> None:
+        snapshot, next_offset = self.arriving.pop(int(identity))
+        self.step(int(identity), events.ChunkStored(snapshot, int(offset) if offset else next_offset))
+
+    def do_present(self, identity: str) -> None:
+        snapshot, _ = self.arriving.pop(int(identity))
+        self.step(int(identity), events.SnapshotPresent(snapshot))
+
+    def do_compact(self, identity: str, index: str, keep: str, size: str = "0") -> None:
+        self.step(
+            int(identity),
+            events.Compact(int(index), b"state", size_bytes=int(size), keep_entries=int(keep)),
+        )
         raft, disk = self.rafts[int(identity)], self.disks[int(identity)]
         disk.snapshot = raft.snapshot
         disk.entries = [entry for entry in disk.entries if entry.index >= raft.first_index]
@@ -197,6 +250,10 @@ class Stage:
             )
             if identity is not None:
                 self.do_persist(str(identity))
+            elif arriving := [i for i in reachable if i in self.arriving]:
+                self.do_stored(str(arriving[0]))
+            elif wanted := [(i, self.wanted[i][0].member) for i in reachable if self.wanted[i]]:
+                self.do_chunk(str(wanted[0][0]), str(wanted[0][1]))
             elif message is not None:
                 self.do_deliver(f"{message.sender}>{message.receiver}")
             else:
@@ -211,7 +268,8 @@ class Stage:
         for identity, raft in self.rafts.items():
             status = raft.status()
             members = "".join(
-                f" {peer}:{m.mode}@{m.match}/{m.next}" for peer, m in sorted(status.members.items())
+                f" {peer}:{m.mode}@{m.match}/{m.next}{'' if m.is_caught_up else ' behind'}"
+                for peer, m in sorted(status.members.items())
             )
             self.trace.append(
                 f"{identity}: {status.role.value} term={status.term} leader={status.leader}"
