@@ -81,6 +81,15 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "The change was judged and refused; it is not in the log and never will be.",
         "The sentence names what is in the way, often another operation: lockstep topology requests.",
     ),
+    "VERSION_MISMATCH": (
+        "Some node of the cluster runs a version that cannot read this entry, or the joining node's cannot "
+        "read the log.",
+        "Upgrade the nodes that the sentence names, then try again.",
+    ),
+    "LOG_TRUNCATED": (
+        "This node keeps the metadata log only from a later epoch on.",
+        "Ask for an epoch that it has, or ask a node with an older log or an archive directory.",
+    ),
     "OUTCOME_UNKNOWN": (
         "The change may or may not have happened, or it still runs.",
         "lockstep cms log shows whether it is there. The same request may safely be sent again.",

@@ -30,7 +30,7 @@ class NodeState(enum.StrEnum):
 OWNING_STATES = (NodeState.NORMAL, NodeState.DECOMMISSIONING, NodeState.REMOVING, NodeState.REBUILDING)
 
 
-class NodeInfo(msgspec.Struct, frozen=True, array_like=True):
+class NodeInfo(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """One node. `host_id` is a UUID as text; `tokens` are those it owns, sorted; `epoch` last changed it."""
 
     id: NodeId
@@ -45,6 +45,8 @@ class NodeInfo(msgspec.Struct, frozen=True, array_like=True):
     tokens: tuple[int, ...] = ()
     version: str = ""
     epoch: int = 0
+    #: The newest version of the metadata log that the node reads (see metadata.versions).
+    log_version: int = 1
 
     @property
     def owns_tokens(self) -> bool:
@@ -67,6 +69,11 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def by_address(self) -> dict[tuple[str, int], NodeInfo]:
         """(address, internode port) -> node; a node that left frees its address."""
         return {(n.address, n.internode_port): n for n in self.nodes if n.state is not NodeState.LEFT}
+
+    @cached_property
+    def present_ids(self) -> tuple[NodeId, ...]:
+        """Ids of the nodes that have not left, ascending."""
+        return tuple(node.id for node in self.nodes if node.state is not NodeState.LEFT)
 
     @cached_property
     def dc_by_id(self) -> dict[NodeId, str]:

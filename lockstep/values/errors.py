@@ -20,6 +20,8 @@ the outcome is known, and what to do next.
     │   └── ServerFault               0x0000
     ├── MetadataError
     │   ├── Rejected                  client     judged at an epoch and refused, never logged
+    │   │   └── VersionMismatch       operator   some node could not read it in the log
+    │   ├── LogTruncated              operator   an epoch that this node no longer keeps
     │   ├── OutcomeUnknown            server     may or may not be in the log
     │   ├── NotLeader                 server     ask another node
     │   └── CannotApply               server     an entry this node cannot apply: it stops serving
@@ -271,6 +273,24 @@ class Rejected(MetadataError):
         self.epoch = epoch
         self.keyspace = keyspace
         self.table = table
+
+
+class VersionMismatch(Rejected):
+    """Refused because some node cannot read what it would bring into the log."""
+
+    code: ClassVar[str] = "VERSION_MISMATCH"
+    fault: ClassVar[Fault] = "operator"
+
+
+class LogTruncated(MetadataError):
+    """The wanted epoch is no longer kept here; `oldest_epoch` is the oldest that is."""
+
+    code: ClassVar[str] = "LOG_TRUNCATED"
+    fault: ClassVar[Fault] = "operator"
+
+    def __init__(self, message: str, oldest_epoch: int, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.oldest_epoch = oldest_epoch
 
 
 class OutcomeUnknown(MetadataError):

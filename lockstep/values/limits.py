@@ -179,3 +179,5 @@ LOG_CHECKPOINT_EPOCHS: Final = 256
 SNAPSHOT_RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 #: Outcomes of management commands kept so that a retried one finds its first; a cluster admits nodes rarely.
 MANAGEMENT_OUTCOMES_MAX: Final = 1024
+#: Voters of the metadata group: seven survive three losses, more only slow every change down.
+METADATA_VOTERS_MAX: Final = 7

@@ -1,0 +1,126 @@
+"""A value as a stream of pieces and as a file, and what is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rpds import HashTrieMap
+
+from lockstep.metadata import snapshot_file
+from lockstep.metadata.cluster import ClusterMetadata, encode_cluster
+from lockstep.metadata.digest import state_digest
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.snapshot_file import SnapshotFileReader, file_records, header_of, read_file
+from lockstep.metadata.transformations import SetExtension
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.errors import CorruptFile
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
+from tests.metadata.histories import History, network, simple, started
+from tests.metadata.test_log import register
+
+
+def history() -> History:
+    made = started([(0,), (100,)], ("one", simple(1)), ("two", network(dc1=2)))
+    made.submit(register(7))
+    made.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(3), (50, 70)))
+    for number in range(5):
+        made.submit(SetExtension(f"name-{number}", bytes(number * 100_000 + 1)))
+    return made
+
+
+def decoded(stream: bytes, step: int) -> ClusterMetadata:
+    decoder = SnapshotDecoder()
+    for at in range(0, len(stream), step):
+        decoder.feed(stream[at : at + step])
+    return decoder.finish()
+
+
+def test_a_value_survives_the_stream_whatever_the_cuts() -> None:
+    value = history().now
+    cut = list(pieces(value))
+    assert len(cut) > 3 and max(map(len, cut)) <= SNAPSHOT_PIECE_BYTES_MAX
+    stream = b"".join(cut)
+    for step in (1_000, 4_097, len(stream)):
+        again = decoded(stream, step)
+        assert again == value
+        assert encode_cluster(again) == encode_cluster(value)
+        assert state_digest(again) == state_digest(value)
+
+
+def test_equal_values_give_equal_streams() -> None:
+    value = history().now
+    other = msgspec.structs.replace(
+        value, extensions=HashTrieMap(dict(sorted(value.extensions.items(), reverse=True)))
+    )
+    assert b"".join(pieces(other)) == b"".join(pieces(value)) == b"".join(pieces(history().now))
+    assert b"".join(pieces(history().values[-2])) != b"".join(pieces(value))
+
+
+def small() -> History:
+    made = started([(0,), (100,)], ("one", simple(1)))
+    made.submit(register(7))
+    return made
+
+
+STREAM = b"".join(pieces(small().now))
+SMALL = small()
+FILE = b"".join(file_records(SMALL.values[-3], SMALL.entries[-2:], header=header_of(SMALL.values[-3])))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(STREAM) - 1))
+def test_a_shortened_stream_is_refused(size: int) -> None:
+    with pytest.raises(CorruptFile):
+        decoded(STREAM[:size], 512)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, len(FILE) - 1), st.integers(0, 7))
+def test_a_file_with_one_flipped_bit_is_refused(at: int, bit: int) -> None:
+    damaged = bytearray(FILE)
+    damaged[at] ^= 1 << bit
+    with pytest.raises(CorruptFile):
+        read_file([bytes(damaged)])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, len(FILE) - 1))
+def test_a_shortened_or_lengthened_file_is_refused(size: int) -> None:
+    for wrong in (FILE[:size], FILE + FILE[:1], FILE + FILE):
+        with pytest.raises(CorruptFile):
+            read_file([wrong])
+
+
+def test_a_file_says_what_it_holds_and_checks_it() -> None:
+    content = read_file([FILE[:77], FILE[77:]])
+    assert content.value == SMALL.values[-3] and list(content.entries) == SMALL.entries[-2:]
+    assert content.header.digest == state_digest(content.value)
+    value = SMALL.values[-3]
+    forged = msgspec.structs.replace(header_of(value), digest=bytes(32))
+    with pytest.raises(CorruptFile, match="digest"):
+        read_file(file_records(value, header=forged))
+    with pytest.raises(CorruptFile, match="follows epoch"):
+        read_file(file_records(value, SMALL.entries[-1:], header=header_of(value)))
+    with pytest.raises(CorruptFile, match="header names"):
+        read_file(file_records(value, header=header_of(SMALL.values[-1])))
+
+
+def test_entries_come_in_bounded_groups_and_in_order() -> None:
+    big = [msgspec.structs.replace(SMALL.entries[0], body=bytes(3 * 1024 * 1024))] * 5
+    groups = list(snapshot_file.entry_batches(big))
+    assert [len(group) for group in groups] == [2, 2, 1]
+    assert sum(map(len, snapshot_file.entry_batches([SMALL.entries[0]] * 1000))) == 1000
+    assert max(map(len, snapshot_file.entry_batches([SMALL.entries[0]] * 1000))) == 256
+    assert list(snapshot_file.entry_batches([])) == []
+
+
+def test_the_reader_says_what_it_wants_next() -> None:
+    reader = SnapshotFileReader()
+    reader.feed(FILE[:10])
+    assert reader.bytes_read == 10 and reader.header is None
+    reader.feed(FILE[10:])
+    assert reader.bytes_read == len(FILE) and reader.header is not None
