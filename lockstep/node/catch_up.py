@@ -48,6 +48,10 @@ class CatchUp:
         if epoch > self._state.epoch and self._state.broken is None:
             self._fetch_from(address, epoch)
 
+    def behind(self) -> bool:
+        """Whether a peer is known to have more than this node."""
+        return any(epoch > self._state.epoch for epoch in self._wanted.values())
+
     async def reach(self, epoch: int, source: Address, timeout_ms: int = FETCH_TIMEOUT_MS) -> None:
         """Return when `epoch` is applied here; PeerTimeout when that takes longer than allowed."""
         if self._state.epoch >= epoch:

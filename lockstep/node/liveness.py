@@ -1,6 +1,7 @@
-"""Signs of life: pings to all known nodes, and who seems alive.
+"""Signs of life: pings to known nodes, and who seems alive.
 
-A ping is a request: a connection that went silent shows by its missing answer, and is replaced.
+A ping is a request: a connection that went silent shows by its missing answer, and is replaced. In each round
+a bounded number of nodes is asked, in turn; where that is fewer than all, silence is suspected later.
 
 Invariant: liveness is an opinion of this node. It orders replicas, refuses hopeless requests early and
 tells clients; it never changes the metadata.
@@ -11,8 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from lockstep.gossip.dissemination import ping_rounds, pinged
 from lockstep.gossip.failure_detector import FailureDetector
-from lockstep.metadata.directory import NodeState
 from lockstep.node.messages import Ping
 from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
@@ -23,7 +24,7 @@ from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 
-#: Between two pings to one node; the detector needs a few of them to suspect.
+#: Between two rounds of pings; the detector needs a few from one node to suspect it.
 PING_INTERVAL_MS = 500
 #: An answer that takes longer is no sign of life.
 PING_TIMEOUT_MS = 2000
@@ -54,6 +55,7 @@ class Liveness:
         self._generation = generation
         self._monotonic_s = runtime.clock.monotonic_s
         self._opinions: dict[int, bool] = {}
+        self._round = 0
         self._listeners: list[LivenessListener] = []
         internode.register_fast(verbs.PING, Ping, Ping, self._receive)
 
@@ -103,20 +105,24 @@ class Liveness:
 
     async def _ping_loop(self) -> None:
         while True:
-            self._ping_all()
+            self._ping_some()
             await asyncio.sleep(PING_INTERVAL_MS / 1000)
             for node in self._state.current.directory.nodes:
                 alive = self.alive(node.id)
                 if self._opinions.get(node.id, alive) != alive:
                     self._tell(node.id, alive)
 
-    def _ping_all(self) -> None:
+    def _ping_some(self) -> None:
+        directory = self._state.current.directory
+        present = directory.present_ids
+        self._round += 1
+        self._detector.expect(PING_INTERVAL_MS / 1000 * ping_rounds(len(present)))
         ping = encode(Ping(self._generation, self._leads()))
         deadline_s = self._monotonic_s() + PING_TIMEOUT_MS / 1000
-        for node in self._state.current.directory.nodes:
-            if node.id != self._own_id() and node.state is not NodeState.LEFT:
-                address = (node.address, node.internode_port)
-                self._internode.submit(address, verbs.PING, ping, deadline_s, self, node.id)
+        for node_id in pinged(present, self._own_id(), self._round):
+            node = directory.by_id[NodeId(node_id)]
+            address = (node.address, node.internode_port)
+            self._internode.submit(address, verbs.PING, ping, deadline_s, self, node.id)
 
     def _tell(self, node: int, alive: bool) -> None:
         self._opinions[node] = alive

@@ -45,7 +45,10 @@ class LogEntries(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True):
-    """The envelope's epoch is the message."""
+    """The sender has applied `epoch`, whose hash is `hash`: a receiver sees whether it is of one history."""
+
+    epoch: int = 0
+    hash: bytes = b""
 
 
 class EpochQuery(msgspec.Struct, frozen=True, array_like=True):

@@ -11,11 +11,11 @@ import asyncio
 
 from lockstep.consensus.messages import Entry
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeState
+from lockstep.node.announcing import announcement
 from lockstep.node.configuration import split_address
 from lockstep.node.founders_file import FOUNDERS_PATH
 from lockstep.node.journal import settle
-from lockstep.node.messages import Announce, EpochQuery, EpochReply
+from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.parts import Parts
 from lockstep.node.processor import committed_log_entries
 from lockstep.node.raft_transport import METADATA_GROUP
@@ -102,7 +102,7 @@ class Node(Parts):
         while (info := self.info) is not None and (info.address, info.internode_port) != self.address:
             for address in addresses:
                 if address != self.address:
-                    self.internode.send(address, verbs.ANNOUNCE, Announce())
+                    self.internode.send(address, verbs.ANNOUNCE, announcement(self.cluster))
             await asyncio.sleep(GREETING_MS / 1000)
 
     async def stop(self) -> None:
@@ -154,16 +154,7 @@ class Node(Parts):
             self.internode.introduce()
         elif self.has_left:
             self._left()
-        if self.is_leader:
-            self._announce(before, own)
-
-    def _announce(self, before: ClusterMetadata, own: int) -> None:
-        """Tell everyone of the new epoch, also the node that it lets go."""
-        for node in self.cluster.directory.nodes:
-            known = before.directory.by_id.get(node.id)
-            gone = known is not None and known.state is NodeState.LEFT
-            if node.id != own and not gone:
-                self.internode.send((node.address, node.internode_port), verbs.ANNOUNCE, Announce())
+        self.announcer.applied(before, after)
 
     def _left(self) -> None:
         """No new requests; peers and requests in flight are served until this node is stopped."""

@@ -19,6 +19,7 @@ from lockstep.metadata import transformations as metadata_transformations
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.registry import Registry
+from lockstep.node.announcing import Announcer
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.configuration import Configuration, split_address
 from lockstep.node.founders_file import FoundersFile
@@ -83,6 +84,9 @@ class Parts(abc.ABC):
         self.internode = Internode(runtime, self._hello, self._epoch_now, self._peer_epoch, self._accept, log)
         self.raft_transport = RaftTransport(self.internode)
         self.catch_up = CatchUp(runtime, self.state, self.internode, log)
+        self.announcer = Announcer(
+            self.state, self.internode, self._own_id, self._leads, self._alive, self.catch_up.behind
+        )
         self.driver: RaftDriver | None = None
         self.processor: Processor | None = None
         self.submitter = Submitter(

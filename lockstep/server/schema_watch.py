@@ -11,15 +11,17 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from lockstep.gossip.dissemination import pinged
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.node.messages import Announce
+from lockstep.node.announcing import announcement
 from lockstep.replication import verbs
 from lockstep.schema.changes import EMPTIED, ChangeSummary
 from lockstep.schema.model import Schema
 from lockstep.server.statements import digest16
+from lockstep.values.ids import NodeId
 from lockstep.values.limits import SCHEMA_AGREEMENT_WAIT_MS, SCHEMA_VERSIONS_KEPT_MAX
 
 if TYPE_CHECKING:
@@ -122,8 +124,11 @@ class SchemaWatch:
                 listener(found)
 
     def _tell_peers(self, cluster: ClusterMetadata) -> None:
-        """Clients compare versions at once after a change: let the peers know now that it is applied here."""
+        """Clients compare versions at once after a change: let some peers know now that it is applied here.
+
+        In a cluster so large that these are not all, the others hear of it with the next signs of life.
+        """
         node = self._node
-        for other in cluster.directory.nodes:
-            if other.id != node.node_id and other.state is not NodeState.LEFT:
-                node.internode.send((other.address, other.internode_port), verbs.ANNOUNCE, Announce())
+        for other_id in pinged(cluster.directory.present_ids, node.node_id, 0):
+            other = cluster.directory.by_id[NodeId(other_id)]
+            node.internode.send((other.address, other.internode_port), verbs.ANNOUNCE, announcement(cluster))

@@ -181,3 +181,7 @@ SNAPSHOT_RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 MANAGEMENT_OUTCOMES_MAX: Final = 1024
 #: Voters of the metadata group: seven survive three losses, more only slow every change down.
 METADATA_VOTERS_MAX: Final = 7
+#: Nodes that one entry (or a few in one turn) lets go and that the leader tells of it itself.
+NODES_LET_GO_TOLD_MAX: Final = 8
+#: A reason that an operator gives for a change of the metadata service: a sentence with a ticket's address.
+SERVICE_TEXT_CHARACTERS_MAX: Final = 500

@@ -3,7 +3,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.gossip.failure_detector import SILENCE_S_MAX, SILENCE_S_MIN, FailureDetector
+from lockstep.gossip.failure_detector import (
+    EXPECTED_S,
+    SILENCE_INTERVALS_MAX,
+    SILENCE_INTERVALS_MIN,
+    FailureDetector,
+)
+
+SILENCE_S_MIN = EXPECTED_S * SILENCE_INTERVALS_MIN
+SILENCE_S_MAX = EXPECTED_S * SILENCE_INTERVALS_MAX
 
 
 def heard_every(interval_s: float, count: int) -> tuple[FailureDetector, float]:
@@ -64,3 +72,15 @@ def test_whatever_the_rhythm_the_allowed_silence_is_bounded(intervals_s: list[fl
         detector.validate()
         assert detector.alive(7, now_s + SILENCE_S_MIN - 0.001)
         assert not detector.alive(7, now_s + SILENCE_S_MAX + 0.01)
+
+
+def test_where_nodes_are_asked_less_often_silence_means_less() -> None:
+    detector, last_s = heard_every(0.5, 50)
+    detector.expect(8.0)
+    assert detector.alive(1, last_s + 4 * 8.0 - 0.1) and not detector.alive(1, last_s + 4 * 8.0 + 0.1)
+    detector.heard(2, last_s)
+    assert detector.alive(2, last_s + 4 * 8.0 - 0.1)
+    detector.validate()
+    detector.expect(0.5)
+    assert detector.alive(1, last_s + 1.9) and not detector.alive(1, last_s + 2.1)
+    detector.validate()

@@ -12,18 +12,20 @@ from lockstep.node import metadata_state
 from lockstep.node.messages import FetchLog, LogEntries
 from lockstep.node.node import Node
 from lockstep.replication import verbs
+from lockstep.replication.handshake import PeerInfo
 from lockstep.values.errors import CannotApply
 from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX
 from tests.node.support import Town, keyspace
 
 
 def serve_with(town: Town, number: int, alter: Any) -> list[FetchLog]:
-    """Let a node answer fetches through `alter(reply)`; returns the requests it got."""
+    """Let a node answer fetches through `alter(reply)`; returns the requests n4 sent it."""
     node = town.node(number)
     asked: list[FetchLog] = []
 
-    async def serve(_peer: object, request: FetchLog) -> LogEntries:
-        asked.append(request)
+    async def serve(peer: PeerInfo, request: FetchLog) -> LogEntries:
+        if peer.node_id == 4:
+            asked.append(request)
         return alter(LogEntries(node.state.epoch, node.state.entries_after(request.after)))
 
     node.internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)

@@ -1,0 +1,272 @@
+"""Whom to ask for missing log entries and snapshots, and when to ask another.
+
+A step machine: it is told what was heard and what came of each request, and says what to ask next; times
+are milliseconds of one monotonic clock and are passed in.
+
+Invariants: one request is under way at a time, whoever knows of the gap, so requests for one gap are merged
+and other peers are fallbacks; a peer that does not answer, or answered badly, rests while others are asked;
+a snapshot's transfer goes on where it stopped, also with another peer that has the identical one.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+P = TypeVar("P")
+
+#: Peers remembered as having more: enough fallbacks, and bounded however many nodes speak.
+SOURCES_MAX: Final = 16
+#: How long the first request of a gap may take before another peer is asked; doubles with each that fails.
+ANSWER_MS_MIN: Final = 500
+ANSWER_MS_MAX: Final = 4000
+#: A peer that failed rests this long; doubles with each failure in a row.
+REST_MS_MIN: Final = 50
+REST_MS_MAX: Final = 2000
+#: A peer whose history contradicts a confirmed one, or whose answers are damaged, is not asked for so long.
+REFUSED_MS: Final = 60_000
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot that a peer can give: the value that the snapshot entry of `epoch` speaks of.
+
+    `hash` is that entry's hash, `digest` the state digest it states, `size_bytes` the whole of what is to
+    be fetched. Equal offers of two peers mean identical bytes.
+    """
+
+    epoch: int
+    hash: bytes
+    digest: bytes
+    size_bytes: int
+
+
+class Request(msgspec.Struct, Generic[P], frozen=True):
+    """Ask `peer` for entries after `after`, or, with `offer`, for its bytes from `offset`."""
+
+    number: int
+    peer: P
+    after: int
+    offer: Offer | None = None
+    offset: int = 0
+
+
+class _Source:
+    __slots__ = ("epoch", "failures", "heard", "rests_until_ms")
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.heard = 0
+        self.failures = 0
+        self.rests_until_ms = 0
+
+
+class Puller(Generic[P]):
+    """The numbers of requests grow; what is told of another than the present request is history."""
+
+    def __init__(self) -> None:
+        self._sources: dict[P, _Source] = {}
+        self._refused_until_ms: dict[P, int] = {}
+        self._number = 0
+        self._heard = 0
+        self._failures = 0
+        self._request: Request[P] | None = None
+        #: What the source was known to have when it was asked, and when the answer is late.
+        self._asked_epoch = 0
+        self._late_ms = 0
+        self._held = False
+        self._offer: Offer | None = None
+        self._offset = 0
+        #: Peers that do not have the snapshot under way.
+        self._without: dict[P, None] = {}
+
+    # -- what happens --------------------------------------------------------------------------------
+
+    def heard(self, peer: P, epoch: int, now_ms: int) -> None:
+        """`peer` has applied `epoch`."""
+        refused = self._refused_until_ms.get(peer)
+        if refused is not None:
+            if now_ms < refused:
+                return
+            del self._refused_until_ms[peer]
+        source = self._sources.get(peer)
+        if source is None:
+            if len(self._sources) >= SOURCES_MAX:
+                self._drop_one()
+            source = self._sources[peer] = _Source()
+        self._heard += 1
+        source.heard = self._heard
+        source.epoch = max(source.epoch, epoch)
+
+    def answered(self, number: int, peer_epoch: int, took: bool, now_ms: int) -> None:
+        """Entries arrived; `took`: at least one was news and is being applied.
+
+        An answer without news means that the peer has no more than it says, unless it was heard of
+        something newer after it was asked.
+        """
+        request = self._finish(number)
+        if request is None:
+            return
+        source = self._sources.get(request.peer)
+        if source is not None:
+            source.failures = 0
+            if not took and source.epoch == self._asked_epoch:
+                if peer_epoch > request.after:
+                    self._rest(source, now_ms)  # it has more and does not give it: others first
+                else:
+                    source.epoch = peer_epoch
+        if took:
+            self._failures = 0
+
+    def began(self, offer: Offer) -> None:
+        """Fetch this snapshot; one that was partly fetched is gone on with."""
+        if self._offer != offer:
+            self._offer, self._offset = offer, 0
+        self._without = {}
+
+    def arrived(self, number: int, size_bytes: int) -> None:
+        """The next bytes of the snapshot are stored."""
+        request = self._finish(number)
+        if request is None or self._offer is None or request.offer != self._offer:
+            return
+        assert request.offset == self._offset, "one chunk is under way at a time"
+        self._offset += size_bytes
+        assert size_bytes > 0 and self._offset <= self._offer.size_bytes, "within the snapshot"
+        self._failures = 0
+        source = self._sources.get(request.peer)
+        if source is not None:
+            source.failures = 0
+
+    def lacking(self, number: int) -> None:
+        """The peer asked for a part of the snapshot does not have it (any more)."""
+        request = self._finish(number)
+        if request is not None:
+            self._without[request.peer] = None
+
+    def dropped(self) -> None:
+        """The snapshot under way is installed, or turned out to be of no use."""
+        self._offer, self._offset, self._without = None, 0, {}
+
+    def failed(self, number: int, now_ms: int) -> None:
+        """No answer, or none that helps."""
+        request = self._finish(number)
+        if request is not None:
+            self._failed(request.peer, now_ms)
+
+    def refuse(self, peer: P, now_ms: int) -> None:
+        """The peer's answers are wrong: ask it nothing for a good while."""
+        if len(self._refused_until_ms) >= SOURCES_MAX:
+            del self._refused_until_ms[next(iter(self._refused_until_ms))]
+        self._refused_until_ms[peer] = now_ms + REFUSED_MS
+        self._sources.pop(peer, None)
+        if self._request is not None and self._request.peer == peer:
+            self._request = None
+
+    def hold(self, held: bool) -> None:
+        """While held nothing is asked: what came last is being judged or installed."""
+        self._held = held
+
+    # -- what to do ----------------------------------------------------------------------------------
+
+    @property
+    def offer(self) -> Offer | None:
+        """The snapshot under way."""
+        return self._offer
+
+    @property
+    def complete(self) -> bool:
+        """All bytes of the snapshot under way are here."""
+        return self._offer is not None and self._offset == self._offer.size_bytes
+
+    def wanted(self, have: int) -> int:
+        """The newest epoch known to exist; `have` when that is not above it."""
+        return max((source.epoch for source in self._sources.values()), default=have)
+
+    def behind(self, have: int) -> bool:
+        return any(source.epoch > have for source in self._sources.values())
+
+    def is_refused(self, peer: P, now_ms: int) -> bool:
+        return now_ms < self._refused_until_ms.get(peer, now_ms)
+
+    def next(self, have: int, now_ms: int) -> Request[P] | None:
+        """What to ask now, with `have` the newest epoch here (applied or waiting to be)."""
+        request = self._request
+        if request is not None:
+            if now_ms < self._late_ms:
+                return None
+            self._request = None
+            self._failed(request.peer, now_ms)
+        if self._held or self.complete:
+            return None
+        for useless in [peer for peer, source in self._sources.items() if source.epoch <= have]:
+            del self._sources[useless]
+        if self._offer is not None and self._offer.epoch <= have:
+            self.dropped()
+        peer = self._choose(now_ms)
+        if peer is None and self._offer is not None and not self._any_left():
+            # Nobody has this snapshot any more; a newer one may be there.
+            self.dropped()
+            peer = self._choose(now_ms)
+        return None if peer is None else self._ask(peer, have, now_ms)
+
+    def wake_ms(self) -> int | None:
+        """When `next` may have something although nothing happens; None: never."""
+        if self._request is not None:
+            return self._late_ms
+        if self._held or self.complete:
+            return None
+        return min((source.rests_until_ms for source in self._sources.values()), default=None)
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _ask(self, peer: P, have: int, now_ms: int) -> Request[P]:
+        self._number += 1
+        self._request = Request(self._number, peer, have, self._offer, self._offset)
+        self._asked_epoch = self._sources[peer].epoch
+        self._late_ms = now_ms + min(ANSWER_MS_MAX, ANSWER_MS_MIN << min(self._failures, 8))
+        return self._request
+
+    def _finish(self, number: int) -> Request[P] | None:
+        request = self._request
+        if request is None or request.number != number:
+            return None
+        self._request = None
+        return request
+
+    def _failed(self, peer: P, now_ms: int) -> None:
+        self._failures += 1
+        source = self._sources.get(peer)
+        if source is not None:
+            self._rest(source, now_ms)
+
+    def _rest(self, source: _Source, now_ms: int) -> None:
+        source.rests_until_ms = now_ms + min(REST_MS_MAX, REST_MS_MIN << min(source.failures, 8))
+        source.failures += 1
+
+    def _any_left(self) -> bool:
+        return any(peer not in self._without for peer in self._sources)
+
+    def _choose(self, now_ms: int) -> P | None:
+        """Who failed least; of those, who was heard last."""
+        best: P | None = None
+        best_rank: tuple[int, int] | None = None
+        for peer, source in self._sources.items():
+            if source.rests_until_ms > now_ms or (self._offer is not None and peer in self._without):
+                continue
+            rank = (source.failures, -source.heard)
+            if best_rank is None or rank < best_rank:
+                best, best_rank = peer, rank
+        return best
+
+    def _drop_one(self) -> None:
+        """Forget who is of least use: who failed most, and of those who was heard longest ago."""
+        known = self._sources
+        del known[max(known, key=lambda peer: (known[peer].failures, -known[peer].heard))]
+
+    def validate(self) -> None:
+        assert len(self._sources) <= SOURCES_MAX and len(self._refused_until_ms) <= SOURCES_MAX
+        assert not set(self._sources) & set(self._refused_until_ms), "a refused peer is no source"
+        if self._offer is None:
+            assert self._offset == 0 and not self._without, "progress belongs to a snapshot"
+        else:
+            assert 0 <= self._offset <= self._offer.size_bytes, "progress within the snapshot"

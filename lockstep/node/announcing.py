@@ -1,0 +1,91 @@
+"""Telling other nodes of a new epoch, along the epoch's announcement tree.
+
+A node passes an epoch on once it has applied it, so whoever it tells can fetch from it. Invariant: at most
+one round of announcements for one epoch, of at most SENDS_MAX messages and as many to nodes that the metadata
+just let go; all epochs of one turn of the loop are one round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from lockstep.gossip.dissemination import SENDS_MAX, Tree, receivers
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.node.messages import Announce
+from lockstep.node.metadata_state import MetadataState
+from lockstep.replication import verbs
+from lockstep.replication.internode import Internode
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import NODES_LET_GO_TOLD_MAX
+
+
+def announcement(cluster: ClusterMetadata) -> Announce:
+    return Announce(cluster.epoch, cluster.hash)
+
+
+class Announcer:
+    """`behind()` says whether this node knows of epochs that it does not have: those are worth telling then.
+
+    `sent` counts messages of epochs that this node made as the leader, `forwarded` the others.
+    """
+
+    def __init__(
+        self,
+        state: MetadataState,
+        internode: Internode,
+        own_id: Callable[[], int],
+        leads: Callable[[], bool],
+        alive: Callable[[int], bool],
+        behind: Callable[[], bool],
+    ) -> None:
+        self._state = state
+        self._internode = internode
+        self._own_id = own_id
+        self._leads = leads
+        self._alive = alive
+        self._behind = behind
+        self._announced = 0
+        self._due = False
+        #: Told by the leader itself: they are in no tree any more.
+        self._let_go: dict[NodeId, NodeInfo] = {}
+        self.sent = 0
+        self.forwarded = 0
+
+    def applied(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
+        """An entry was applied: it is told of at the end of this turn of the loop."""
+        if before.directory is not after.directory and self._leads():
+            self._note_let_go(before, after)
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._announce)
+
+    def _note_let_go(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
+        present = after.directory.by_address
+        for node_id in before.directory.present_ids:
+            node = after.directory.by_id[node_id]
+            if node.state is NodeState.LEFT and (node.address, node.internode_port) not in present:
+                self._let_go[node_id] = node
+                if len(self._let_go) > NODES_LET_GO_TOLD_MAX:
+                    del self._let_go[next(iter(self._let_go))]
+
+    def _announce(self) -> None:
+        self._due = False
+        cluster, own, leads = self._state.current, self._own_id(), self._leads()
+        let_go, self._let_go = self._let_go, {}
+        if cluster.epoch <= self._announced or (not leads and self._behind()):
+            return
+        self._announced = cluster.epoch
+        tree = Tree(cluster.directory.present_ids, cluster.epoch)
+        chosen = receivers(tree, own, leads=leads, alive=self._alive)
+        assert len(chosen) <= SENDS_MAX, "one round is bounded"
+        told = [cluster.directory.by_id[NodeId(node)] for node in chosen]
+        told.extend(node for node in let_go.values() if node.id != own)
+        message = announcement(cluster)
+        for node in told:
+            self._internode.send((node.address, node.internode_port), verbs.ANNOUNCE, message)
+        if leads:
+            self.sent += len(told)
+        else:
+            self.forwarded += len(told)
