@@ -85,6 +85,22 @@ class MetadataState:
         """Applied entries following `epoch`, as many as one batch may hold."""
         return tuple(_batch(self.entries[max(epoch, 0) : max(epoch, 0) + LOG_FETCH_ENTRIES_MAX]))
 
+    def hash_at(self, epoch: int) -> bytes | None:
+        """The hash of an applied epoch; None when it is not known here (any more)."""
+        if epoch == self.current.epoch:
+            return self.current.hash
+        return self.entries[epoch - 1].hash if 0 < epoch <= len(self.entries) else None
+
+    @property
+    def tail(self) -> tuple[int, bytes]:
+        """(epoch, hash) of the newest entry that is applied or waits to be."""
+        last = self._pending[-1] if self._pending else self.current
+        return last.epoch, last.hash
+
+    def give_up(self, error: LockstepError) -> None:
+        """This node's history turned out to be wrong: it applies no more and stops serving."""
+        self._break(error)
+
     async def wait_for(self, epoch: int) -> None:
         """Return when `epoch` is applied; raises the reason when this node can apply no more."""
         if self.current.epoch >= epoch:
