@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import ModuleType
 
 import click
@@ -37,6 +38,20 @@ def replay(what: str, scenario: str, trace: bool, last: int) -> int:
 def planted(seeds: int, only: str) -> int:
     """Look for bugs planted on purpose: what the checkers cannot find, they do not rule out."""
     return int(_runner().planted(seeds, only))
+
+
+@sim.command()
+@click.option("--seed", default=1, show_default=True, help="First seed.")
+@click.option("--seeds", default=1, show_default=True, help="Runs of each layout.")
+@click.option("--plant", default="sound", show_default=True, help="Plant this flaw; it must be found.")
+def quorums(seed: int, seeds: int, plant: str) -> int:
+    """Compare every read quorum with every write quorum over the placements of whole runs."""
+    from lockstep.sim import quorum_report
+
+    began = time.monotonic()
+    verdict = quorum_report.check(seed, seeds, plant)
+    click.echo(quorum_report.text_of(verdict, time.monotonic() - began))
+    return 0 if verdict.holds else 1
 
 
 def _runner() -> ModuleType:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import ReplicaGroup, RingPlacement
-from lockstep.placement.quorums import Requirement, required_reads, required_writes
+from lockstep.placement.quorums import DcOf, Requirement, required_reads, required_writes
 from lockstep.replication.handshake import Address
 from lockstep.schema.model import Replication
 from lockstep.values.errors import InvalidRequest
@@ -98,6 +98,24 @@ class Plan:
         """How many of these nodes count towards `required`, for error messages."""
         held = tuple(nodes)
         return sum(min(count, len(voters.intersection(held))) for count, voters in self._counts)
+
+
+def needs_of(
+    consistency: Consistency,
+    replication: Replication,
+    local_dc: str,
+    group: ReplicaGroup,
+    dc_of: DcOf,
+    writing: bool,
+) -> tuple[tuple[Requirement, ...], tuple[NodeId, ...]]:
+    """What a request must hear, and of which replicas.
+
+    While a replica is pending, what a quorum read returns must also survive the read switch, so the read
+    hears as many write replicas as a write must, and repairs those that lack it.
+    """
+    if writing or (group.write_only and consistency in MONOTONIC_LEVELS):
+        return required_writes(consistency, replication, local_dc, group, dc_of), group.writes
+    return required_reads(consistency, replication, local_dc), group.reads
 
 
 class TablePlacement:
@@ -197,16 +215,9 @@ class PlanBook:
         group = placed.group
         dcs = cluster.directory.dc_by_id
         local_dc = self._local_dc(cluster)
-        # While a replica is pending, what a quorum read returns must also survive the read switch, so
-        # the read hears as many write replicas as a write must, and repairs those that lack it.
-        confirming = writing or (bool(group.write_only) and consistency in MONOTONIC_LEVELS)
-        if confirming:
-            needs = required_writes(
-                consistency, placement.replication, local_dc, group, lambda node: dcs[node]
-            )
-        else:
-            needs = required_reads(consistency, placement.replication, local_dc)
-        nodes = group.writes if confirming else group.reads
+        needs, nodes = needs_of(
+            consistency, placement.replication, local_dc, group, lambda node: dcs[node], writing
+        )
         by_id = cluster.directory.by_id
         targets = tuple(
             Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc) for node in nodes
