@@ -263,7 +263,7 @@ def _meets_when_settled(
     replication: Replication, read_level: Consistency, read_dc: str, write_level: Consistency, write_dc: str
 ) -> bool:
     """Whether the two levels always meet among exactly the replicas that the replication names."""
-    homes = {}
+    homes: dict[NodeId, str] = {}
     for dc, factor in replication.factors:
         for _ in range(factor):
             homes[NodeId(len(homes) + 1)] = dc

@@ -45,7 +45,7 @@ def quorum_masks(side: Side) -> Masks:
     for need in side.needs:
         counted = sum(1 << n for n in side.members if need.dc in ("", side.homes[n]))
         masks = masks[_bits(masks & np.uint16(counted)) >= need.count]
-    return masks
+    return np.asarray(masks, dtype=np.uint16)
 
 
 def _bits(masks: Masks) -> Counts:
@@ -104,7 +104,7 @@ def quorum_counts(classes: Classes, asked: Sequence[bool], needs: Sequence[Requi
     """Each choice of how many nodes of every class answer that meets the needs; shape (choices, classes)."""
     limits = [size if use else 0 for size, use in zip(classes.sizes, asked, strict=True)]
     grids = np.meshgrid(*(np.arange(limit + 1, dtype=np.int8) for limit in limits), indexing="ij")
-    counts = np.stack([grid.ravel() for grid in grids], axis=1)
+    counts: Counts = np.stack([grid.ravel() for grid in grids], axis=1)
     for need in needs:
         columns = [at for at, home in enumerate(classes.homes) if need.dc in ("", home)]
         counts = counts[counts[:, columns].sum(axis=1) >= need.count]
