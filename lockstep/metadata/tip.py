@@ -14,6 +14,7 @@ import msgspec
 from lockstep.metadata.apply import apply_entry, completed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.entries import LogEntry, seal
+from lockstep.metadata.membership import refuse_while_frozen
 from lockstep.metadata.registry import Prepared, Registry
 from lockstep.values.errors import CannotApply, Rejected
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX
@@ -116,6 +117,7 @@ class Tip:
             raise Rejected(
                 f"the change is {len(body)} bytes long; at most {ENTRY_BODY_BYTES_MAX} are allowed"
             )
+        refuse_while_frozen(tip, kind)
         try:
             transformation = self._registry.decode(kind, body)
         except CannotApply as problem:

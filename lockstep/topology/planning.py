@@ -62,10 +62,10 @@ def _check_new_tokens(cluster: ClusterMetadata, tokens: tuple[int, ...]) -> None
 
 
 def _check_leave(cluster: ClusterMetadata, node: NodeInfo) -> None:
-    if node.id in cluster.voters:
+    if node.id in cluster.service.members:
         raise Rejected(
             f"node {node.id} is a voter of the metadata group",
-            hint="only a node without a vote can leave; `lockstep cms describe` lists the voters",
+            hint="`lockstep topology decommission` has it substituted first",
         )
     remaining = [n for n in cluster.directory.in_state(NodeState.NORMAL) if n.id != node.id]
     if not remaining:

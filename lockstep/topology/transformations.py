@@ -12,6 +12,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
+from lockstep.metadata.membership import without_leaving
 from lockstep.metadata.operations import Lock, Operation, OperationKind, Session, Stage, Transition
 from lockstep.metadata.registry import EntryKind
 from lockstep.placement.deltas import GroupChange, cut, merged, with_groups
@@ -58,6 +59,7 @@ class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
             locks=(*cluster.locks, lock),
             sessions=_with_session(cluster.sessions, operation),
             next_operation_id=operation_id + 1,
+            service=without_leaving(cluster.service, self.node),
         )
 
 

@@ -8,6 +8,7 @@ from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.entries import LogEntry
+from lockstep.metadata.membership import KINDS as MEMBERSHIP_KINDS
 from lockstep.metadata.placing import placements_for, refuse_while_locked
 from lockstep.metadata.registry import Registry, Transformation
 from lockstep.metadata.tip import Appended, Refused, Tip
@@ -41,7 +42,7 @@ def network(**factors: int) -> Replication:
 
 
 def registry() -> Registry:
-    return Registry(KINDS, TOPOLOGY_KINDS, {1000: SetKeyspaces})
+    return Registry(KINDS, MEMBERSHIP_KINDS, TOPOLOGY_KINDS, {1000: SetKeyspaces})
 
 
 def founder(number: int, tokens: tuple[int, ...], dc: str = "dc1", rack: str = "r1") -> Founder:

@@ -1,0 +1,282 @@
+"""Entries that change who votes in the metadata group, and the rules the service keeps.
+
+Invariant: one change runs at a time; its sub-steps are recorded one by one, each naming its change and
+position, so that a second copy of an entry is refused. While the service is frozen only entries about the
+service itself and facts about nodes are accepted.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.service import MembershipChange, Service
+from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.metadata.voter_choice import crowded_dc, eligible, size_problem
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import METADATA_VOTERS_MAX, SERVICE_TEXT_CHARACTERS_MAX
+
+#: Raft takes one more voter than the group may have, for additions come before removals.
+_VOTERS_BETWEEN_MAX = METADATA_VOTERS_MAX + 1
+_STATUS_HINT = "`lockstep cms reconfigure --status` shows it, `--cancel` takes it back"
+
+#: What may be changed while the service is frozen: the service itself, and where nodes are.
+THAWED_KINDS = (
+    EntryKind.UPDATE_NODE,
+    EntryKind.SNAPSHOT,
+    EntryKind.TRUNCATE_LOG,
+    EntryKind.PREPARE_MEMBERSHIP,
+    EntryKind.ADVANCE_MEMBERSHIP,
+    EntryKind.CANCEL_MEMBERSHIP,
+    EntryKind.SET_SERVICE,
+)
+
+
+def refuse_while_frozen(cluster: ClusterMetadata, kind: int) -> None:
+    """Raises Rejected with the operator's reason for kinds that must wait for the thaw."""
+    reason = cluster.service.frozen
+    if reason and kind not in THAWED_KINDS:
+        raise Rejected(f"the metadata is frozen: {reason}", hint="`lockstep cms thaw` ends it")
+
+
+class PrepareMembership(msgspec.Struct, frozen=True, array_like=True):
+    """Begin a change of voters. `size` is given when an operator named the voters: their number, which is
+    kept from then on; 0 when the leader chose them.
+
+    `down`: nodes that the submitter saw down; none of them is added.
+    """
+
+    additions: tuple[NodeId, ...]
+    removals: tuple[NodeId, ...]
+    reason: str = ""
+    size: int = 0
+    down: tuple[NodeId, ...] = ()
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        service = cluster.service
+        _refuse_running(service)
+        _check_text(self.reason)
+        for node in self.additions:
+            self._check_addition(cluster, node)
+        for node in self.removals:
+            if node not in service.voters:
+                raise Rejected(f"node {node} is no voter")
+        self._check_result(cluster)
+        change = MembershipChange(epoch, self.additions, self.removals, reason=self.reason)
+        paused = service.paused if not self.size else ""
+        return _with(
+            cluster,
+            msgspec.structs.replace(service, change=change, size=self.size or service.size, paused=paused),
+        )
+
+    def _check_addition(self, cluster: ClusterMetadata, node: NodeId) -> None:
+        info = cluster.node(node)
+        if info is None:
+            raise Rejected(f"there is no node {node}")
+        if node in cluster.service.voters:
+            raise Rejected(f"node {node} is a voter already")
+        if info.state is not NodeState.NORMAL:
+            raise Rejected(f"only normal nodes can vote; node {node} is {info.state}")
+        if node in cluster.service.leaving:
+            raise Rejected(f"node {node} is to leave the cluster")
+        if node in self.down:
+            raise Rejected(f"node {node} is down")
+
+    def _check_result(self, cluster: ClusterMetadata) -> None:
+        voters = cluster.service.voters
+        named = (*self.additions, *self.removals)
+        if not named:
+            raise Rejected("these are the voters already")
+        if len(set(named)) != len(named):
+            raise Rejected("a change of voters names each node once")
+        after = tuple(sorted({*voters, *self.additions} - {*self.removals}))
+        if self.size not in (0, len(after)):
+            raise Rejected(f"the change leads to {len(after)} voters, not {self.size}")
+        if not after:
+            raise Rejected("the metadata group needs one voter at least")
+        if len(after) % 2 == 0 or len(after) > METADATA_VOTERS_MAX:
+            raise Rejected(
+                f"the group has an odd number of voters up to {METADATA_VOTERS_MAX}, not {len(after)}"
+            )
+        if len(voters) + len(self.additions) > _VOTERS_BETWEEN_MAX:
+            raise Rejected(
+                f"{len(voters)} voters and {len(self.additions)} more are too many at once",
+                hint=f"at most {_VOTERS_BETWEEN_MAX} vote during a change: replace them in several steps",
+            )
+        crowded = crowded_dc(cluster, after) if self.size else ""
+        if crowded:
+            raise Rejected(f"data centre {crowded} would hold half of the votes or more")
+
+
+class AdvanceMembership(msgspec.Struct, frozen=True, array_like=True):
+    """Record a finished sub-step: `voters` are those of the Raft configuration now in force.
+
+    The last one ends the change; so does any one of a cancelled change.
+    """
+
+    change: int
+    index: int
+    voters: tuple[NodeId, ...]
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        service = cluster.service
+        change = _running(service, self.change)
+        if self.index != change.index:
+            done = "was already applied" if self.index < change.index else "is not due"
+            raise Rejected(f"sub-step {self.index} of {change.title()} {done}; it is at {change.index}")
+        after = voters_after(service)
+        allowed = (after, service.voters) if change.cancelled else (after,)
+        if self.voters not in allowed:
+            raise Rejected(f"sub-step {self.index} leads to voters {list(after)}, not {list(self.voters)}")
+        ended = change.cancelled or self.index + 1 == change.steps
+        moved = None if ended else msgspec.structs.replace(change, index=self.index + 1)
+        return _with(cluster, msgspec.structs.replace(service, voters=self.voters, change=moved))
+
+
+class CancelMembership(msgspec.Struct, frozen=True, array_like=True):
+    """Stop a change: a half-added member is dropped, finished sub-steps stay, and voters are not changed
+    automatically until someone asks for it. Nodes that waited to leave stay."""
+
+    change: int
+    reason: str = ""
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        service = cluster.service
+        change = _running(service, self.change)
+        if change.cancelled:
+            raise Rejected(f"{change.title()} is being cancelled already")
+        _check_text(self.reason)
+        return _with(
+            cluster,
+            msgspec.structs.replace(
+                service,
+                change=msgspec.structs.replace(change, cancelled=True),
+                leaving=(),
+                paused=self.reason or f"change {change.id} was cancelled",
+            ),
+        )
+
+
+class ServiceWish(enum.StrEnum):
+    """What an operator asks of the service: SIZE with `size` (0: follow the cluster), FREEZE with `text`,
+    THAW, RESUME automatic changes, LEAVE and STAY with `node`."""
+
+    SIZE = "size"
+    FREEZE = "freeze"
+    THAW = "thaw"
+    RESUME = "resume"
+    LEAVE = "leave"
+    STAY = "stay"
+
+
+class SetService(msgspec.Struct, frozen=True, array_like=True):
+    """One wish of an operator. A node that is to leave loses its vote before it is decommissioned."""
+
+    wish: ServiceWish
+    size: int = 0
+    node: NodeId = NodeId(0)
+    text: str = ""
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        _check_text(self.text)
+        service = cluster.service
+        if self.wish is ServiceWish.SIZE:
+            changed = self._sized(cluster)
+        elif self.wish is ServiceWish.FREEZE:
+            changed = msgspec.structs.replace(service, frozen=self.text or "by an operator")
+        elif self.wish is ServiceWish.THAW:
+            changed = msgspec.structs.replace(service, frozen="")
+        elif self.wish is ServiceWish.RESUME:
+            changed = msgspec.structs.replace(service, paused="")
+        elif self.wish is ServiceWish.LEAVE:
+            changed = self._leaving(cluster)
+        else:
+            changed = self._staying(cluster)
+        return _with(cluster, changed)
+
+    def _sized(self, cluster: ClusterMetadata) -> Service:
+        _refuse_running(cluster.service)
+        problem = size_problem(cluster, self.size) if self.size else ""
+        if problem:
+            raise Rejected(problem)
+        return msgspec.structs.replace(cluster.service, size=self.size, paused="")
+
+    def _leaving(self, cluster: ClusterMetadata) -> Service:
+        service = cluster.service
+        node = cluster.node(self.node)
+        if node is None:
+            raise Rejected(f"there is no node {self.node}")
+        if self.node in service.leaving:
+            raise Rejected(f"node {self.node} waits to leave already")
+        if node.state is not NodeState.NORMAL:
+            raise Rejected(f"only a normal node can leave; node {self.node} is {node.state}")
+        if [info.id for info in eligible(cluster)] == [self.node]:
+            raise Rejected(f"node {self.node} is the last node that can vote")
+        change = service.change
+        if change is not None and self.node in change.additions:
+            raise Rejected(f"node {self.node} becomes a voter by {change.title()}", hint=_STATUS_HINT)
+        leaving = tuple(sorted((*service.leaving, self.node)))
+        return msgspec.structs.replace(service, leaving=leaving, paused="")
+
+    def _staying(self, cluster: ClusterMetadata) -> Service:
+        service = cluster.service
+        if self.node not in service.leaving:
+            raise Rejected(f"node {self.node} does not wait to leave")
+        leaving = tuple(node for node in service.leaving if node != self.node)
+        return msgspec.structs.replace(service, leaving=leaving)
+
+
+def voters_after(service: Service) -> tuple[NodeId, ...]:
+    """The voters once the present sub-step of the running change is done."""
+    change = service.change
+    assert change is not None, "a change is running"
+    if change.adds:
+        return tuple(sorted({*service.voters, change.member}))
+    return tuple(voter for voter in service.voters if voter != change.member)
+
+
+def without_leaving(service: Service, node: NodeId) -> Service:
+    """The service once the decommission of `node` has begun: its wish is granted."""
+    if node not in service.leaving:
+        return service
+    return msgspec.structs.replace(service, leaving=tuple(n for n in service.leaving if n != node))
+
+
+def _running(service: Service, change_id: int) -> MembershipChange:
+    change = service.change
+    if change is None:
+        raise Rejected(
+            f"change {change_id} of the voters has ended", hint="lockstep cms reconfigure --status"
+        )
+    if change.id != change_id:
+        raise Rejected(f"change {change_id} of the voters has ended; {change.title()} is running")
+    return change
+
+
+def _refuse_running(service: Service) -> None:
+    if service.change is not None:
+        raise Rejected(f"{service.change.title()} is running", hint=_STATUS_HINT)
+
+
+def _check_text(text: str) -> None:
+    if len(text) > SERVICE_TEXT_CHARACTERS_MAX:
+        raise Rejected(f"a reason has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
+
+
+def _with(cluster: ClusterMetadata, service: Service) -> ClusterMetadata:
+    return msgspec.structs.replace(cluster, service=service)
+
+
+KINDS: dict[int, type] = {
+    EntryKind.PREPARE_MEMBERSHIP: PrepareMembership,
+    EntryKind.ADVANCE_MEMBERSHIP: AdvanceMembership,
+    EntryKind.CANCEL_MEMBERSHIP: CancelMembership,
+    EntryKind.SET_SERVICE: SetService,
+}

@@ -1,0 +1,138 @@
+"""How many voters the metadata group should have, and which nodes they are.
+
+Invariant: pure and deterministic. The number is odd, because one more than that survives no further loss;
+voters stay where they can; with three data centres or more none holds half of the votes or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.metadata.service import Service
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import METADATA_VOTERS_MAX
+
+#: (nodes up to, voters): one voter is as good as two; five survive the loss of one during maintenance.
+SIZES = ((2, 1), (5, 3), (100, 5))
+#: With so many data centres no one of them may decide alone.
+SPREAD_DCS_MIN = 3
+
+
+def eligible(cluster: ClusterMetadata) -> tuple[NodeInfo, ...]:
+    """Nodes that may vote: normal ones that are not to leave."""
+    leaving = cluster.service.leaving
+    return tuple(node for node in cluster.directory.in_state(NodeState.NORMAL) if node.id not in leaving)
+
+
+def size_for(nodes: int) -> int:
+    """Voters that suit a cluster of so many nodes."""
+    return next((voters for most, voters in SIZES if nodes <= most), METADATA_VOTERS_MAX)
+
+
+def target_size(cluster: ClusterMetadata) -> int:
+    """Voters the group should have; 0 when no node may vote."""
+    nodes = eligible(cluster)
+    return _feasible(cluster.service.size or size_for(len(nodes)), nodes)
+
+
+def _feasible(wanted: int, nodes: Sequence[NodeInfo]) -> int:
+    """The largest odd number up to `wanted` that these nodes can fill under the rule of data centres."""
+    size = min(wanted, len(nodes))
+    size -= 1 - size % 2 if size else 0
+    dcs = _count_by_dc(nodes)
+    while size > 1 and sum(min(count, dc_limit(size, len(dcs))) for count in dcs.values()) < size:
+        size -= 2
+    return size
+
+
+def dc_limit(size: int, dcs: int) -> int:
+    """The most voters of `size` that one of `dcs` data centres may have."""
+    return size if dcs < SPREAD_DCS_MIN or size <= 1 else (size - 1) // 2
+
+
+def choose_voters(
+    cluster: ClusterMetadata, *, down: Collection[NodeId] = (), lost: Collection[NodeId] = ()
+) -> tuple[NodeId, ...]:
+    """The voters the group should have, ascending; the present ones when nothing better can be had.
+
+    `down`: nodes not to add. `lost`: voters to do without if others can take their place.
+    """
+    current = cluster.service.voters
+    nodes = eligible(cluster)
+    size = target_size(cluster)
+    for gone in ((*lost,), ()) if lost else ((),):
+        usable = [n for n in nodes if n.id not in gone and (n.id in current or n.id not in down)]
+        chosen = _chosen(usable, nodes, size, cluster.service, down)
+        if len(chosen) == size:
+            return chosen
+    return _without_leaving(cluster, down) or current
+
+
+def _without_leaving(cluster: ClusterMetadata, down: Collection[NodeId]) -> tuple[NodeId, ...]:
+    """Too few nodes are up: only let go who must go, and never for nobody."""
+    nodes = [n for n in eligible(cluster) if n.id in cluster.service.voters or n.id not in down]
+    held = [n for n in nodes if n.id in cluster.service.voters]
+    if len(held) == len(cluster.service.voters):
+        return cluster.service.voters
+    return _chosen(nodes, nodes, _feasible(len(cluster.service.voters), nodes), cluster.service, down)
+
+
+def _chosen(
+    usable: Sequence[NodeInfo],
+    nodes: Sequence[NodeInfo],
+    size: int,
+    service: Service,
+    down: Collection[NodeId],
+) -> tuple[NodeId, ...]:
+    """Up to `size` of `usable`: present voters first, then whoever spreads them best."""
+    limit = dc_limit(size, len(_count_by_dc(nodes)))
+    chosen: list[NodeInfo] = []
+    for present in (True, False):
+        waiting = [node for node in usable if (node.id in service.voters) is present]
+        while waiting and len(chosen) < size:
+            held = _count_by_dc(chosen)
+            open_nodes = [node for node in waiting if held.get(node.dc, 0) < limit]
+            if not open_nodes:
+                break
+            best = min(open_nodes, key=lambda node: _crowding(node, chosen, node.id in down))
+            waiting.remove(best)
+            chosen.append(best)
+    return tuple(sorted(node.id for node in chosen))
+
+
+def _crowding(node: NodeInfo, chosen: Sequence[NodeInfo], down: bool) -> tuple[bool, int, int, NodeId]:
+    same_dc = [other for other in chosen if other.dc == node.dc]
+    return (down, len(same_dc), sum(other.rack == node.rack for other in same_dc), node.id)
+
+
+def _count_by_dc(nodes: Sequence[NodeInfo]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for node in nodes:
+        counts[node.dc] = counts.get(node.dc, 0) + 1
+    return counts
+
+
+def crowded_dc(cluster: ClusterMetadata, voters: Sequence[NodeId]) -> str:
+    """A data centre with too many of these voters; empty when there is none."""
+    nodes = eligible(cluster)
+    counts = _count_by_dc([cluster.directory.by_id[voter] for voter in voters])
+    limit = dc_limit(len(voters), len(_count_by_dc(nodes)))
+    return next((dc for dc in sorted(counts) if counts[dc] > limit), "")
+
+
+def size_problem(cluster: ClusterMetadata, size: int) -> str:
+    """Why the group cannot have this many voters; empty when it can."""
+    nodes = eligible(cluster)
+    if size < 1:
+        return "the metadata group needs one voter at least"
+    if size > len(nodes):
+        return f"{size} voters are more than the {len(nodes)} normal nodes of the cluster"
+    if size > METADATA_VOTERS_MAX:
+        return f"at most {METADATA_VOTERS_MAX} nodes vote: more make every change slower"
+    if size % 2 == 0:
+        return f"{size} voters survive no more losses than {size - 1}: choose an odd number"
+    if _feasible(size, nodes) < size:
+        return f"{size} voters would put half of the votes into one data centre"
+    return ""

@@ -1,0 +1,317 @@
+"""Who votes in the metadata group: the choice, the entries that change it, and the leader's next step."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.membership import (
+    AdvanceMembership,
+    CancelMembership,
+    PrepareMembership,
+    ServiceWish,
+    SetService,
+)
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.transformations import Initialize, Register, SetExtension, UpdateNode
+from lockstep.metadata.voter_choice import choose_voters, crowded_dc, size_for, target_size
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from tests.metadata.group_model import Group
+from tests.metadata.histories import History, founder
+
+
+def ids(*numbers: int) -> tuple[NodeId, ...]:
+    return tuple(NodeId(number) for number in numbers)
+
+
+def cluster_of(places: list[tuple[str, str]], voters: tuple[int, ...] = (1,)) -> History:
+    history = History()
+    founders = tuple(
+        founder(number, (number * 10,), dc, rack) for number, (dc, rack) in enumerate(places, start=1)
+    )
+    history.submit(Initialize("c", "n", founders, ids(*voters)))
+    return history
+
+
+def plain(nodes: int, voters: tuple[int, ...] = (1,)) -> History:
+    return cluster_of([("dc1", "r1")] * nodes, voters)
+
+
+def refused(history: History, transformation: object) -> str:
+    refusal = history.tried(transformation)  # type: ignore[arg-type]
+    assert isinstance(refusal, Rejected), f"{transformation} was accepted"
+    return refusal.message
+
+
+# -- the choice
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size"), [(1, 1), (2, 1), (3, 3), (5, 3), (6, 5), (100, 5), (101, 7), (1000, 7)]
+)
+def test_the_size_follows_the_cluster(nodes: int, size: int) -> None:
+    assert size_for(nodes) == size
+
+
+def test_voters_are_spread_over_racks() -> None:
+    made = cluster_of([("dc1", rack) for rack in ("a", "a", "a", "b", "c")])
+    assert choose_voters(made.now) == ids(1, 4, 5)
+
+
+def test_no_data_centre_of_three_holds_half_of_the_votes() -> None:
+    places = [("dc1", "a")] * 6 + [("dc2", "a")] * 2 + [("dc3", "a")]
+    chosen = choose_voters(cluster_of(places).now)
+    assert len(chosen) == 5
+    assert sum(node <= 6 for node in chosen) == 2
+    lopsided = cluster_of([("dc1", "a")] * 10 + [("dc2", "a"), ("dc3", "a")]).now
+    assert target_size(lopsided) == 3 and len(choose_voters(lopsided)) == 3
+
+
+def test_present_voters_stay_and_nodes_that_are_down_are_not_added() -> None:
+    made = plain(6, (2, 4, 6)).now
+    assert choose_voters(made) == ids(1, 2, 3, 4, 6)
+    assert choose_voters(made, down=ids(1)) == ids(2, 3, 4, 5, 6)
+    assert choose_voters(made, down=ids(1, 3, 5)) == ids(2, 4, 6), "an even number is no gain"
+    assert choose_voters(made, down=ids(1, 3)) == ids(2, 4, 6)
+    assert choose_voters(made, down=ids(2)) == ids(1, 2, 3, 4, 6), "a vote is not lost by being down"
+
+
+def test_a_lost_voter_is_substituted_only_by_a_node_that_is_up() -> None:
+    made = plain(4, (1, 2, 3)).now
+    assert choose_voters(made, down=ids(2), lost=ids(2)) == ids(1, 3, 4)
+    assert choose_voters(made, down=ids(2, 4), lost=ids(2)) == ids(1, 2, 3)
+
+
+def test_a_leaving_voter_goes_even_when_nobody_can_take_its_place() -> None:
+    made = plain(3, (1, 2, 3))
+    made.submit(SetService(ServiceWish.LEAVE, node=NodeId(1)))
+    assert choose_voters(made.now) == ids(2)
+    assert choose_voters(made.now, down=ids(2)) == ids(3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    places=st.lists(
+        st.tuples(st.sampled_from(["dc1", "dc2", "dc3", "dc4"]), st.sampled_from(["a", "b"])),
+        min_size=1,
+        max_size=14,
+    ),
+    data=st.data(),
+)
+def test_any_choice_is_odd_allowed_and_stable(places: list[tuple[str, str]], data: st.DataObject) -> None:
+    count = len(places)
+    voters = tuple(sorted(data.draw(st.sets(st.integers(1, count), min_size=1, max_size=min(7, count)))))
+    history = cluster_of(places, voters)
+    down = ids(*sorted(data.draw(st.sets(st.integers(1, count)))))
+    cluster = history.now
+    chosen = choose_voters(cluster, down=down)
+    assert chosen == choose_voters(cluster, down=tuple(reversed(down)))
+    added = [node for node in chosen if node not in voters]
+    assert not [node for node in added if node in down]
+    if chosen != cluster.voters:
+        assert len(chosen) % 2 == 1 and not crowded_dc(cluster, chosen)
+    settled = cluster_of(places, chosen).now
+    assert choose_voters(settled, down=down) == chosen
+    everyone = choose_voters(cluster)
+    assert len(everyone) == target_size(cluster) and not crowded_dc(cluster, everyone)
+    kept = [node for node in everyone if node in voters]
+    if len({dc for dc, _ in places}) < 3:
+        assert len(kept) == min(len(voters), len(everyone)), "voters stay where they can"
+
+
+# -- the entries
+
+
+def test_a_change_is_refused_unless_its_end_is_sound() -> None:
+    made = cluster_of([("dc1", "r")] * 3 + [("dc2", "r"), ("dc3", "r")], (1, 4, 5))
+    assert "one voter at least" in refused(made, PrepareMembership((), ids(1, 4, 5)))
+    assert "odd number" in refused(made, PrepareMembership(ids(2), ()))
+    assert "odd number" in refused(made, PrepareMembership((), ids(1)))
+    assert "there is no node 9" in refused(made, PrepareMembership(ids(9), ids(1)))
+    assert "voter already" in refused(made, PrepareMembership(ids(1), ids(4)))
+    assert "is no voter" in refused(made, PrepareMembership(ids(2), ids(3)))
+    assert "is down" in refused(made, PrepareMembership(ids(2), ids(1), down=ids(2)))
+    assert "these are the voters" in refused(made, PrepareMembership((), ()))
+    assert "dc1 would hold half" in refused(made, PrepareMembership(ids(2), ids(4), size=3))
+    assert "leads to 3 voters, not 5" in refused(made, PrepareMembership(ids(2), ids(1), size=5))
+    assert made.tried(PrepareMembership(ids(2), ids(1))) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "why"),
+    [(-1, "one voter at least"), (500, "more than the 4 normal nodes"), (2, "odd number")],
+)
+def test_a_size_that_cannot_be_is_refused(size: int, why: str) -> None:
+    assert why in refused(plain(4), SetService(ServiceWish.SIZE, size=size))
+
+
+def test_a_size_of_nine_is_refused_and_one_that_fits_is_kept() -> None:
+    made = plain(12)
+    assert "at most 7" in refused(made, SetService(ServiceWish.SIZE, size=9))
+    made.submit(SetService(ServiceWish.SIZE, size=7))
+    assert target_size(made.now) == 7
+    made.submit(SetService(ServiceWish.SIZE, size=0))
+    assert target_size(made.now) == 5
+
+
+def test_a_change_while_another_runs_is_refused_and_named() -> None:
+    made = plain(5)
+    made.submit(PrepareMembership(ids(2, 3), ()))
+    for other in (PrepareMembership(ids(4, 5), ()), SetService(ServiceWish.SIZE, size=1)):
+        assert "change 2 of the voters (adds 2, 3) is running" in refused(made, other)
+
+
+def test_sub_steps_are_recorded_once_and_in_order() -> None:
+    made = plain(5, (1, 2, 3))
+    made.submit(PrepareMembership(ids(4, 5), ids(1, 2)))
+    change = made.now.epoch
+    assert "is not due" in refused(made, AdvanceMembership(change, 1, ids(1, 2, 3, 4, 5)))
+    assert "leads to voters" in refused(made, AdvanceMembership(change, 0, ids(1, 2, 3)))
+    for index, voters in enumerate([(1, 2, 3, 4), (1, 2, 3, 4, 5), (2, 3, 4, 5), (3, 4, 5)]):
+        advance = AdvanceMembership(change, index, ids(*voters))
+        made.submit(advance)
+        again = refused(made, advance)
+        assert "already applied" in again or "has ended" in again
+    assert made.now.service.change is None and made.now.voters == ids(3, 4, 5)
+
+
+def test_cancel_drops_the_half_added_member_and_keeps_what_was_done() -> None:
+    made = plain(5)
+    made.submit(PrepareMembership(ids(2, 3), ()))
+    change = made.now.epoch
+    made.submit(AdvanceMembership(change, 0, ids(1, 2)))
+    made.submit(CancelMembership(change, "by hand"))
+    assert "being cancelled already" in refused(made, CancelMembership(change))
+    made.submit(AdvanceMembership(change, 1, ids(1, 2)))
+    service = made.now.service
+    assert (service.voters, service.change, service.paused) == (ids(1, 2), None, "by hand")
+    made.submit(SetService(ServiceWish.RESUME))
+    assert made.now.service.paused == ""
+    assert "has ended" in refused(made, CancelMembership(change))
+
+
+def test_a_frozen_service_takes_only_entries_about_itself() -> None:
+    made = plain(3)
+    made.submit(SetService(ServiceWish.FREEZE, text="upgrade, ticket 7"))
+    for other in (
+        SetExtension("name", b"x"),
+        Register("host-9", "10.0.0.9", 7000, 9042, 7080, "dc1", "r1", "1"),
+        PrepareOperation(OperationKind.DECOMMISSION, NodeId(3)),
+    ):
+        assert "frozen: upgrade, ticket 7" in refused(made, other)
+    made.submit(UpdateNode(NodeId(2), "10.0.0.2", 7000, 9042, 7080, "2"))
+    made.submit(PrepareMembership(ids(2, 3), ()))
+    made.submit(SetService(ServiceWish.THAW))
+    made.submit(SetExtension("name", b"x"))
+
+
+def test_a_voter_leaves_only_after_it_lost_its_vote() -> None:
+    made = plain(4, (1, 2, 3))
+    leave = PrepareOperation(OperationKind.DECOMMISSION, NodeId(2))
+    assert "is a voter" in refused(made, leave)
+    made.submit(SetService(ServiceWish.LEAVE, node=NodeId(2)))
+    assert "waits to leave already" in refused(made, SetService(ServiceWish.LEAVE, node=NodeId(2)))
+    assert choose_voters(made.now) == ids(1, 3, 4)
+    made.submit(PrepareMembership(ids(4), ids(2)))
+    change = made.now.epoch
+    made.submit(AdvanceMembership(change, 0, ids(1, 2, 3, 4)))
+    made.submit(AdvanceMembership(change, 1, ids(1, 3, 4)))
+    made.submit(leave)
+    assert made.now.service.leaving == ()
+
+
+def test_a_node_that_is_being_added_as_voter_cannot_leave() -> None:
+    made = plain(3)
+    made.submit(PrepareMembership(ids(2, 3), ()))
+    assert "becomes a voter" in refused(made, SetService(ServiceWish.LEAVE, node=NodeId(3)))
+    assert "is a voter" in refused(made, PrepareOperation(OperationKind.DECOMMISSION, NodeId(3)))
+
+
+def test_the_last_node_that_can_vote_stays_and_a_wish_can_be_taken_back() -> None:
+    made = plain(2)
+    made.submit(SetService(ServiceWish.LEAVE, node=NodeId(2)))
+    assert "last node" in refused(made, SetService(ServiceWish.LEAVE, node=NodeId(1)))
+    made.submit(SetService(ServiceWish.STAY, node=NodeId(2)))
+    assert "does not wait" in refused(made, SetService(ServiceWish.STAY, node=NodeId(2)))
+
+
+# -- the next step, against a model of the group that loses leaders and what they had not committed
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.15, 0.5])
+def test_a_group_grows_by_itself_whatever_leaders_are_lost(loss: float) -> None:
+    for seed in range(40):
+        group = Group(plain(6), random.Random(f"{seed} {loss}"), loss)
+        group.settle()
+        assert group.tip.voters == ids(1, 2, 3, 4, 5)
+
+
+def test_three_voters_are_exchanged_with_a_leader_change_at_every_sub_step() -> None:
+    for at in range(1, 60):
+        history = plain(5, (1, 2, 3))
+        history.submit(PrepareMembership(ids(4, 5), ids(1, 2), size=3))
+        group = Group(history, random.Random(at), 0.0)
+        group.lose_leader_at = at
+        group.settle()
+        assert group.tip.voters == ids(3, 4, 5)
+        assert group.configurations_seen == sorted(group.configurations_seen, key=lambda v: v[0])
+
+
+def test_a_cancel_in_the_middle_leaves_no_half_added_member() -> None:
+    ends: dict[tuple[NodeId, ...], int] = {}
+    for at in range(1, 80):
+        history = plain(5, (1, 2, 3))
+        history.submit(PrepareMembership(ids(4, 5), ids(1, 2), size=3))
+        group = Group(history, random.Random(at), 0.1)
+        change = group.tip.service.change
+        assert change is not None
+        group.at(1 + at % 20, CancelMembership(change.id, "stop"))
+        group.settle()
+        ends[group.tip.voters] = ends.get(group.tip.voters, 0) + 1
+        assert group.tip.service.change is None and not group.learners
+    assert ids(1, 2, 3) in ends and ids(3, 4, 5) in ends and len(ends) >= 4, ends
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 32), nodes=st.integers(1, 12))
+def test_random_histories_end_with_record_and_group_equal_and_wanted(seed: int, nodes: int) -> None:
+    draw = random.Random(seed)
+    group = Group(plain(nodes), draw, draw.choice((0.0, 0.05, 0.3)))
+    for _ in range(draw.randrange(6)):
+        at, node = draw.randrange(1, 80), NodeId(draw.randrange(1, nodes + 1))
+        group.at(
+            at,
+            draw.choice(
+                (
+                    SetService(ServiceWish.SIZE, size=draw.choice((0, 1, 3, 5, 7))),
+                    SetService(ServiceWish.LEAVE, node=node),
+                    SetService(ServiceWish.RESUME),
+                    CancelMembership(0, "random"),
+                )
+            ),
+        )
+    for _ in range(draw.randrange(3)):
+        group.dies(draw.randrange(1, 80), NodeId(draw.randrange(1, nodes + 1)), draw.randrange(1, 60))
+    group.run(lambda: group.quiet)
+    group.submit(SetService(ServiceWish.RESUME))
+    group.settle()
+    cluster: ClusterMetadata = group.tip
+    assert cluster.voters == choose_voters(cluster)
+    assert len(cluster.voters) == target_size(cluster)
+    assert not set(cluster.service.leaving) & set(cluster.voters)
+
+
+def test_the_service_round_trips() -> None:
+    made = plain(5)
+    made.submit(PrepareMembership(ids(2, 3), (), "why"))
+    service = made.now.service
+    assert service.change is not None and service.change.title() == "change 2 of the voters (adds 2, 3)"
+    assert service.members == ids(1, 2, 3)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(service), type=type(service)) == service
