@@ -9,7 +9,8 @@ import msgspec
 
 from lockstep.cql.grammar import RESERVED
 from lockstep.schema.model import Column, Keyspace, Schema, Table
-from lockstep.schema.types import CqlType, parse_type
+from lockstep.schema.types import CqlType
+from lockstep.schema.user_types import type_in
 from lockstep.values.errors import InvalidRequest
 
 
@@ -17,6 +18,7 @@ class TableShape(msgspec.Struct, frozen=True):
     """A table with its types parsed; sequences follow the primary key's order."""
 
     table: Table
+    space: Keyspace
     types: dict[str, CqlType]
     partition_types: tuple[CqlType, ...]
     clustering_types: tuple[CqlType, ...]
@@ -31,10 +33,12 @@ class TableShape(msgspec.Struct, frozen=True):
         return found
 
 
-def shape_of(table: Table) -> TableShape:
-    types = {column.name: parse_type(column.type) for column in table.columns}
+def shape_of(table: Table, space: Keyspace) -> TableShape:
+    """The shape of a table of the keyspace `space`, whose user-defined types its columns may name."""
+    types = {column.name: type_in(space, column.type) for column in table.columns}
     return TableShape(
         table,
+        space,
         types,
         tuple(types[column.name] for column in table.partition_key),
         tuple(types[column.name] for column in table.clustering),

@@ -11,7 +11,7 @@ from lockstep.cql import tree
 from lockstep.cql.restrictions import RANGE_OPERATORS, Bound, Choice, Clause, Filter, tuple_width
 from lockstep.cql.terms import compile_term
 from lockstep.schema.model import Column, ColumnKind
-from lockstep.schema.types import CqlType, TupleType, parse_type
+from lockstep.schema.types import CqlType, ListType, TupleType
 from lockstep.values.errors import InvalidRequest
 
 
@@ -34,16 +34,14 @@ def choice(clause: Clause, column: Column) -> Choice:
         )
     receiver = f"in({column.name})"
     if relation.value is not None:
-        listed = compile_term(relation.value, parse_type(f"list<{kind.text}>"), receiver, clause.scope)
+        listed = compile_term(relation.value, ListType(kind, frozen=False), receiver, clause.scope)
         return Choice((column.name,), (kind,), listed=listed, is_in=True)
     terms = tuple(compile_term(term, kind, receiver, clause.scope) for term in relation.values)
     return Choice((column.name,), (kind,), terms, is_in=True)
 
 
 def _tuple_type(clause: Clause, names: Sequence[str]) -> TupleType:
-    kind = parse_type(f"tuple<{', '.join(clause.shape.types[name].text for name in names)}>")
-    assert isinstance(kind, TupleType)
-    return kind
+    return TupleType(tuple(clause.shape.types[name] for name in names))
 
 
 def tuple_choice(clause: Clause, relation: tree.Relation) -> Choice:
@@ -56,7 +54,7 @@ def tuple_choice(clause: Clause, relation: tree.Relation) -> Choice:
         return Choice(relation.names, types, (term,))
     receiver = f"in({','.join(relation.names)})"
     if relation.value is not None:
-        listed = compile_term(relation.value, parse_type(f"list<{whole.text}>"), receiver, clause.scope)
+        listed = compile_term(relation.value, ListType(whole, frozen=False), receiver, clause.scope)
         return Choice(relation.names, types, listed=listed, is_in=True)
     alternatives = []
     for value in relation.values:
@@ -122,6 +120,10 @@ def compiled_filter(clause: Clause, column: Column, relation: tree.Relation) -> 
         return _element_filter(clause, column, kind, relation)
     if operator in ("CONTAINS", "CONTAINS KEY"):
         return _contains_filter(clause, column, kind, relation)
+    if kind.is_multicell and kind.name == "udt":
+        raise InvalidRequest(
+            f"Non-frozen UDT column '{name}' ({kind.text}) cannot be restricted by any relation"
+        )
     if kind.is_multicell:
         raise InvalidRequest(
             f"Collection column '{name}' ({kind.text}) cannot be restricted by a '{operator}' relation"

@@ -27,6 +27,7 @@ from lockstep.schema.changes import (
     SchemaChange,
 )
 from lockstep.schema.model import ColumnKind
+from lockstep.schema.type_changes import AddTypeField, CreateType, DropType, RenameTypeFields
 from lockstep.schema.types import parse_uuid, uuid_text
 from lockstep.values.errors import ConfigurationInvalid, InvalidRequest, SyntaxError_
 
@@ -52,6 +53,12 @@ def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
         return DropTable(prepared.keyspace, prepared.table, statement.if_exists)
     if isinstance(statement, tree.Truncate):
         return EmptyTable(prepared.keyspace, prepared.table)
+    if isinstance(statement, tree.CreateTypeStatement):
+        return CreateType(prepared.keyspace, prepared.table, statement.fields, statement.if_not_exists)
+    if isinstance(statement, tree.AlterTypeStatement):
+        return _alter_type(statement, prepared.keyspace)
+    if isinstance(statement, tree.DropTypeStatement):
+        return DropType(prepared.keyspace, prepared.table, statement.if_exists)
     assert isinstance(statement, tree.AlterTableStatement), f"{prepared.kind} is no schema statement"
     return _alter_table(statement, prepared.keyspace, context)
 
@@ -197,6 +204,15 @@ def _alter_table(statement: tree.AlterTableStatement, keyspace: str, context: Co
         if option == "id":
             raise ConfigurationInvalid("Cannot alter table id.")
     return AlterOptions(keyspace, name, properties.options, if_exists)
+
+
+def _alter_type(statement: tree.AlterTypeStatement, keyspace: str) -> SchemaChange:
+    name, if_exists = statement.table.name, statement.if_exists
+    if statement.alter is not None:
+        raise InvalidRequest("Altering field types is no longer supported")
+    if statement.add is not None:
+        return AddTypeField(keyspace, name, statement.add, if_exists, statement.if_field_not_exists)
+    return RenameTypeFields(keyspace, name, statement.rename, if_exists, statement.if_field_exists)
 
 
 def _drop_time(statement: tree.AlterTableStatement, context: Context) -> int:

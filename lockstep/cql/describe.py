@@ -13,9 +13,10 @@ from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog, cql_name
 from lockstep.cql.prepared import ColumnSpec, Prepared
 from lockstep.schema.changes import SYSTEM_KEYSPACES
-from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table
+from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, option, option_map
 from lockstep.schema.types import parse_type
+from lockstep.schema.user_types import in_order_of_use
 from lockstep.values.errors import InvalidRequest
 
 _STATEMENT_COLUMNS = ("keyspace_name", "type", "name", "create_statement")
@@ -23,7 +24,7 @@ _NAME_COLUMNS = ("keyspace_name", "type", "name")
 _QUOTED_OPTIONS = frozenset(
     ("additional_write_policy", "comment", "memtable", "read_repair", "speculative_retry")
 )
-_EMPTY_KINDS = ("types", "functions", "aggregates")
+_EMPTY_KINDS = ("functions", "aggregates")
 
 
 class ClusterFacts(msgspec.Struct, frozen=True):
@@ -55,6 +56,10 @@ def describe(prepared: Prepared, catalog: Catalog, cluster: ClusterFacts) -> Des
     if statement.what == "tables":
         tables = _tables(catalog, prepared.session_keyspace)
         return _description(_NAME_COLUMNS, [(_q(t.keyspace), "table", _q(t.name)) for t in tables])
+    if statement.what == "types":
+        spaces = _spaces(catalog, prepared.session_keyspace)
+        types = [(_q(space.name), "type", _q(found.name)) for space in spaces for found in space.types]
+        return _description(_NAME_COLUMNS, types)
     if statement.what in _EMPTY_KINDS:
         return _description(_NAME_COLUMNS, [])
     return _description(_STATEMENT_COLUMNS, _statements(statement, prepared.session_keyspace, catalog))
@@ -86,11 +91,15 @@ def _statements(
         if statement.what == "any":
             raise InvalidRequest(f"'{statement.name}' not found in keyspaces")
         raise InvalidRequest("No keyspace specified and no current keyspace")
-    table = _keyspace(catalog, chosen).by_name.get(statement.name)
-    if table is None:
-        what = "Table " if statement.what == "table" else ""
-        raise InvalidRequest(f"{what}'{statement.name}' not found in keyspace '{chosen}'")
-    return [_table_row(table, internals)]
+    space = _keyspace(catalog, chosen)
+    table = space.by_name.get(statement.name) if statement.what != "type" else None
+    if table is not None:
+        return [_table_row(table, internals)]
+    user_type = space.types_by_name.get(statement.name) if statement.what != "table" else None
+    if user_type is not None:
+        return [_type_row(space, user_type)]
+    what = {"table": "Table ", "type": "User defined type "}.get(statement.what, "")
+    raise InvalidRequest(f"{what}'{statement.name}' not found in keyspace '{chosen}'")
 
 
 def _keyspace(catalog: Catalog, name: str) -> Keyspace:
@@ -100,17 +109,28 @@ def _keyspace(catalog: Catalog, name: str) -> Keyspace:
     return found
 
 
-def _tables(catalog: Catalog, keyspace: str | None) -> Iterable[Table]:
+def _spaces(catalog: Catalog, keyspace: str | None) -> list[Keyspace]:
+    """The keyspace of the session, or all."""
     if keyspace is not None:
-        return _keyspace(catalog, keyspace).tables
-    keyspaces = sorted((*catalog.schema.keyspaces, *catalog.virtual.keyspaces), key=lambda found: found.name)
-    return [table for found in keyspaces for table in found.tables]
+        return [_keyspace(catalog, keyspace)]
+    return sorted((*catalog.schema.keyspaces, *catalog.virtual.keyspaces), key=lambda found: found.name)
+
+
+def _tables(catalog: Catalog, keyspace: str | None) -> Iterable[Table]:
+    return [table for found in _spaces(catalog, keyspace) for table in found.tables]
 
 
 def _keyspace_rows(keyspace: Keyspace, internals: bool, *, only: bool = False) -> list[tuple[str, ...]]:
     name = _q(keyspace.name)
     rows: list[tuple[str, ...]] = [(name, "keyspace", name, keyspace_statement(keyspace))]
-    return rows if only else rows + [_table_row(table, internals) for table in keyspace.tables]
+    if only:
+        return rows
+    types = [_type_row(keyspace, found) for found in in_order_of_use(keyspace)]
+    return rows + types + [_table_row(table, internals) for table in keyspace.tables]
+
+
+def _type_row(space: Keyspace, user_type: UserType) -> tuple[str, ...]:
+    return _q(space.name), "type", _q(user_type.name), type_statement(space, user_type)
 
 
 def _table_row(table: Table, internals: bool) -> tuple[str, ...]:
@@ -129,6 +149,13 @@ def keyspace_statement(keyspace: Keyspace) -> str:
 
 def _factors(replication: Replication) -> list[tuple[str, str]]:
     return [(name or "replication_factor", str(factor)) for name, factor in replication.factors]
+
+
+def type_statement(space: Keyspace, user_type: UserType) -> str:
+    """CREATE TYPE."""
+    fields = zip(user_type.field_names, user_type.field_types, strict=True)
+    body = ",\n".join(f"    {_q(name)} {text}" for name, text in fields)
+    return f"CREATE TYPE {_q(space.name)}.{_q(user_type.name)} (\n{body}\n);"
 
 
 def table_statement(table: Table, *, with_id: bool = False) -> str:

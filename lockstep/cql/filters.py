@@ -12,7 +12,7 @@ from lockstep.cql.ranges import required
 from lockstep.cql.restrictions import Filter
 from lockstep.cql.selection import Record
 from lockstep.cql.terms import Values
-from lockstep.schema.types import CollectionType, CqlType, parse_type
+from lockstep.schema.types import CollectionType, CqlType, ListType
 
 Check = Callable[[Record], bool]
 
@@ -51,7 +51,7 @@ def _bound(found: Filter, slot: int, values: Values, context: Context) -> Check:
 
 def _one_of(found: Filter, slot: int, wanted: Sequence[bytes], values: Values, context: Context) -> Check:
     if found.listed is not None:
-        kind = parse_type(f"list<{found.type.text}>")
+        kind = ListType(found.type, frozen=False)
         wanted = _parts(kind, required(found.listed, found.column.name, values, context))
     keys = {found.type.sort_key(value): None for value in wanted}
     return lambda record: record[slot] is not None and found.type.sort_key(record[slot]) in keys

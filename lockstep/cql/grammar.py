@@ -25,13 +25,16 @@ start: statement ";"*
 ?statement: use | select | insert | update | delete | batch | truncate | describe
     | create_keyspace | alter_keyspace | drop_keyspace
     | create_table | drop_table
+    | create_type | alter_type | drop_type
     | alter_table_add | alter_table_drop | alter_table_rename | alter_table_with | alter_table_type
 
 // Names
 name: NAME | QUOTED_NAME
 table_name: name | name "." name
 ?type: plain_type | STRING -> custom_type
-plain_type: name | name "<" type_argument ("," type_argument)* ">" | "SET" "<" type ">" -> set_type
+plain_type: name | name "<" type_argument ("," type_argument)* ">"
+    | "SET" "<" type ">" -> set_type
+    | name "." name -> qualified_type
 ?type_argument: type | INTEGER -> type_dimension
 _table: "TABLE" | "COLUMNFAMILY"
 _keyspace: "KEYSPACE" | "SCHEMA"
@@ -48,8 +51,10 @@ collection: "[" _terms? "]" -> list_literal
     | "{" "}" -> empty_braces
     | "{" _terms "}" -> set_literal
     | "{" map_entry ("," map_entry)* "}" -> map_literal
+    | "{" field_entry ("," field_entry)* "}" -> user_literal
     | "(" _terms ")" -> tuple_literal
 map_entry: term ":" term
+field_entry: name ":" term
 _terms: term ("," term)*
 call: function_name "(" _terms? ")"
 function_name: name | name "." name | "TOKEN" -> function_token
@@ -62,10 +67,13 @@ selection: "*" -> select_all | selector ("," selector)* -> select_some
 selector: expression ("AS" name)?
 ?expression: name -> select_column | literal | bind
     | name "[" term "]" -> select_element
+    | name fields -> select_field
+    | name "[" term "]" fields -> select_element_field
     | function_name "(" "*" ")" -> select_call_all
     | function_name "(" (expression ("," expression)*)? ")" -> select_call
     | "CAST" "(" expression "AS" type ")" -> select_cast
     | "(" plain_type ")" expression -> select_hint
+fields: ("." name)+
 ?clause: "ORDER" "BY" ordering ("," ordering)* -> order_by
     | "GROUP" "BY" name ("," name)* -> group_by
     | "PER" "PARTITION" "LIMIT" amount -> per_partition_limit
@@ -143,6 +151,13 @@ alter_table_rename: _alter_table "RENAME" if_exists? renaming ("AND" renaming)*
 renaming: name "TO" name
 alter_table_with: _alter_table properties
 alter_table_type: _alter_table "ALTER" name "TYPE" type
+create_type: "CREATE" "TYPE" if_not_exists? table_name "(" type_field ("," type_field)* ")"
+type_field: name type
+alter_type: _alter_type "ADD" if_not_exists? type_field -> alter_type_add
+    | _alter_type "RENAME" if_exists? renaming ("AND" renaming)* -> alter_type_rename
+    | _alter_type "ALTER" name "TYPE" type -> alter_type_type
+_alter_type: "ALTER" "TYPE" if_exists? table_name
+drop_type: "DROP" "TYPE" if_exists? table_name
 
 // DESCRIBE
 describe: _describe "CLUSTER" -> describe_cluster
@@ -155,6 +170,7 @@ describe: _describe "CLUSTER" -> describe_cluster
     | _describe "AGGREGATES" -> describe_aggregates
     | _describe only? "KEYSPACE" name? with_internals? -> describe_keyspace
     | _describe _table table_name with_internals? -> describe_table
+    | _describe "TYPE" table_name -> describe_type
     | _describe table_name with_internals? -> describe_any
 only: "ONLY"
 with_internals: "WITH" "INTERNALS"

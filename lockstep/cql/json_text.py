@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from lockstep.cql.catalog import cql_name
-from lockstep.schema.types import CqlType, ListType, MapType, SetType, TupleType, VectorType
+from lockstep.schema.types import CqlType, ListType, MapType, SetType, TupleType, UserDefinedType, VectorType
 
 _NUMBERS = ("bigint", "counter", "decimal", "double", "float", "int", "smallint", "tinyint", "varint")
 
@@ -19,10 +19,14 @@ _NUMBERS = ("bigint", "counter", "decimal", "double", "float", "int", "smallint"
 def row_text(names: Sequence[str], kinds: Sequence[CqlType], row: Sequence[bytes | None]) -> bytes:
     """One row as a JSON object, UTF-8; names with capital letters, and only those, keep their quotes."""
     pairs = [
-        f"{_quoted(name if name == name.lower() else cql_name(name))}: {json_text(kind, data)}"
+        f"{_quoted(_name(name))}: {json_text(kind, data)}"
         for name, kind, data in zip(names, kinds, row, strict=True)
     ]
     return f"{{{', '.join(pairs)}}}".encode()
+
+
+def _name(name: str) -> str:
+    return name if name == name.lower() else cql_name(name)
 
 
 def json_text(kind: CqlType, data: bytes | None) -> str:
@@ -46,6 +50,11 @@ def _shown(kind: CqlType, value: object) -> str:
     if isinstance(kind, ListType | SetType | VectorType):
         assert isinstance(value, list)
         return f"[{', '.join(_shown(kind.element, item) for item in value)}]"
+    if isinstance(kind, UserDefinedType):
+        assert isinstance(value, tuple)
+        triples = zip(kind.field_names, kind.elements, value, strict=True)
+        fields = [f"{_quoted(_name(name))}: {_shown(part, item)}" for name, part, item in triples]
+        return f"{{{', '.join(fields)}}}"
     if isinstance(kind, TupleType):
         assert isinstance(value, tuple)
         parts = [_shown(part, item) for part, item in zip(kind.elements, value, strict=False)]

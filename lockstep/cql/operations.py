@@ -12,7 +12,7 @@ from lockstep.cql.prepared import Scope
 from lockstep.cql.terms import TermPlan, Values, compile_term
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.model import Column, ColumnKind
-from lockstep.schema.types import CollectionType, CqlType, parse_type
+from lockstep.schema.types import CollectionType, CqlType, SetType, UserDefinedType, field_path
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.rows import Cell, ColumnDeletion, Deletion
 
@@ -137,6 +137,38 @@ class SetCollection(AddElements):
             self.add(row, value)
 
 
+class SetUserValue(Operation):
+    """Replace a value that is not frozen: delete what is older, then set its fields that are not null."""
+
+    def write(self, row: RowWriter) -> None:
+        value = self.value(row)
+        if value is UNSET:
+            return
+        row.clear(self.column.id, row.timestamp_us - 1)
+        if isinstance(value, bytes):
+            assert isinstance(self.kind, UserDefinedType)
+            for position, part in enumerate(self.kind.split(value)):
+                if part is not None:
+                    row.put(self.column.id, part, field_path(position))
+
+
+class SetField(Operation):
+    """One field of a value that is not frozen; without a term the field is deleted."""
+
+    exclusive = False
+
+    def __init__(self, column: Column, kind: CqlType, term: TermPlan | None, position: int) -> None:
+        super().__init__(column, kind, term)
+        self.path = field_path(position)
+
+    def write(self, row: RowWriter) -> None:
+        value = None if self.term is None else self.value(row)
+        if isinstance(value, bytes):
+            row.put(self.column.id, value, self.path)
+        elif value is None:
+            row.erase(self.column.id, self.path)
+
+
 class RemoveElements(Operation):
     """Tombstones for elements of a set or keys of a map; `kind` is a set type."""
 
@@ -187,7 +219,9 @@ def set_operation(column: Column, kind: CqlType, value: tree.Term, scope: Scope)
             "(counters can only be incremented/decremented, not set)"
         )
     term = compile_term(value, kind, column.name, scope)
-    return SetCollection(column, kind, term) if kind.is_multicell else SetValue(column, kind, term)
+    if not kind.is_multicell:
+        return SetValue(column, kind, term)
+    return (SetUserValue if isinstance(kind, UserDefinedType) else SetCollection)(column, kind, term)
 
 
 def assignment_operation(shape: TableShape, assignment: tree.Assignment, scope: Scope) -> Operation:
@@ -199,7 +233,11 @@ def assignment_operation(shape: TableShape, assignment: tree.Assignment, scope: 
     if assignment.operation == "set":
         return set_operation(column, kind, assignment.value, scope)
     if assignment.operation == "field":
-        raise InvalidRequest(f"Invalid operation ({name}.{assignment.field} = ...) for non-UDT column {name}")
+        assert assignment.field is not None
+        what = f"operation ({name}.{assignment.field} = ...)"
+        position, field = _field(kind, name, assignment.field, what, "UDT")
+        term = compile_term(assignment.value, field, f"{name}.{assignment.field}", scope)
+        return SetField(column, kind, term, position)
     if assignment.other is not None and assignment.other != name:
         raise InvalidRequest("Only expressions of the form X = X +<value> are supported.")
     if assignment.operation == "element":
@@ -216,7 +254,7 @@ def assignment_operation(shape: TableShape, assignment: tree.Assignment, scope: 
             raise InvalidRequest(
                 f"Removing values from list {name} needs a read before the write, which is not supported"
             )
-        removed = parse_type(f"set<{(kind.key if kind.name == 'map' else kind.element).text}>")
+        removed = SetType(kind.key if kind.name == "map" else kind.element, frozen=False)
         return RemoveElements(column, removed, compile_term(assignment.value, removed, name, scope))
     term = compile_term(assignment.value, kind, name, scope)
     if assignment.operation == "prepend":
@@ -224,6 +262,18 @@ def assignment_operation(shape: TableShape, assignment: tree.Assignment, scope: 
             raise InvalidRequest(f"Invalid operation ({name} = ... + {name}) for non list column {name}")
         return PrependElements(column, kind, term)
     return AddElements(column, kind, term)
+
+
+def _field(kind: CqlType, column: str, field: str, what: str, shown: str) -> tuple[int, CqlType]:
+    """(position, type) of a field of a column that is a user-defined type and not frozen."""
+    if not isinstance(kind, UserDefinedType):
+        raise InvalidRequest(f"Invalid {what} for non-{shown} column {column}")
+    if not kind.is_multicell:
+        raise InvalidRequest(f"Invalid {what} for frozen {shown} column {column}")
+    found = kind.field(field)
+    if found is None:
+        raise InvalidRequest(f"UDT column {column} does not have a field named {field}")
+    return found
 
 
 def _element_assignment(
@@ -252,7 +302,8 @@ def deletion_operation(shape: TableShape, deletion: tree.ColumnDelete, scope: Sc
     if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
         raise InvalidRequest(f"Invalid identifier {name} for deletion (should not be a PRIMARY KEY part)")
     if deletion.field is not None:
-        raise InvalidRequest(f"Invalid field deletion operation for non-UDT column {name}")
+        position, _ = _field(kind, name, deletion.field, "field deletion operation", "UDT")
+        return SetField(column, kind, None, position)
     if deletion.element is None:
         return ClearColumn(column, kind, None)
     if not kind.is_collection:

@@ -24,7 +24,7 @@ from lockstep.values.limits import CQL_NESTING_MAX
 
 _UNSUPPORTED: Final = re.compile(
     r"\s*(?:(?P<what>(?:create|alter|drop)\s+(?:or\s+replace\s+)?"
-    r"(?:type|function|aggregate|(?:custom\s+)?index|materialized\s+view|trigger|role|user))"
+    r"(?:function|aggregate|(?:custom\s+)?index|materialized\s+view|trigger|role|user))"
     r"|(?P<verb>grant|revoke|list))\b",
     re.IGNORECASE,
 )

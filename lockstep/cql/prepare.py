@@ -69,7 +69,8 @@ def _schema_target(statement: tree.SchemaStatement, session_keyspace: str | None
 
 
 def _shape(name: tree.TableName, keyspace: str | None, catalog: Catalog) -> TableShape:
-    return shape_of(catalog.table(name.keyspace, name.name, keyspace))
+    table = catalog.table(name.keyspace, name.name, keyspace)
+    return shape_of(table, catalog.keyspace(table.keyspace))
 
 
 def _select(

@@ -13,7 +13,9 @@ from lockstep.cql.catalog import TableShape
 from lockstep.cql.tree import Statement
 from lockstep.cql.wire.messages import Value
 from lockstep.cql.wire.responses import ColumnSpec
-from lockstep.schema.types import CqlType
+from lockstep.schema.model import Keyspace
+from lockstep.schema.types import CqlType, parse_type
+from lockstep.schema.user_types import type_in
 from lockstep.values.errors import InvalidRequest
 
 
@@ -73,6 +75,7 @@ class Scope:
         self.keyspace = ""
         self.table = ""
         self.partition_types: tuple[CqlType, ...] = ()
+        self._space: Keyspace | None = None
         self.names = names
         self._columns: list[ColumnSpec | None] = [None] * len(names)
 
@@ -81,6 +84,11 @@ class Scope:
         self.keyspace = shape.table.keyspace
         self.table = shape.table.name
         self.partition_types = shape.partition_types
+        self._space = shape.space
+
+    def type_named(self, text: str) -> CqlType:
+        """The type that a text of the statement names, user-defined ones included."""
+        return parse_type(text) if self._space is None else type_in(self._space, text)
 
     def bind(self, index: int, receiver: str, kind: CqlType) -> None:
         name = self.names[index]

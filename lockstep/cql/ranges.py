@@ -16,7 +16,7 @@ from lockstep.cql.restrictions import Bound, Choice, Restrictions
 from lockstep.cql.terms import TermPlan, Values
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.clustering import encode_prefix, slice_for
-from lockstep.schema.types import CollectionType, TupleType, parse_type
+from lockstep.schema.types import CqlType, ListType, TupleType
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import IN_COMBINATIONS_MAX
 from lockstep.values.rows import ALL_ROWS, Slice
@@ -38,9 +38,7 @@ def alternatives(choice: Choice, values: Values, context: Context) -> list[tuple
     name = choice.names[0] if len(choice.names) == 1 else ", ".join(choice.names)
     if choice.listed is not None:
         data = required(choice.listed, name, values, context)
-        kind = parse_type(f"list<{_alternative_type(choice)}>")
-        assert isinstance(kind, CollectionType)
-        found = kind.split(data)
+        found = ListType(_alternative_type(choice), frozen=False).split(data)
     else:
         found = [required(term, name, values, context) for term in choice.terms]
     if len(choice.names) == 1:
@@ -55,16 +53,12 @@ def alternatives(choice: Choice, values: Values, context: Context) -> list[tuple
     return [item for _, item in sorted(keyed)]
 
 
-def _alternative_type(choice: Choice) -> str:
-    if len(choice.names) == 1:
-        return choice.types[0].text
-    return f"tuple<{', '.join(kind.text for kind in choice.types)}>"
+def _alternative_type(choice: Choice) -> CqlType:
+    return choice.types[0] if len(choice.names) == 1 else TupleType(choice.types)
 
 
 def _fields(choice: Choice, data: bytes) -> tuple[bytes, ...]:
-    kind = parse_type(_alternative_type(choice))
-    assert isinstance(kind, TupleType)
-    return _whole_tuple(kind, data, choice.names)
+    return _whole_tuple(TupleType(choice.types), data, choice.names)
 
 
 def _whole_tuple(kind: TupleType, data: bytes, names: Sequence[str]) -> tuple[bytes, ...]:
@@ -133,8 +127,7 @@ def _bound_values(
         return None
     if bound.whole is not None:
         data = required(bound.whole, ", ".join(bound.names), values, context)
-        kind = parse_type(f"tuple<{', '.join(shape.types[name].text for name in bound.names)}>")
-        assert isinstance(kind, TupleType)
+        kind = TupleType(tuple(shape.types[name] for name in bound.names))
         return _whole_tuple(kind, data, bound.names), bound.inclusive
     found = [
         required(term, name, values, context) for term, name in zip(bound.terms, bound.names, strict=True)

@@ -12,7 +12,7 @@ from lockstep.cql.select import SelectPrepared
 from lockstep.cql.selection import Record
 from lockstep.schema.clustering import decode
 from lockstep.schema.model import ColumnKind
-from lockstep.schema.types import CollectionType, CqlType
+from lockstep.schema.types import CollectionType, CqlType, UserDefinedType
 from lockstep.values.rows import Cell, Partition, Row
 
 
@@ -85,6 +85,8 @@ class RecordReader:
 
 def _assembled(kind: CqlType, cells: Sequence[Cell]) -> bytes:
     """Serialised collection of its cells; `join` brings sets and maps into their order."""
+    if isinstance(kind, UserDefinedType):
+        return kind.joined_cells((_path(cell), cell.value or b"") for cell in cells)
     assert isinstance(kind, CollectionType)
     if kind.name == "list":
         return kind.join([cell.value or b"" for cell in sorted(cells, key=_path)])

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from lockstep.cql.catalog import cql_name
 from lockstep.cql.tree import (
     Assignment,
     Batch,
@@ -22,6 +23,7 @@ from lockstep.cql.tree import (
     Conditions,
     Delete,
     Element,
+    Field,
     Insert,
     ListLiteral,
     Literal,
@@ -36,6 +38,7 @@ from lockstep.cql.tree import (
     TypeHint,
     Update,
     Use,
+    UserLiteral,
     Using,
 )
 from lockstep.values.errors import InvalidRequest, SyntaxError_
@@ -96,8 +99,24 @@ def _literal(kind: str) -> Handler:
 def _plain_type(children: Children) -> str:
     name = str(children[0])
     if len(children) == 1:
-        return name
+        return cql_name(name)
     return f"{name}<{', '.join(children[1:])}>"
+
+
+def _qualified_type(children: Children) -> str:
+    return f"{cql_name(children[0])}.{cql_name(children[1])}"
+
+
+def _field(children: Children) -> Field:
+    """`column.a.b`: the fields from the outside in."""
+    return _fields_of(ColumnName(children[0]), children[1])
+
+
+def _fields_of(term: Any, names: tuple[str, ...]) -> Field:
+    for name in names:
+        term = Field(term, name)
+    assert isinstance(term, Field)
+    return term
 
 
 def _table_name(children: Children) -> TableName:
@@ -262,6 +281,7 @@ _TERMS: dict[str, Handler] = {
     "name": first,
     "table_name": _table_name,
     "plain_type": _plain_type,
+    "qualified_type": _qualified_type,
     "set_type": lambda children: f"set<{children[0]}>",
     "custom_type": lambda children: f"'{children[0]}'",
     "type_dimension": first,
@@ -279,6 +299,8 @@ _TERMS: dict[str, Handler] = {
     "map_literal": lambda children: MapLiteral(tuple(children)),
     "tuple_literal": lambda children: TupleLiteral(tuple(children)),
     "map_entry": tuple,
+    "user_literal": lambda children: UserLiteral(tuple(children)),
+    "field_entry": tuple,
     "type_hint": lambda children: TypeHint(children[0], children[1]),
     "call": _call,
     "function_name": _function_name,
@@ -315,6 +337,9 @@ _SELECT: dict[str, Handler] = {
     "selector": _selector,
     "select_column": lambda children: ColumnName(children[0]),
     "select_element": lambda children: Element(children[0], children[1]),
+    "select_field": _field,
+    "select_element_field": lambda children: _fields_of(Element(children[0], children[1]), children[2]),
+    "fields": tuple,
     "select_call": _call,
     "select_call_all": _call_all,
     "select_cast": lambda children: Cast(children[0], children[1]),

@@ -13,12 +13,15 @@ from lockstep.cql.reductions import Children, Handler, first, flag, has_flag, pi
 from lockstep.cql.tree import (
     AlterKeyspaceStatement,
     AlterTableStatement,
+    AlterTypeStatement,
     ColumnDefinition,
     CreateKeyspaceStatement,
     CreateTableStatement,
+    CreateTypeStatement,
     Describe,
     DropKeyspaceStatement,
     DropTableStatement,
+    DropTypeStatement,
     Literal,
     MapLiteral,
     PrimaryKey,
@@ -158,6 +161,45 @@ def _alter_type(children: Children) -> AlterTableStatement:
     )
 
 
+def _pairs(children: Children) -> tuple[tuple[str, str], ...]:
+    return tuple(child for child in children if isinstance(child, tuple))
+
+
+def _create_type(children: Children) -> CreateTypeStatement:
+    return CreateTypeStatement(
+        pick(children, TableName), _pairs(children), has_flag(children, "if_not_exists")
+    )
+
+
+def _alter_type_add(children: Children) -> AlterTypeStatement:
+    return AlterTypeStatement(
+        pick(children, TableName),
+        has_flag(children, "if_exists"),
+        add=_pairs(children)[0],
+        if_field_not_exists=has_flag(children, "if_not_exists"),
+    )
+
+
+def _alter_type_rename(children: Children) -> AlterTypeStatement:
+    name = next(i for i, child in enumerate(children) if isinstance(child, TableName))
+    return AlterTypeStatement(
+        children[name],
+        has_flag(children[:name], "if_exists"),
+        rename=_pairs(children),
+        if_field_exists=has_flag(children[name:], "if_exists"),
+    )
+
+
+def _alter_type_type(children: Children) -> AlterTypeStatement:
+    return AlterTypeStatement(
+        pick(children, TableName), has_flag(children, "if_exists"), alter=pick(children, str)
+    )
+
+
+def _drop_type(children: Children) -> DropTypeStatement:
+    return DropTypeStatement(pick(children, TableName), has_flag(children, "if_exists"))
+
+
 def _describe(what: str, *, full: bool = False) -> Handler:
     def reduce(children: Children) -> Describe:
         table = pick(children, TableName)
@@ -176,7 +218,7 @@ def _describe(what: str, *, full: bool = False) -> Handler:
 
 _DESCRIBE_KINDS = (
     *("cluster", "schema", "keyspaces", "tables", "types"),
-    *("functions", "aggregates", "keyspace", "table", "any"),
+    *("functions", "aggregates", "keyspace", "table", "type", "any"),
 )
 HANDLERS: dict[str, Handler] = {
     "create_keyspace": _create_keyspace,
@@ -202,6 +244,12 @@ HANDLERS: dict[str, Handler] = {
     "renaming": tuple,
     "alter_table_with": _alter_with,
     "alter_table_type": _alter_type,
+    "create_type": _create_type,
+    "type_field": tuple,
+    "alter_type_add": _alter_type_add,
+    "alter_type_rename": _alter_type_rename,
+    "alter_type_type": _alter_type_type,
+    "drop_type": _drop_type,
     "only": flag("only"),
     "with_internals": flag("internals"),
     **{f"describe_{what}": _describe(what) for what in _DESCRIBE_KINDS},

@@ -21,7 +21,7 @@ from lockstep.cql.prepared import ColumnSpec, Scope
 from lockstep.cql.terms import Values, assignable_type, choose_overload, compile_term, fits
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.model import Column, ColumnKind
-from lockstep.schema.types import CollectionType, CqlType, MapType, parse_type
+from lockstep.schema.types import CollectionType, CqlType, MapType, UserDefinedType, parse_type
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.rows import Cell
 from lockstep.values.tokens import token_of
@@ -107,12 +107,14 @@ class _Compiler:
             return _take(self.slot(term.name)), self.shape.types[term.name]
         if isinstance(term, tree.Cast):
             evaluate, source = self.expression(term.term)
-            target = parse_type(term.type)
+            target = self.scope.type_named(term.type)
             return _applied(cast_function(source, target), [evaluate]), target
         if isinstance(term, tree.TypeHint):
             return self._hinted(term)
         if isinstance(term, tree.Element):
             return self._element(term)
+        if isinstance(term, tree.Field):
+            return self._field(term)
         if isinstance(term, tree.Call):
             return self._call(term)
         if isinstance(term, tree.Literal):
@@ -139,8 +141,8 @@ class _Compiler:
         return evaluate, kind
 
     def _hinted(self, term: tree.TypeHint) -> tuple[Evaluate, CqlType]:
-        kind = parse_type(term.type)
-        if isinstance(term.term, tree.Literal | tree.Bind):
+        kind = self.scope.type_named(term.type)
+        if isinstance(term.term, tree.Literal | tree.Bind | tree.UserLiteral):
             return self._term(term.term, kind)
         evaluate, found = self.expression(term.term)
         if not assignable_type(found, kind):
@@ -158,6 +160,18 @@ class _Compiler:
         raise InvalidRequest(
             f"Invalid element selection: {element.name} is of type {kind.text}, neither a map nor a set"
         )
+
+    def _field(self, selected: tree.Field) -> tuple[Evaluate, CqlType]:
+        evaluate, kind = self.expression(selected.term)
+        if not isinstance(kind, UserDefinedType):
+            raise InvalidRequest(
+                f"Invalid field selection: {shown(selected.term)} of type {kind.text} is not a user type"
+            )
+        found = kind.field(selected.field)
+        if found is None:
+            raise InvalidRequest(f"{kind.text} of type {shown(selected.term)} has no field {selected.field}")
+        position, of_field = found
+        return _field_of(evaluate, kind, position), of_field
 
     def _call(self, call: tree.Call) -> tuple[Evaluate, CqlType]:
         if call.name in aggregates.NAMES:
@@ -178,7 +192,7 @@ class _Compiler:
 
     def _fit(self, term: tree.Term, kind: CqlType) -> int:
         if isinstance(term, tree.Literal | tree.Bind):
-            return fits(term, kind)
+            return fits(term, kind, self.scope)
         _, found = self.expression(term)
         return (
             2
@@ -196,8 +210,9 @@ class _Compiler:
                 f"Cannot use selection function {call.name} on PRIMARY KEY part {column.name}"
             )
         if self.shape.types[column.name].is_multicell:
+            what = "UDT" if self.shape.types[column.name].name == "udt" else "collection"
             raise InvalidRequest(
-                f"Cannot use selection function {call.name} on non-frozen collection {column.name}"
+                f"Cannot use selection function {call.name} on non-frozen {what} {column.name}"
             )
         index = self.cell_columns.setdefault(column.id, len(self.cell_columns))
         if call.name == "writetime":
@@ -284,6 +299,8 @@ def shown(term: tree.Term) -> str:
             term.key, tree.ListLiteral | tree.SetLiteral | tree.MapLiteral | tree.TupleLiteral
         )
         return f"{cql_name(term.name)}[{'...' if is_collection else shown(term.key)}]"
+    if isinstance(term, tree.Field):
+        return f"{shown(term.term)}.{term.field}"
     if isinstance(term, tree.Bind):
         return "?"
     assert isinstance(term, tree.Call)
@@ -319,6 +336,17 @@ def _element_of(slot: int, kind: CollectionType, key: Evaluate, behind: int) -> 
             if parts[at] == wanted:
                 return parts[at + behind]
         return None
+
+    return evaluate
+
+
+def _field_of(value_of: Evaluate, kind: UserDefinedType, position: int) -> Evaluate:
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        value = value_of(record, moment)
+        if value is None:
+            return None
+        parts = kind.split(value)
+        return parts[position] if position < len(parts) else None
 
     return evaluate
 

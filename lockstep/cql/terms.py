@@ -19,6 +19,7 @@ from lockstep.schema.types import (
     CollectionType,
     CqlType,
     TupleType,
+    UserDefinedType,
     VectorType,
     parse_date,
     parse_duration,
@@ -131,7 +132,7 @@ def compile_term(term: tree.Term, kind: CqlType, receiver: str, scope: Scope) ->
             )
         return plan
     if isinstance(term, tree.TypeHint):
-        hinted = parse_type(term.type)
+        hinted = scope.type_named(term.type)
         if not assignable_type(hinted, kind):
             raise InvalidRequest(f"Cannot assign value {term.type} to {receiver} of type {kind.text}")
         return compile_term(term.term, hinted, receiver, scope)
@@ -143,6 +144,8 @@ def compile_term(term: tree.Term, kind: CqlType, receiver: str, scope: Scope) ->
         return _map_literal(term, kind, receiver, scope)
     if isinstance(term, tree.TupleLiteral):
         return _tuple_literal(term, kind, receiver, scope)
+    if isinstance(term, tree.UserLiteral):
+        return user_literal(term, kind, receiver, scope)
     raise InvalidRequest(f"Invalid term for {receiver} of type {kind.text}")
 
 
@@ -150,7 +153,7 @@ def compile_call(term: tree.Call, scope: Scope, wanted: CqlType | None) -> tuple
     """A function call and the type it returns; `wanted` chooses between overloads that both fit."""
     if term.name == "token" and term.keyspace in (None, "system"):
         return _token_call(term, scope), parse_type("bigint")
-    function = choose_overload(term, wanted, fits)
+    function = choose_overload(term, wanted, lambda argument, kind: fits(argument, kind, scope))
     plans = [
         compile_term(argument, kind, f"arg{index}({function.name})", scope)
         for index, (argument, kind) in enumerate(zip(term.arguments, function.arguments, strict=True))
@@ -260,14 +263,18 @@ def assignable_type(given: CqlType, wanted: CqlType) -> bool:
         return True
     if (given.name, wanted.name) in (("ascii", "text"), ("timeuuid", "uuid"), ("bigint", "timestamp")):
         return True
-    return given.is_collection and wanted.is_collection and _bare(given.text) == _bare(wanted.text)
+    return _can_be_unfrozen(given) and _can_be_unfrozen(wanted) and _bare(given.text) == _bare(wanted.text)
+
+
+def _can_be_unfrozen(kind: CqlType) -> bool:
+    return kind.is_collection or isinstance(kind, UserDefinedType)
 
 
 def _bare(text: str) -> str:
     return text[len("frozen<") : -1] if text.startswith("frozen<") else text
 
 
-def fits(term: tree.Term, kind: CqlType) -> int:
+def fits(term: tree.Term, kind: CqlType, scope: Scope) -> int:
     """2 when the term is exactly of the type, 1 when it can be, 0 when not (binds can be anything)."""
     if isinstance(term, tree.Literal):
         if term.kind == "null":
@@ -279,7 +286,7 @@ def fits(term: tree.Term, kind: CqlType) -> int:
     if isinstance(term, tree.Bind):
         return 1
     if isinstance(term, tree.TypeHint):
-        hinted = parse_type(term.type)
+        hinted = scope.type_named(term.type)
         return 2 if hinted == kind else int(assignable_type(hinted, kind))
     if isinstance(term, tree.ListLiteral):
         return int(kind.name in ("list", "vector"))
@@ -287,6 +294,8 @@ def fits(term: tree.Term, kind: CqlType) -> int:
         return int(kind.name == "set" or (kind.name == "map" and not term.items))
     if isinstance(term, tree.MapLiteral):
         return int(kind.name == "map")
+    if isinstance(term, tree.UserLiteral):
+        return int(kind.name == "udt")
     return 1
 
 
@@ -355,7 +364,7 @@ def _map_literal(term: tree.MapLiteral, kind: CqlType, receiver: str, scope: Sco
 def _element(
     term: tree.Term, kind: CqlType, inner: str, scope: Scope, literal: str, receiver: str
 ) -> TermPlan:
-    if not fits(term, kind):
+    if not fits(term, kind, scope):
         shown = term.text if isinstance(term, tree.Literal) else "the given term"
         part = "key" if inner.startswith("key(") else "value"
         raise InvalidRequest(
@@ -365,7 +374,7 @@ def _element(
 
 
 def _tuple_literal(term: tree.TupleLiteral, kind: CqlType, receiver: str, scope: Scope) -> TermPlan:
-    if not isinstance(kind, TupleType):
+    if not isinstance(kind, TupleType) or isinstance(kind, UserDefinedType):
         if len(term.items) == 1:
             return compile_term(term.items[0], kind, receiver, scope)
         raise InvalidRequest(f"Invalid tuple type literal for {receiver} of type {kind.text}")
@@ -391,4 +400,40 @@ def _tuple_literal(term: tree.TupleLiteral, kind: CqlType, receiver: str, scope:
 
     if all(isinstance(plan, Constant) for plan in plans):
         return Constant(kind.join([plan.data for plan in plans if isinstance(plan, Constant)] + missing))
+    return Computed(compute)
+
+
+def user_literal(term: tree.UserLiteral, kind: CqlType, receiver: str, scope: Scope) -> TermPlan:
+    """`{field: value, ...}`: fields that are not named are null."""
+    if not isinstance(kind, UserDefinedType):
+        raise InvalidRequest(f"Invalid user type literal for {receiver} of type {kind.text}")
+    given: dict[str, tree.Term] = {}
+    for name, value in term.entries:
+        found = kind.field(name)
+        if found is None:
+            raise InvalidRequest(f"Unknown field '{name}' in value of user defined type {kind.type_name}")
+        if not fits(value, found[1], scope):
+            raise InvalidRequest(
+                f"Invalid user type literal for {receiver}: field {name} is not of type {found[1].text}"
+            )
+        given[name] = value
+    plans = [
+        Constant(None) if name not in given else compile_term(given[name], field, f"{receiver}.{name}", scope)
+        for name, field in zip(kind.field_names, kind.elements, strict=True)
+    ]
+
+    def compute(values: Values, context: Context) -> bytes:
+        parts: list[bytes | None] = []
+        for plan in plans:
+            part = plan.get(values, context)
+            if part is UNSET:
+                name = kind.field_names[len(parts)]
+                raise InvalidRequest(
+                    f"Invalid unset value for field '{name}' of user defined type {kind.type_name}"
+                )
+            parts.append(part)
+        return kind.join(parts)
+
+    if all(isinstance(plan, Constant) for plan in plans):
+        return Constant(kind.join([plan.data for plan in plans if isinstance(plan, Constant)]))
     return Computed(compute)

@@ -43,6 +43,12 @@ class TupleLiteral(Struct, frozen=True):
     items: tuple[Term, ...]
 
 
+class UserLiteral(Struct, frozen=True):
+    """(field name, value) pairs of a user-defined type."""
+
+    entries: tuple[tuple[str, Term], ...]
+
+
 class ColumnName(Struct, frozen=True):
     name: str
 
@@ -52,6 +58,13 @@ class Element(Struct, frozen=True):
 
     name: str
     key: Term
+
+
+class Field(Struct, frozen=True):
+    """`term.field` in a selection."""
+
+    term: Term
+    field: str
 
 
 class Call(Struct, frozen=True):
@@ -80,8 +93,10 @@ Term = (
     | SetLiteral
     | MapLiteral
     | TupleLiteral
+    | UserLiteral
     | ColumnName
     | Element
+    | Field
     | Call
     | TypeHint
     | Cast
@@ -277,8 +292,36 @@ class AlterTableStatement(Struct, frozen=True):
     using: Using = Using()
 
 
+class CreateTypeStatement(Struct, frozen=True):
+    """`table` names the type; `fields` are (name, type text)."""
+
+    table: TableName
+    fields: tuple[tuple[str, str], ...]
+    if_not_exists: bool
+
+
+class AlterTypeStatement(Struct, frozen=True):
+    """`table` names the type. Exactly one of the changes is given; `alter` names a field."""
+
+    table: TableName
+    if_exists: bool
+    add: tuple[str, str] | None = None
+    rename: tuple[tuple[str, str], ...] = ()
+    alter: str | None = None
+    if_field_not_exists: bool = False
+    if_field_exists: bool = False
+
+
+class DropTypeStatement(Struct, frozen=True):
+    """`table` names the type."""
+
+    table: TableName
+    if_exists: bool
+
+
 class Describe(Struct, frozen=True):
-    """`what`: cluster, schema, keyspaces, tables, types, functions, aggregates, keyspace, table, any."""
+    """`what`: cluster, schema, keyspaces, tables, types, functions, aggregates, keyspace, table, type or
+    any."""
 
     what: str
     keyspace: str | None = None
@@ -295,5 +338,8 @@ SchemaStatement = (
     | CreateTableStatement
     | DropTableStatement
     | AlterTableStatement
+    | CreateTypeStatement
+    | AlterTypeStatement
+    | DropTypeStatement
 )
 Statement = Select | Insert | Update | Delete | Batch | Truncate | Use | SchemaStatement | Describe

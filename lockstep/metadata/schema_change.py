@@ -15,8 +15,9 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import same_placement
 from lockstep.placement.placements import Placements
-from lockstep.schema.changes import ChangeSummary, SchemaChange, apply_change
+from lockstep.schema.changes import SchemaChange, apply_change
 from lockstep.schema.model import Schema
+from lockstep.schema.summaries import ChangeSummary
 from lockstep.values.errors import Rejected
 
 _REPLICATION_STAYS = "the replication of keyspaces cannot change"
@@ -32,6 +33,8 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         schema, _ = self._applied(cluster, epoch)
         if schema is cluster.schema:
             return cluster
+        if cluster.schema.replicates_as(schema):
+            return msgspec.structs.replace(cluster, schema=schema)
         replications = tuple(sorted({keyspace.replication for keyspace in schema.keyspaces}))
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
         if placements is not cluster.placements:
@@ -49,9 +52,8 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
 
 def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema, placements: Placements) -> None:
     """Raises Rejected when a keyspace with tables would get other replicas by its new replication."""
-    for before in cluster.schema.keyspaces:
-        after = schema.by_name.get(before.name)
-        if after is None or not before.tables or after.replication == before.replication:
+    for before, after in cluster.schema.keyspaces_changed_in(schema):
+        if before is None or after is None or before.replication == after.replication or not before.by_name:
             continue
         # Nodes list the tables of each ring at different times while they fill a new replica: a table
         # that changes rings in between would be in none of the lists.

@@ -25,14 +25,22 @@ from lockstep.schema.model import (
     schema_of,
 )
 from lockstep.schema.replication_options import parse_replication
+from lockstep.schema.summaries import (
+    CREATED,
+    DROPPED,
+    EMPTIED,
+    UPDATED,
+    Applied,
+    ChangeSummary,
+    declared_type,
+    no_keyspace,
+)
 from lockstep.schema.table_options import OptionValue, checked_options
-from lockstep.schema.types import CqlType, parse_type
-from lockstep.values.errors import InvalidRequest, Rejected
+from lockstep.schema.type_changes import TypeChange, apply_type_change
+from lockstep.schema.types import CqlType, UserDefinedType
+from lockstep.values.errors import Rejected
 
 ALREADY_EXISTS: Final = 0x2400
-CREATED, UPDATED, DROPPED = "CREATED", "UPDATED", "DROPPED"
-#: Clients are not told of this one.
-EMPTIED: Final = "EMPTIED"
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _KEYSPACE_CHARACTERS_MAX = 48
 _TABLE_CHARACTERS_MAX = 222
@@ -144,21 +152,15 @@ class EmptyTable(msgspec.Struct, frozen=True, array_like=True, tag="empty_table"
 
 TableChange = AddColumns | DropColumns | RenameColumns | AlterOptions
 SchemaChange = (
-    CreateKeyspace | AlterKeyspace | DropKeyspace | CreateTable | TableChange | DropTable | EmptyTable
+    CreateKeyspace
+    | AlterKeyspace
+    | DropKeyspace
+    | CreateTable
+    | TableChange
+    | DropTable
+    | EmptyTable
+    | TypeChange
 )
-
-
-class ChangeSummary(msgspec.Struct, frozen=True, array_like=True):
-    """What drivers are told. `change`: CREATED, UPDATED, DROPPED (or EMPTIED, which they are not told);
-    `target`: KEYSPACE or TABLE."""
-
-    change: str
-    target: str
-    keyspace: str
-    name: str = ""
-
-
-Applied = tuple[Schema, ChangeSummary | None]
 
 
 def apply_change(
@@ -180,6 +182,8 @@ def apply_change(
         return drop_table(schema, change)
     if isinstance(change, EmptyTable):
         return empty_table(schema, change, epoch)
+    if isinstance(change, TypeChange):
+        return apply_type_change(schema, change, epoch)
     return alter_table(schema, change, epoch)
 
 
@@ -211,7 +215,7 @@ def alter_keyspace(
     if found is None:
         if change.if_exists:
             return schema, None
-        raise _no_keyspace(change.keyspace)
+        raise no_keyspace(change.keyspace)
     replication: Replication = found.replication
     if change.replication is not None:
         replication = parse_replication(found.name, change.replication, data_centers, found.replication)
@@ -224,7 +228,7 @@ def drop_keyspace(schema: Schema, change: DropKeyspace) -> Applied:
     if change.keyspace not in schema.by_name:
         if change.if_exists:
             return schema, None
-        raise _no_keyspace(change.keyspace)
+        raise no_keyspace(change.keyspace)
     return schema.without_keyspace(change.keyspace), ChangeSummary(DROPPED, "KEYSPACE", change.keyspace)
 
 
@@ -250,8 +254,8 @@ def create_table(schema: Schema, change: CreateTable, epoch: int) -> Applied:
         )
     if change.uuid in schema.table_ids:
         raise Rejected(f"ID {change.uuid} is already used by another table")
-    _check_columns(change)
-    columns = tuple(_numbered(change.columns, 1))
+    _check_columns(change, keyspace)
+    columns = tuple(_numbered(keyspace, change.columns, 1))
     made = Table(
         schema.next_table_id,
         change.uuid,
@@ -266,13 +270,14 @@ def create_table(schema: Schema, change: CreateTable, epoch: int) -> Applied:
     return grown.with_table(made), ChangeSummary(CREATED, "TABLE", keyspace.name, name)
 
 
-def _check_columns(change: CreateTable) -> None:
+def _check_columns(change: CreateTable, space: Keyspace) -> None:
     seen: dict[str, NewColumn] = {}
     for column in change.columns:
         if column.name in seen:
             raise Rejected(f"Duplicate column '{column.name}' declaration for table '{change.name}'")
         seen[column.name] = column
-        kind = _type(column.type)
+        kind = declared_type(space, column.type)
+        _check_nested(kind)
         if kind.name == "counter":
             raise Rejected(f"Counter columns are not supported (column '{column.name}')")
         if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
@@ -292,11 +297,17 @@ def _check_columns(change: CreateTable) -> None:
 
 def _check_key_type(column: NewColumn, kind: CqlType) -> None:
     if kind.is_multicell:
-        raise Rejected(
-            f"Invalid non-frozen collection type {kind.text} for PRIMARY KEY column '{column.name}'"
-        )
+        what = "user-defined type" if isinstance(kind, UserDefinedType) else "collection type"
+        raise Rejected(f"Invalid non-frozen {what} {kind.text} for PRIMARY KEY column '{column.name}'")
     if kind.name in ("duration", "counter"):
         raise Rejected(f"{kind.name} type is not supported for PRIMARY KEY column '{column.name}'")
+
+
+def _check_nested(kind: CqlType) -> None:
+    if not isinstance(kind, UserDefinedType) or kind.is_frozen:
+        return
+    if any(field.is_multicell for field in kind.elements):
+        raise Rejected("Non-frozen UDTs with nested non-frozen collections are not supported")
 
 
 def drop_table(schema: Schema, change: DropTable) -> Applied:
@@ -305,7 +316,7 @@ def drop_table(schema: Schema, change: DropTable) -> Applied:
         if change.if_exists:
             return schema, None
         if keyspace is None:
-            raise _no_keyspace(change.keyspace)
+            raise no_keyspace(change.keyspace)
         raise _no_table(change.keyspace, change.name)
     return (
         schema.without_table(keyspace.by_name[change.name]),
@@ -332,7 +343,7 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
             return schema, None
         raise _no_table(change.keyspace, change.name)
     if isinstance(change, AddColumns):
-        altered = _add_columns(table, change)
+        altered = _add_columns(schema.by_name[change.keyspace], table, change)
     elif isinstance(change, DropColumns):
         altered = _drop_columns(table, change)
     elif isinstance(change, RenameColumns):
@@ -347,7 +358,7 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
     )
 
 
-def _add_columns(table: Table, change: AddColumns) -> Table:
+def _add_columns(space: Keyspace, table: Table, change: AddColumns) -> Table:
     added: list[NewColumn] = []
     for column in change.columns:
         if column.name in table.by_name or any(column.name == other.name for other in added):
@@ -358,12 +369,14 @@ def _add_columns(table: Table, change: AddColumns) -> Table:
             raise _static_without_clustering()
         if column.kind not in (ColumnKind.STATIC, ColumnKind.REGULAR):
             raise Rejected("Cannot add PRIMARY KEY columns to a table")
-        if _type(column.type).name == "counter":
+        kind = declared_type(space, column.type)
+        _check_nested(kind)
+        if kind.name == "counter":
             raise Rejected(f"Cannot add a counter column ({column.name}) in a non counter column family")
         added.append(column)
     if not added:
         return table
-    columns = (*table.columns, *_numbered(added, table.next_column_id))
+    columns = (*table.columns, *_numbered(space, added, table.next_column_id))
     return replace(table, columns=_sorted_columns(columns), next_column_id=table.next_column_id + len(added))
 
 
@@ -411,13 +424,13 @@ def _rename_columns(table: Table, change: RenameColumns) -> Table:
 # Parts
 
 
-def _numbered(columns: Sequence[NewColumn], first: int) -> list[Column]:
+def _numbered(space: Keyspace, columns: Sequence[NewColumn], first: int) -> list[Column]:
     """Columns with ids from `first` on, in the order declared, and canonical types."""
     return [
         Column(
             first + index,
             column.name,
-            _type(column.type).text,
+            declared_type(space, column.type).text,
             column.kind,
             column.position,
             column.descending,
@@ -430,22 +443,11 @@ def _sorted_columns(columns: Sequence[Column]) -> tuple[Column, ...]:
     return tuple(sorted(columns, key=lambda column: (column.kind, column.position, column.name)))
 
 
-def _type(text: str) -> CqlType:
-    try:
-        return parse_type(text)
-    except InvalidRequest as error:
-        raise Rejected(error.message) from error
-
-
 def _keyspace(schema: Schema, name: str) -> Keyspace:
     found = schema.by_name.get(name)
     if found is None:
-        raise _no_keyspace(name)
+        raise no_keyspace(name)
     return found
-
-
-def _no_keyspace(name: str) -> Rejected:
-    return Rejected(f"Keyspace '{name}' doesn't exist", keyspace=name)
 
 
 def _no_table(keyspace: str, name: str) -> Rejected:

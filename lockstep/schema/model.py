@@ -109,13 +109,24 @@ class Replication(msgspec.Struct, frozen=True, array_like=True, order=True):
         return sum(factor for _, factor in self.factors)
 
 
+class UserType(msgspec.Struct, frozen=True, array_like=True):
+    """A user-defined type. Fields are in the order declared, their types canonical texts as of a column;
+    `epoch` last changed it. A change of a type is also one of the tables that use it: see `Table.epoch`."""
+
+    name: str
+    field_names: tuple[str, ...]
+    field_types: tuple[str, ...]
+    epoch: int = 0
+
+
 class KeyspaceHead(msgspec.Struct, frozen=True, array_like=True):
-    """What a keyspace is without its tables."""
+    """What a keyspace is without its tables; `types` are sorted by name."""
 
     name: str
     replication: Replication
     durable_writes: bool = True
     epoch: int = 0
+    types: tuple[UserType, ...] = ()
 
 
 class Keyspace(msgspec.Struct, frozen=True, dict=True):
@@ -126,10 +137,15 @@ class Keyspace(msgspec.Struct, frozen=True, dict=True):
     durable_writes: bool = True
     by_name: HashTrieMap[str, Table] = NO_TABLES
     epoch: int = 0
+    types: tuple[UserType, ...] = ()
 
     @property
     def head(self) -> KeyspaceHead:
-        return KeyspaceHead(self.name, self.replication, self.durable_writes, self.epoch)
+        return KeyspaceHead(self.name, self.replication, self.durable_writes, self.epoch, self.types)
+
+    @cached_property
+    def types_by_name(self) -> dict[str, UserType]:
+        return {found.name: found for found in self.types}
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
@@ -178,6 +194,17 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
     def table_ids_gone_in(self, later: Schema) -> tuple[int, ...]:
         """Ids of tables that a later schema no longer has, ascending; costs what changed."""
         return tuple(id_ for id_, _, now in changed(self.table_tree, later.table_tree) if now is None)
+
+    def keyspaces_changed_in(self, later: Schema) -> list[tuple[Keyspace | None, Keyspace | None]]:
+        """(here, later) for keyspaces that differ, or that only one of the two has."""
+        return [(now, then) for _, now, then in changed(self.keyspace_tree, later.keyspace_tree)]
+
+    def replicates_as(self, later: Schema) -> bool:
+        """Whether each keyspace is in both, with one replication; costs what changed."""
+        return all(
+            now is not None and then is not None and now.replication == then.replication
+            for now, then in self.keyspaces_changed_in(later)
+        )
 
     # Changes: each costs what it changes, not what the schema holds.
 
@@ -266,6 +293,7 @@ def keyspace_of(head: KeyspaceHead, tables: Iterable[Table] = ()) -> Keyspace:
         head.durable_writes,
         HashTrieMap(by_name) if by_name else NO_TABLES,
         head.epoch,
+        head.types,
     )
 
 

@@ -15,7 +15,7 @@ from lockstep.cql.wire.constants import EVENT_SCHEMA, EVENT_STATUS, EVENT_TOPOLO
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo
 from lockstep.metadata.entries import LogEntry
-from lockstep.schema.changes import ChangeSummary
+from lockstep.schema.summaries import ChangeSummary
 from lockstep.server.schema_watch import SchemaWatch
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import NODE_UP_EVENT_DELAY_MS

@@ -15,7 +15,7 @@ from lockstep.cql.describe import ClusterFacts, describe
 from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire import responses
 from lockstep.metadata.schema_change import ChangeSchema
-from lockstep.schema.changes import EMPTIED
+from lockstep.schema.summaries import EMPTIED
 from lockstep.server.schema_watch import SchemaWatch
 from lockstep.values.errors import OutcomeUnknown, ServerFault, TruncateError
 

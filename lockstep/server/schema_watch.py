@@ -18,8 +18,8 @@ from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.announcing import announcement
 from lockstep.replication import verbs
-from lockstep.schema.changes import EMPTIED, ChangeSummary
 from lockstep.schema.model import Schema
+from lockstep.schema.summaries import EMPTIED, ChangeSummary
 from lockstep.server.statements import digest16
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SCHEMA_AGREEMENT_WAIT_MS, SCHEMA_VERSIONS_KEPT_MAX

@@ -18,6 +18,7 @@ from lockstep.cql.prepare import prepare
 from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire.constants import VERSION_MAX
 from lockstep.cql.wire.responses import RowsMetadata, encode_rows_metadata
+from lockstep.schema.user_types import types_of_table
 from lockstep.values.errors import Unprepared
 from lockstep.values.limits import (
     PREPARED_STATEMENTS_MAX,
@@ -92,7 +93,13 @@ class Statement:
         after = catalog.schema.table(prepared.keyspace, prepared.table)
         if before is None or after is None:
             return before is not after
-        return before.columns != after.columns or before.uuid != after.uuid
+        if before.columns != after.columns or before.uuid != after.uuid:
+            return True
+        # Columns name user-defined types: another meaning of one is another column to clients.
+        if before.epoch == after.epoch:
+            return False
+        spaces = (self.catalog.schema.by_name[before.keyspace], catalog.schema.by_name[after.keyspace])
+        return types_of_table(spaces[0], before) != types_of_table(spaces[1], after)
 
     def _still_fits(self, catalog: Catalog) -> bool:
         prepared = self.prepared

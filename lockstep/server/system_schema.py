@@ -40,11 +40,6 @@ _TABLES = (
 #: Tables that are empty because what they list cannot be made (yet): name, columns, clustering key.
 _EMPTY = (
     (
-        "types",
-        "keyspace_name text; type_name text; field_names frozen<list<text>>; field_types frozen<list<text>>",
-        ("type_name",),
-    ),
-    (
         "functions",
         "keyspace_name text; function_name text; argument_types frozen<list<text>>; "
         "argument_names frozen<list<text>>; body text; called_on_null_input boolean; language text; "
@@ -116,6 +111,13 @@ class SchemaTables:
                 "kind text; type text",
                 ("table_name", "column_name"),
                 lambda: _dropped_rows(self._real()),
+            ),
+            schema(
+                "types",
+                "keyspace_name text; type_name text; field_names frozen<list<text>>; "
+                "field_types frozen<list<text>>",
+                ("type_name",),
+                lambda: _type_rows(self._real()),
             ),
             *(schema(name, columns, clustering, _nothing) for name, columns, clustering in _EMPTY),
             virtual("keyspaces", "keyspace_name text", (), self._virtual_keyspaces),
@@ -223,6 +225,17 @@ def _order(column: Column) -> str:
     if column.kind is not ColumnKind.CLUSTERING:
         return "none"
     return "desc" if column.descending else "asc"
+
+
+def _type_rows(keyspaces: list[Keyspace]) -> Iterator[VirtualRow]:
+    for keyspace in keyspaces:
+        for found in keyspace.types:
+            yield {
+                "keyspace_name": keyspace.name,
+                "type_name": found.name,
+                "field_names": found.field_names,
+                "field_types": found.field_types,
+            }
 
 
 def _dropped_rows(keyspaces: list[Keyspace]) -> Iterator[VirtualRow]:

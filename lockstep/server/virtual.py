@@ -36,6 +36,8 @@ Rows = Callable[[], Iterable[VirtualRow]]
 _WRITTEN_US = 1
 _LIVE = Liveness(_WRITTEN_US)
 _LOCAL = Replication("LocalStrategy", ())
+#: Virtual tables use built-in types only.
+_NO_TYPES = keyspace_of(KeyspaceHead("system", _LOCAL))
 
 
 class VirtualTable(msgspec.Struct, frozen=True):
@@ -79,7 +81,7 @@ class _Generator:
     """Turns the rows of one table into partitions."""
 
     def __init__(self, table: Table, rows: Rows) -> None:
-        shape = shape_of(table)
+        shape = shape_of(table, _NO_TYPES)
         self._shape = shape
         self._rows = rows
         self._static = [(column, shape.types[column.name]) for column in table.static]

@@ -185,3 +185,11 @@ METADATA_VOTERS_MAX: Final = 7
 NODES_LET_GO_TOLD_MAX: Final = 8
 #: A reason that an operator gives for a change of the metadata service: a sentence with a ticket's address.
 SERVICE_TEXT_CHARACTERS_MAX: Final = 500
+#: User-defined types of one keyspace: they are part of the keyspace's record, which every change of one of
+#: its tables encodes.
+USER_TYPES_MAX: Final = 1000
+#: User-defined types inside each other, to bound recursion while they are resolved.
+USER_TYPE_DEPTH_MAX: Final = 32
+#: Fields of a user-defined type with those of the types inside it: the protocol spells out all of them
+#: with every result.
+USER_TYPE_LEAVES_MAX: Final = 10_000

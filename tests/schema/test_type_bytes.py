@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.cql.wire.type_options import class_name
-from lockstep.schema.types import parse_type, parse_type_with, vint
+from lockstep.schema.types import UserFields, parse_type, parse_type_with, vint
 from lockstep.values.errors import InvalidRequest
 
 from .kinds import KINDS, SCALARS
@@ -285,9 +285,18 @@ def test_broken_type_texts_are_refused(text):
 
 
 def test_a_resolver_is_asked_for_names_that_are_not_built_in():
-    point = parse_type("tuple<int, int>")
-    kind = parse_type_with('list<frozen<"Point">>', {"Point": point}.get)
-    assert kind.element == point
+    asked = []
+
+    def resolve(keyspace, name):
+        asked.append((keyspace, name))
+        return UserFields("ks", ("x", "y"), (parse_type("int"), parse_type("text")))
+
+    kind = parse_type_with('map<frozen<Place>, frozen<ks."Point">>', resolve)
+    assert asked == [(None, "place"), ("ks", "Point")]
+    assert kind.text == 'map<frozen<place>, frozen<"Point">>'
+    assert kind.value.elements == (parse_type("int"), parse_type("text"))
+    assert (kind.value.is_frozen, kind.value.is_multicell) == (True, False)
+    assert parse_type_with("place", resolve).is_multicell
 
 
 def test_collections_tell_their_parts_and_whether_cells_are_apart():

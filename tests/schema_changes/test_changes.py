@@ -12,8 +12,9 @@ from lockstep.cql.context import Context
 from lockstep.cql.ddl import schema_change
 from lockstep.cql.describe import ClusterFacts, describe
 from lockstep.cql.prepare import prepare
-from lockstep.schema.changes import ChangeSummary, SchemaChange, apply_change, validate
+from lockstep.schema.changes import SchemaChange, apply_change, validate
 from lockstep.schema.model import ColumnKind, Schema, SchemaImage, schema_of_pieces
+from lockstep.schema.summaries import ChangeSummary
 from lockstep.schema.table_options import option, option_map
 from lockstep.values import codec
 from lockstep.values.errors import LockstepError, Rejected, RequestError
@@ -117,7 +118,7 @@ def test_changes_say_what_they_did(text: str, summary: ChangeSummary | None) -> 
         ("CREATE TABLE u (k list<int> PRIMARY KEY)", 0x2200, "Invalid non-frozen collection type list<int>"),
         ("CREATE TABLE u (k duration PRIMARY KEY)", 0x2200, "duration type is not supported for PRIMARY KEY"),
         ("CREATE TABLE u (k int PRIMARY KEY, s int static)", 0x2200, "Static columns are only useful"),
-        ("CREATE TABLE u (k nope PRIMARY KEY)", 0x2200, "Unknown type nope"),
+        ("CREATE TABLE u (k nope PRIMARY KEY)", 0x2200, "Unknown type ks.nope"),
         ("CREATE TABLE u (k int PRIMARY KEY, n counter)", 0x2200, "Counter columns are not supported"),
         ("CREATE TABLE u (k int PRIMARY KEY) WITH COMPACT STORAGE", 0x2200, "COMPACT STORAGE tables are not"),
         ("CREATE TABLE u (k int PRIMARY KEY) WITH nope = 1", 0x2000, "Unknown property 'nope'"),

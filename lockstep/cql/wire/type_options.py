@@ -17,6 +17,8 @@ from lockstep.schema.types import (
     MapType,
     SetType,
     TupleType,
+    UserDefinedType,
+    UserFields,
     VectorType,
     parse_type,
 )
@@ -45,7 +47,7 @@ _IDS = {
     "duration": 0x15,
 }
 _NATIVE = {number: parse_type(name) for name, number in _IDS.items()} | {0x0A: parse_type("text")}
-_CUSTOM, _LIST, _MAP, _SET, _TUPLE = 0x00, 0x20, 0x21, 0x22, 0x31
+_CUSTOM, _LIST, _MAP, _SET, _USER, _TUPLE = 0x00, 0x20, 0x21, 0x22, 0x30, 0x31
 _SMALL = ("date", "time", "smallint", "tinyint")
 #: Bounds recursion on foreign bytes.
 _DEPTH_MAX = TYPE_DEPTH_MAX
@@ -74,7 +76,7 @@ _CLASSES = {
     "varint": "IntegerType",
 }
 _BY_CLASS = {name: parse_type(text) for text, name in _CLASSES.items()}
-_CLASS_TOKEN = re.compile(r"\s*([\w.]+|[(),])")
+_CLASS_TOKEN = re.compile(r"\s*([\w.]+|[(),:])")
 
 
 def type_option(version: int, kind: CqlType) -> bytes:
@@ -88,6 +90,11 @@ def type_option(version: int, kind: CqlType) -> bytes:
         return pack_short(_SET) + type_option(version, kind.element)
     if isinstance(kind, MapType):
         return pack_short(_MAP) + type_option(version, kind.key) + type_option(version, kind.value)
+    if isinstance(kind, UserDefinedType):
+        named = zip(kind.field_names, kind.elements, strict=True)
+        fields = b"".join([string(name) + type_option(version, field) for name, field in named])
+        named_type = string(kind.keyspace) + string(kind.type_name)
+        return pack_short(_USER) + named_type + pack_short(len(kind.elements)) + fields
     if isinstance(kind, TupleType):
         fields = b"".join([type_option(version, field) for field in kind.elements])
         return pack_short(_TUPLE) + pack_short(len(kind.elements)) + fields
@@ -123,10 +130,36 @@ def read_type(body: bytes, at: int, depth: int = 0) -> tuple[CqlType, int]:
             field, at = read_type(body, at, depth + 1)
             fields.append(field)
         return TupleType(tuple(fields)), at
+    if number == _USER:
+        return _read_user(body, at, depth)
     if number == _CUSTOM:
         name, at = read_string(body, at)
         return type_of_class(name), at
     raise ProtocolViolation(f"Unknown type option 0x{number:04x}")
+
+
+def _read_user(body: bytes, at: int, depth: int) -> tuple[CqlType, int]:
+    keyspace, at = read_string(body, at)
+    type_name, at = read_string(body, at)
+    count, at = unpack_short(body, at)[0], at + 2
+    names, fields = [], []
+    for _ in range(count):
+        name, at = read_string(body, at)
+        field, at = read_type(body, at, depth + 1)
+        names.append(name)
+        fields.append(field)
+    return _user(keyspace, type_name, names, fields, frozen=depth > 0), at
+
+
+def _user(
+    keyspace: str, type_name: str, names: list[str], fields: list[CqlType], *, frozen: bool
+) -> UserDefinedType:
+    quoted = type_name.replace('"', '""')
+    plain = type_name.isascii() and type_name.islower() and type_name.isidentifier()
+    spelled = type_name if plain else f'"{quoted}"'
+    return UserDefinedType(
+        UserFields(keyspace, tuple(names), tuple(fields)), type_name, spelled, frozen=frozen
+    )
 
 
 def class_name(kind: CqlType) -> str:
@@ -136,6 +169,11 @@ def class_name(kind: CqlType) -> str:
         return _MARSHAL + simple
     if isinstance(kind, VectorType):
         return f"{_MARSHAL}VectorType({class_name(kind.element)} , {kind.dimensions})"
+    if isinstance(kind, UserDefinedType):
+        named = zip(kind.field_names, kind.elements, strict=True)
+        fields = ",".join(f"{_hex(name)}:{class_name(field)}" for name, field in named)
+        inner = f"{_MARSHAL}UserType({kind.keyspace},{_hex(kind.type_name)},{fields})"
+        return inner if not kind.is_frozen else f"{_MARSHAL}FrozenType({inner})"
     if isinstance(kind, TupleType):
         return f"{_MARSHAL}TupleType({','.join(class_name(field) for field in kind.elements)})"
     if isinstance(kind, MapType):
@@ -145,6 +183,10 @@ def class_name(kind: CqlType) -> str:
         outer = "ListType" if isinstance(kind, ListType) else "SetType"
         inner = f"{_MARSHAL}{outer}({class_name(kind.element)})"
     return f"{_MARSHAL}FrozenType({inner})" if kind.is_frozen else inner
+
+
+def _hex(name: str) -> str:
+    return name.encode().hex()
 
 
 def type_of_class(name: str) -> CqlType:
@@ -174,6 +216,8 @@ def _class(tokens: list[str], at: int, depth: int, whole: str) -> tuple[CqlType,
         return native, at
     if at >= len(tokens) or tokens[at] != "(":
         raise unknown
+    if name == "UserType":
+        return _user_class(tokens, at + 1, depth, unknown)
     inner: list[CqlType] = []
     number = 0
     while tokens[at] != ")":
@@ -189,6 +233,25 @@ def _class(tokens: list[str], at: int, depth: int, whole: str) -> tuple[CqlType,
     if built is None:
         raise unknown
     return built, at + 1
+
+
+def _user_class(tokens: list[str], at: int, depth: int, unknown: ProtocolViolation) -> tuple[CqlType, int]:
+    """`keyspace,hex(name),hex(field):class,...)`, from the keyspace on."""
+    names, fields = [], []
+    try:
+        keyspace, type_name = tokens[at], bytes.fromhex(tokens[at + 2]).decode()
+        at += 3
+        while tokens[at] == ",":
+            if tokens[at + 2] != ":":
+                raise unknown
+            names.append(bytes.fromhex(tokens[at + 1]).decode())
+            field, at = _class(tokens, at + 3, depth + 1, "")
+            fields.append(field)
+        if tokens[at] != ")":
+            raise unknown
+    except (IndexError, ValueError):
+        raise unknown from None
+    return _user(keyspace, type_name, names, fields, frozen=depth > 0), at + 1
 
 
 def _parametric(name: str, inner: list[CqlType], number: int, *, frozen: bool) -> CqlType | None:

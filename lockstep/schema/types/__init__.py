@@ -4,7 +4,7 @@ Invariant: a type is immutable and known by its canonical text; `serialize` writ
 format (version 3 and later). Value shapes: int for all integers, timestamp (ms), date (days, signed) and
 time (ns); str for text, ascii and inet; bytes for blob, uuid and timeuuid; decimal.Decimal; float; bool;
 (months, days, ns) for duration; list for list, set (sorted, unique) and vector; list of (key, value)
-sorted by key for map; tuple with None for tuple.
+sorted by key for map; tuple with None for tuple and for user-defined types.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from lockstep.schema.types.literals import (
 )
 from lockstep.schema.types.parse import NATIVE_NAMES, TYPE_DEPTH_MAX, Resolver, parse_type, parse_type_with
 from lockstep.schema.types.scalars import uuid_text
+from lockstep.schema.types.user import UserDefinedType, UserFields, field_path, field_position
 
 __all__ = [
     "NATIVE_NAMES",
@@ -39,7 +40,11 @@ __all__ = [
     "Resolver",
     "SetType",
     "TupleType",
+    "UserDefinedType",
+    "UserFields",
     "VectorType",
+    "field_path",
+    "field_position",
     "parse_date",
     "parse_duration",
     "parse_inet",

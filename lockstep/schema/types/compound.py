@@ -222,6 +222,7 @@ class TupleType(CqlType):
 
     name = "tuple"
     is_frozen = True
+    _elements: tuple[CqlType, ...]
 
     def __init__(self, elements: tuple[CqlType, ...]) -> None:
         super().__init__(f"frozen<tuple<{', '.join(kind.text for kind in elements)}>>")

@@ -36,10 +36,12 @@ from lockstep.schema.types.scalars import (
     TimeUuidType,
     UuidType,
 )
+from lockstep.schema.types.user import UserDefinedType, UserFields
 from lockstep.values.errors import InvalidRequest
 
-#: Gives the type of a user-defined type's name, or None when there is none.
-Resolver = Callable[[str], CqlType | None]
+#: (keyspace that the text names or None, type name) to the fields of a user-defined type; None when there
+#: is none.
+Resolver = Callable[[str | None, str], UserFields | None]
 
 _NATIVE: dict[str, CqlType] = {
     kind.text: kind
@@ -71,7 +73,7 @@ _NATIVE["varchar"] = _NATIVE["text"]
 #: Names of the types without parameters, sorted; `varchar` is an alias of text.
 NATIVE_NAMES = tuple(sorted(_NATIVE))
 
-_TOKEN = re.compile(r'\s*(?:("(?:[^"]|"")*")|([A-Za-z0-9_.]+)|([<>,]))')
+_TOKEN = re.compile(r'\s*(?:("(?:[^"]|"")*")|([A-Za-z0-9_]+)|([<>,.]))')
 #: A type nested deeper than this is refused; it bounds recursion on foreign input.
 TYPE_DEPTH_MAX = 64
 VECTOR_DIMENSIONS_MAX = 8192
@@ -80,7 +82,7 @@ VECTOR_DIMENSIONS_MAX = 8192
 @lru_cache(maxsize=4096)
 def parse_type(text: str) -> CqlType:
     """The type that `text` names; raises InvalidRequest for an unknown or impossible type."""
-    return parse_type_with(text, lambda name: None)
+    return parse_type_with(text, lambda keyspace, name: None)
 
 
 def parse_type_with(text: str, resolver: Resolver) -> CqlType:
@@ -137,11 +139,20 @@ class _Parser:
             kind = self._parametric(name, depth + 1, frozen)
             self._expect(">")
             return kind
-        user = token[1:-1].replace('""', '"') if token.startswith('"') else name
-        found = self._resolver(user)
+        return self._user(token, frozen)
+
+    def _user(self, token: str, frozen: bool) -> CqlType:
+        """A user-defined type; its text leaves the keyspace out, because it can only be the table's own."""
+        keyspace = None
+        if self._at < len(self._tokens) and self._tokens[self._at] == ".":
+            self._at += 1
+            keyspace, token = _unquoted(token), self._next()
+        name = _unquoted(token)
+        found = self._resolver(keyspace, name)
         if found is None:
-            raise InvalidRequest(f"Unknown type {user}")
-        return found
+            raise InvalidRequest(f"Unknown type {name if keyspace is None else f'{keyspace}.{name}'}")
+        spelled = token if token.startswith('"') else name
+        return UserDefinedType(found, name, spelled, frozen=frozen)
 
     def _parametric(self, name: str, depth: int, frozen: bool) -> CqlType:
         if name == "frozen":
@@ -170,8 +181,9 @@ class _Parser:
     def _member(self, depth: int, frozen: bool, outer: str) -> CqlType:
         member = self._type(depth, frozen=frozen)
         if member.is_multicell:
+            what = "UDTs" if isinstance(member, UserDefinedType) else "collections"
             raise InvalidRequest(
-                f"Non-frozen collections are not allowed inside collections: {self._text.strip()}"
+                f"Non-frozen {what} are not allowed inside collections: {self._text.strip()}"
             )
         if member.name == "counter":
             raise InvalidRequest(f"Counters are not allowed inside collections: {self._text.strip()}")
@@ -207,3 +219,7 @@ class _Parser:
                 f"vector dimension {dimensions} exceeds the limit of {VECTOR_DIMENSIONS_MAX}"
             )
         return VectorType(element, int(dimensions))
+
+
+def _unquoted(token: str) -> str:
+    return token[1:-1].replace('""', '"') if token.startswith('"') else token.lower()
