@@ -47,7 +47,9 @@ def _validate_changed(before: ClusterMetadata, after: ClusterMetadata) -> None:
     """`ClusterMetadata.validate`, without walking parts that did not change."""
     if after.directory is not before.directory:
         after.directory.validate()
-    if after.placements is not before.placements or after.schema is not before.schema:
+    if after.service is not before.service:
+        after.service.validate()
+    if after.placements is not before.placements or not before.schema.replicates_as(after.schema):
         known = before.placements.by_replication
         for ring in after.placements.rings:
             if known.get(ring.replication) is not ring:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import cached_property
 
 import msgspec
-from rpds import HashTrieMap
 
 from lockstep.metadata.directory import EMPTY_DIRECTORY, Directory, NodeInfo
+from lockstep.metadata.extensions import NO_EXTENSIONS, Extensions, extensions_of
 from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
 from lockstep.metadata.service import NO_SERVICE, Service
@@ -49,7 +49,7 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     next_operation_id: int
     recent_ids: RecentIds
     #: Named values that tools keep in the metadata.
-    extensions: HashTrieMap[str, bytes]
+    extensions: Extensions
 
     @property
     def voters(self) -> tuple[NodeId, ...]:
@@ -116,7 +116,7 @@ def empty_cluster() -> ClusterMetadata:
         service=NO_SERVICE,
         next_operation_id=1,
         recent_ids=no_recent_ids(),
-        extensions=HashTrieMap(),
+        extensions=NO_EXTENSIONS,
     )
 
 
@@ -158,7 +158,7 @@ def encode_cluster(cluster: ClusterMetadata) -> bytes:
         cluster.next_operation_id,
         cluster.recent_ids.first_epoch,
         cluster.recent_ids.listed(),
-        tuple(sorted(cluster.extensions.items())),
+        tuple(cluster.extensions.items()),
     )
     return codec.encode(image)
 
@@ -179,5 +179,5 @@ def decode_cluster(data: bytes) -> ClusterMetadata:
         image.service,
         image.next_operation_id,
         RecentIds.from_listed(image.recent_first_epoch, image.recent_ids),
-        HashTrieMap(dict(image.extensions)),
+        extensions_of(image.extensions),
     )

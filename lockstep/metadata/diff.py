@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from rpds import HashTrieMap
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.extensions import Extensions
 from lockstep.schema.model import Schema, Table
 from lockstep.values.hash_tree import changed
 from lockstep.values.tokens import Range
@@ -46,8 +46,8 @@ def _compare(path: str, before: Any, after: Any) -> Iterator[Difference]:
         return
     if isinstance(before, Schema) and isinstance(after, Schema):
         yield from _compare_schemas(path, before, after)
-    elif isinstance(before, HashTrieMap) and isinstance(after, HashTrieMap):
-        yield from _compare_maps(path, before, after)
+    elif isinstance(before, Extensions) and isinstance(after, Extensions):
+        yield from _compare_extensions(path, before, after)
     elif isinstance(before, msgspec.Struct) and type(before) is type(after) and _name(before) == _name(after):
         for field in before.__struct_fields__:
             yield from _compare(f"{path}.{field}", getattr(before, field), getattr(after, field))
@@ -81,9 +81,7 @@ def _sides(pairs: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, ...], tuple[Any
     )
 
 
-def _compare_maps(
-    path: str, before: HashTrieMap[str, bytes], after: HashTrieMap[str, bytes]
-) -> Iterator[Difference]:
+def _compare_extensions(path: str, before: Extensions, after: Extensions) -> Iterator[Difference]:
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if old != new:

@@ -1,54 +1,68 @@
 """State digests: equal values, and only they, have equal digests on every node.
 
-A digest is a hash over the digests of the parts. A part's digest is kept with the part object, so that
-an entry costs only the parts it changed.
+A digest is a hash over the digests of the parts. What can be large (tables, nodes, rings, ids, extensions)
+keeps the digest of each of its parts, in a hash tree or in the part itself, so that an entry costs only what
+it changed.
 """
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import Directory
 from lockstep.values import codec
+from lockstep.values.hash_tree import blake
 
 _KEPT = "_part_digest"
 
 
-def _blake(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=32).digest()
-
-
 def part_digest(part: Any) -> bytes:
-    """Digest of one immutable part; kept in the part when it is a struct with a dict."""
-    kept: dict[str, Any] | None = getattr(part, "__dict__", None)
-    if kept is None:
-        return _blake(codec.encode(part))
+    """Digest of one immutable struct that has a dict, kept there."""
+    kept: dict[str, Any] = part.__dict__
     found = kept.get(_KEPT)
     if found is None:
-        found = kept[_KEPT] = _blake(codec.encode(part))
+        found = kept[_KEPT] = blake(codec.encode(part))
+    assert isinstance(found, bytes)
+    return found
+
+
+def _joined(parts: Iterable[Any], *more: int) -> bytes:
+    """Digest of parts in this order, and of numbers."""
+    return blake(codec.encode((more, b"".join([part_digest(part) for part in parts]))))
+
+
+def directory_digest(directory: Directory) -> bytes:
+    """A change of one node costs its bytes and 32 of every other."""
+    kept: dict[str, Any] = directory.__dict__
+    found = kept.get(_KEPT)
+    if found is None:
+        found = kept[_KEPT] = _joined(directory.nodes, directory.next_node_id)
     assert isinstance(found, bytes)
     return found
 
 
 def part_digests(cluster: ClusterMetadata) -> tuple[tuple[str, bytes], ...]:
     """(part name, digest), in a fixed order: where two nodes differ is visible at once."""
-    recent = cluster.recent_ids
-    rings = b"".join(part_digest(ring) for ring in cluster.placements.rings)
-    operations = (cluster.operations, cluster.locks, cluster.sessions, cluster.next_operation_id)
+    operations = (
+        _joined(cluster.operations, cluster.next_operation_id),
+        _joined(cluster.locks),
+        _joined(cluster.sessions),
+    )
     return (
-        ("identity", part_digest(cluster.identity)),
-        ("directory", part_digest(cluster.directory)),
+        ("identity", blake(codec.encode(cluster.identity))),
+        ("directory", directory_digest(cluster.directory)),
         ("schema", cluster.schema.digest),
-        ("placements", _blake(rings)),
-        ("operations", part_digest(operations)),
-        ("service", part_digest(cluster.service)),
-        ("extensions", _blake(codec.encode(tuple(sorted(cluster.extensions.items()))))),
-        ("recent_ids", _blake(codec.encode((recent.first_epoch, recent.listed())))),
+        ("placements", _joined(cluster.placements.rings)),
+        ("operations", blake(b"".join(operations))),
+        ("service", blake(codec.encode(cluster.service))),
+        ("extensions", cluster.extensions.digest),
+        ("recent_ids", cluster.recent_ids.digest),
     )
 
 
 def state_digest(cluster: ClusterMetadata) -> bytes:
     """32 bytes over the epoch, the log's hash and every part."""
     parts = b"".join(digest for _, digest in part_digests(cluster))
-    return _blake(codec.encode((cluster.epoch, cluster.hash, parts)))
+    return blake(codec.encode((cluster.epoch, cluster.hash, parts)))

@@ -53,7 +53,7 @@ class Transition(msgspec.Struct, frozen=True, array_like=True):
         return self.old + self.gained
 
 
-class Operation(msgspec.Struct, frozen=True, array_like=True):
+class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """A topology operation in progress.
 
     `tokens` are those the node gains (bootstrap) or gives up (decommission). `stage_epoch` is the
@@ -77,7 +77,7 @@ class Operation(msgspec.Struct, frozen=True, array_like=True):
         return f"operation {self.id} ({self.kind} of node {self.node})"
 
 
-class Lock(msgspec.Struct, frozen=True, array_like=True):
+class Lock(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The ranges an operation may change; nobody else may until it is released."""
 
     operation_id: int
@@ -91,7 +91,7 @@ class Lock(msgspec.Struct, frozen=True, array_like=True):
         return None
 
 
-class Session(msgspec.Struct, frozen=True, array_like=True):
+class Session(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """Under which work may have side effects; its absence from the metadata fences stragglers."""
 
     id: str

@@ -261,7 +261,9 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         tree: HashTree[Table],
     ) -> Schema:
         by_name = self.by_name.insert(keyspace.name, keyspace)
-        return Schema(by_name, self.next_table_id, ids, uuids, self._tree_with(keyspace), tree)
+        key = key_of_text(keyspace.name)
+        keyspace_tree = self.keyspace_tree.with_value(key, keyspace, self.keyspace_tree.digest_of(key))
+        return Schema(by_name, self.next_table_id, ids, uuids, keyspace_tree, tree)
 
     def _tree_with(self, keyspace: Keyspace) -> HashTree[Keyspace]:
         digest = blake(codec.encode(keyspace.head))

@@ -78,6 +78,22 @@ class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True):
                 return found
         return None
 
+    def digest_of(self, key: int) -> bytes:
+        """The digest that was given with a value; KeyError when it is not there."""
+        branch, at = _place(key)
+        bucket = self.branches[branch].children[at]
+        place = _position(bucket.pairs, key)
+        if place == len(bucket.pairs) or bucket.pairs[place][0] != key:
+            raise KeyError(key)
+        return bucket.digests[place]
+
+    def __getitem__(self, key: int) -> V:
+        """KeyError when it is not there."""
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
     def with_value(self, key: int, value: V, digest: bytes) -> HashTree[V]:
         """Insert or replace."""
         branch, at = _place(key)

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rpds import HashTrieMap
 
 from lockstep.metadata import snapshot_file
 from lockstep.metadata.cluster import ClusterMetadata, encode_cluster
 from lockstep.metadata.digest import state_digest
+from lockstep.metadata.extensions import extensions_of
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.snapshot_file import SnapshotFileReader, file_records, header_of, read_file
@@ -54,7 +54,7 @@ def test_a_value_survives_the_stream_whatever_the_cuts() -> None:
 def test_equal_values_give_equal_streams() -> None:
     value = history().now
     other = msgspec.structs.replace(
-        value, extensions=HashTrieMap(dict(sorted(value.extensions.items(), reverse=True)))
+        value, extensions=extensions_of(reversed(value.extensions.items()))
     )
     assert b"".join(pieces(other)) == b"".join(pieces(value)) == b"".join(pieces(history().now))
     assert b"".join(pieces(history().values[-2])) != b"".join(pieces(value))
