@@ -32,9 +32,9 @@ def refuse_newer_kind(directory: Directory, kind: int, since: int) -> None:
     """Raises VersionMismatch when not every node can read entries of a kind that is there since `since`."""
     lowest = lowest_version(directory)
     if lowest and since > lowest:
-        behind = [node.id for node in directory.nodes if node.log_version < since]
+        behind = [str(node.id) for node in directory.nodes if node.log_version < since]
         raise VersionMismatch(
-            f"entries of kind {kind} need log version {since}; nodes {', '.join(map(str, behind))} cannot read them",
+            f"entries of kind {kind} need log version {since}; nodes {', '.join(behind)} cannot read them",
             hint="upgrade these nodes first",
         )
 
@@ -44,6 +44,6 @@ def refuse_older_node(directory: Directory, version: int) -> None:
     lowest = lowest_version(directory)
     if version < lowest:
         raise VersionMismatch(
-            f"this node reads the metadata log up to version {version}, and the cluster writes version {lowest}",
+            f"this node reads the log up to version {version}, and the cluster writes version {lowest}",
             hint="upgrade this node",
         )

@@ -1,7 +1,8 @@
 """This node's current ClusterMetadata, fed with committed entries from Raft or from peers.
 
 Invariant: entries are applied in epoch order without a gap, each is durable here before the value that
-contains it can be seen by anyone, and two sources can never make it apply different entries at one epoch.
+contains it can be seen by anyone, and two sources can never make it apply different entries at one epoch. A
+gap is only ever crossed by installing a snapshot, which is durable before its value is seen.
 """
 
 from __future__ import annotations
@@ -13,35 +14,54 @@ import msgspec
 
 from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.digest import state_digest
 from lockstep.metadata.entries import LogEntry
-from lockstep.metadata.registry import Registry
-from lockstep.node.journal import Journal
+from lockstep.metadata.registry import EntryKind, Registry
+from lockstep.metadata.snapshot_file import SnapshotInfo
+from lockstep.node import metadata_files
+from lockstep.node.metadata_store import DEFAULT_RETENTION, MetadataStore, Retention
 from lockstep.runtime.ports import Runtime
-from lockstep.values.codec import decoder, encode
-from lockstep.values.errors import CannotApply, LockstepError
+from lockstep.values.errors import CannotApply, LockstepError, LogTruncated
 from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX
 
-#: Told (before, after, entry) after each applied entry, in order.
+#: Told (before, after, entry) after each applied entry, in order. After an installed snapshot `before` may be
+#: many epochs older, and `entry` is the snapshot's.
 Listener = Callable[[ClusterMetadata, ClusterMetadata, LogEntry], None]
+#: Told of each snapshot that is durable here.
+SnapshotListener = Callable[[SnapshotInfo], None]
 
-_DECODER: msgspec.msgpack.Decoder[list[LogEntry]] = decoder(list[LogEntry])
+
+class _Install(msgspec.Struct):
+    value: ClusterMetadata
+    entry: LogEntry
+    done: asyncio.Future[None]
 
 
 class MetadataState:
     """`on_broken(reason)` is called once when an entry cannot be applied: the node must stop serving."""
 
     def __init__(
-        self, runtime: Runtime, registry: Registry, on_broken: Callable[[LockstepError], None]
+        self,
+        runtime: Runtime,
+        registry: Registry,
+        on_broken: Callable[[LockstepError], None],
+        log: Callable[..., None] = lambda *_, **__: None,
+        retention: Retention = DEFAULT_RETENTION,
     ) -> None:
         self._runtime = runtime
         self._registry = registry
         self._on_broken = on_broken
-        self._journal = Journal(runtime.disk, "metadata/log")
+        self._log = log
+        self.store = MetadataStore(runtime, retention, log)
         self._pending: list[LogEntry] = []
+        self._install: _Install | None = None
         self._work = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._listeners: list[Listener] = []
+        self._snapshot_listeners: list[SnapshotListener] = []
+        #: The newest snapshot entry without a durable snapshot here, with the value before it.
+        self._unsaved: tuple[ClusterMetadata, LogEntry] | None = None
+        self._save_wanted = asyncio.Event()
+        #: Applied entries from `first_epoch` on, those that are retained.
         self.entries: list[LogEntry] = []
         self.current = empty_cluster()
         self.broken: LockstepError | None = None
@@ -50,56 +70,109 @@ class MetadataState:
     def epoch(self) -> int:
         return self.current.epoch
 
+    @property
+    def first_epoch(self) -> int:
+        """The oldest epoch whose entry is kept; the next epoch when none is."""
+        return self.entries[0].epoch if self.entries else self.epoch + 1
+
+    @property
+    def registry(self) -> Registry:
+        return self._registry
+
+    # -- life ---------------------------------------------------------------------------------------
+
     def load(self) -> None:
-        """Replay the durable log; CorruptFile or CannotApply when it is not a whole chain."""
-        for record in self._journal.load_as(_DECODER):
-            for entry in record:
-                self.current = apply_entry(self.current, entry, self._registry)
-                self.entries.append(entry)
-        self._observe()
+        """Start from the newest whole snapshot and apply what follows; CorruptFile or CannotApply when the
+        directory holds no whole chain."""
+        loaded = self.store.load()
+        value = empty_cluster()
+        if loaded.base is not None and loaded.base.header.entry is not None:
+            value = apply_entry(loaded.base.value, loaded.base.header.entry, self._registry)
+        applied = value.epoch - loaded.entries[0].epoch + 1 if loaded.entries else 0
+        for entry in loaded.entries[applied:]:
+            if entry.kind == EntryKind.SNAPSHOT:
+                self._unsaved = (value, entry)
+            value = apply_entry(value, entry, self._registry)
+        self.entries, self.current = loaded.entries, value
+        self._observe(installed=False)
 
     def start(self) -> None:
         self._runtime.tasks.spawn(self._apply_loop(), "metadata.apply")
+        self._runtime.tasks.spawn(self._save_loop(), "metadata.snapshots")
+        self._save_wanted.set()
 
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
+
+    def listen_snapshots(self, listener: SnapshotListener) -> None:
+        """Be told when a snapshot is durable here, also one that was installed."""
+        self._snapshot_listeners.append(listener)
+
+    # -- entries ------------------------------------------------------------------------------------
 
     def offer(self, entries: Sequence[LogEntry]) -> int:
         """Queue committed entries; known ones are compared and skipped, what follows a gap is ignored.
 
         The newest epoch that is applied or will be, once the queue has been worked off.
         """
+        queued = self._queued
         for entry in entries:
-            queued = len(self.entries) + len(self._pending)
             if entry.epoch <= queued:
                 self._check_same(entry)
             elif entry.epoch == queued + 1:
                 self._pending.append(entry)
+                queued += 1
             else:
                 break
         if self._pending:
             self._work.set()
-        return len(self.entries) + len(self._pending)
+        return queued
 
-    def entries_after(self, epoch: int) -> tuple[LogEntry, ...]:
-        """Applied entries following `epoch`, as many as one batch may hold."""
-        return tuple(_batch(self.entries[max(epoch, 0) : max(epoch, 0) + LOG_FETCH_ENTRIES_MAX]))
-
-    def hash_at(self, epoch: int) -> bytes | None:
-        """The hash of an applied epoch; None when it is not known here (any more)."""
-        if epoch == self.current.epoch:
-            return self.current.hash
-        return self.entries[epoch - 1].hash if 0 < epoch <= len(self.entries) else None
+    @property
+    def _queued(self) -> int:
+        """The newest epoch applied, being applied or waiting for it."""
+        return (self.entries[-1].epoch if self.entries else self.epoch) + len(self._pending)
 
     @property
     def tail(self) -> tuple[int, bytes]:
-        """(epoch, hash) of the newest entry that is applied or waits to be."""
-        last = self._pending[-1] if self._pending else self.current
-        return last.epoch, last.hash
+        """(epoch, hash) of the newest entry that is applied here or waits for it."""
+        if self._pending:
+            return self._pending[-1].epoch, self._pending[-1].hash
+        if self.entries:
+            return self.entries[-1].epoch, self.entries[-1].hash
+        return self.epoch, self.current.hash
 
-    def give_up(self, error: LockstepError) -> None:
-        """This node's history turned out to be wrong: it applies no more and stops serving."""
-        self._break(error)
+    def entries_after(self, epoch: int) -> tuple[LogEntry, ...]:
+        """Applied entries following `epoch`, as many as one batch may hold; LogTruncated when the first of
+        them is kept no more: a snapshot is needed."""
+        first = max(epoch, 0) + 1
+        if first < self.first_epoch and first <= self.epoch:
+            raise LogTruncated(
+                f"the log is kept here from epoch {self.first_epoch} on, and epoch {first} is wanted",
+                self.first_epoch,
+            )
+        return tuple(_batch(self.retained(first, first + LOG_FETCH_ENTRIES_MAX - 1)))
+
+    def retained(self, first: int, last: int) -> list[LogEntry]:
+        """Entries of these epochs (both included) that are applied and kept here."""
+        base = self.first_epoch
+        return self.entries[max(first - base, 0) : max(last - base + 1, 0)]
+
+    def hash_at(self, epoch: int) -> bytes | None:
+        """The hash at an epoch, from retained entries, snapshots or checkpoints; None when not known."""
+        found = self.retained(epoch, epoch)
+        if found:
+            return found[0].hash
+        if epoch == self.epoch:
+            return self.current.hash
+        info = self.store.infos.get(epoch)
+        if info is not None:
+            return info.entry.hash
+        after = self.retained(epoch + 1, epoch + 1)
+        following = after[0] if after else None
+        if following is None and (info := self.store.infos.get(epoch + 1)) is not None:
+            following = info.entry
+        return following.previous_hash if following is not None else self.store.checkpoints.get(epoch)
 
     async def wait_for(self, epoch: int) -> None:
         """Return when `epoch` is applied; raises the reason when this node can apply no more."""
@@ -116,22 +189,65 @@ class MetadataState:
             if future.cancelled():
                 self._waiters = [other for other in self._waiters if other is not waiter]
 
+    def give_up(self, error: LockstepError) -> None:
+        """Apply nothing more: this node's history has proved to be wrong."""
+        self._break(error)
+
+    # -- snapshots ----------------------------------------------------------------------------------
+
+    def latest_snapshot(self) -> SnapshotInfo | None:
+        """The newest snapshot that is durable here."""
+        return self.store.latest()
+
+    def read_snapshot_chunk(self, epoch: int, offset: int, size: int) -> bytes | None:
+        """Bytes of the file of the snapshot entry at `epoch` (see metadata.snapshot_file), empty at its end;
+        None when that snapshot is kept no more. All nodes' files of one epoch are equal."""
+        if epoch not in self.store.infos:
+            return None
+        return self._runtime.disk.read_at(metadata_files.snapshot_path(epoch), offset, size)
+
+    async def install(
+        self, value: ClusterMetadata, entry: LogEntry, following: Sequence[LogEntry] = ()
+    ) -> None:
+        """Jump to the snapshot `entry` whose value before it is `value`, then apply what follows.
+
+        Returns when the snapshot's epoch is applied (at once when it was). The caller vouches that the entry
+        is committed; CannotApply when value and entry contradict each other, and nothing has happened then.
+        Entries before the snapshot are dropped unless they lead up to it without a gap.
+        """
+        if entry.kind != EntryKind.SNAPSHOT:
+            raise CannotApply(f"entry {entry.epoch} is no snapshot")
+        apply_entry(value, entry, self._registry)
+        while self._install is not None:
+            await asyncio.shield(self._install.done)
+        if self.broken is not None:
+            raise self.broken
+        if entry.epoch > self._queued:
+            install = _Install(value, entry, asyncio.get_running_loop().create_future())
+            self._install = install
+            self._work.set()
+            await asyncio.shield(install.done)
+        self.offer(following)
+        await self.wait_for(entry.epoch)
+
+    # -- applying -----------------------------------------------------------------------------------
+
     def _check_same(self, entry: LogEntry) -> None:
-        known = (
-            self.entries[entry.epoch - 1]
-            if entry.epoch <= len(self.entries)
-            else self._pending[entry.epoch - 1 - len(self.entries)]
-        )
-        if known.hash != entry.hash:
+        waiting = entry.epoch - (self._queued - len(self._pending)) - 1
+        known = self._pending[waiting].hash if waiting >= 0 else self.hash_at(entry.epoch)
+        if known is not None and known != entry.hash:
             self._break(CannotApply(f"two different entries claim epoch {entry.epoch}: the log has forked"))
 
     async def _apply_loop(self) -> None:
         while self.broken is None:
             await self._work.wait()
             self._work.clear()
-            while self._pending and self.broken is None:
+            while (self._pending or self._install is not None) and self.broken is None:
                 try:
-                    await self._apply_batch(_batch(self._pending))
+                    if self._install is not None:
+                        await self._apply_install(self._install)
+                    else:
+                        await self._apply_batch(_up_to_snapshot(_batch(self._pending)))
                 except LockstepError as error:
                     self._break(error)
                 except Exception as defect:
@@ -145,20 +261,73 @@ class MetadataState:
             value = apply_entry(value, entry, self._registry)
             values.append(value)
         await self._runtime.probes.linger("metadata.apply.before_sync")
-        await self._journal.append(encode(batch))
+        await self.store.append(batch)
         self._runtime.probes.reach("metadata.apply.after_sync")
+        self.entries.extend(batch)
+        del self._pending[: len(batch)]
         for entry, after in zip(batch, values, strict=True):
-            before, self.current = self.current, after
-            self.entries.append(entry)
-            del self._pending[0]
-            self._observe()
-            for listener in self._listeners:
-                listener(before, after, entry)
+            self._show(after, entry)
         self._wake()
 
-    def _observe(self) -> None:
-        cluster = self.current
-        self._runtime.probes.observe("metadata.applied", cluster=cluster, digest=state_digest(cluster))
+    async def _apply_install(self, install: _Install) -> None:
+        """Make the snapshot durable, then show its value. Entries that wait stay when they follow it."""
+        entry = install.entry
+        try:
+            if entry.epoch > self.epoch:
+                after = apply_entry(install.value, entry, self._registry)
+                async with self.store.changing:
+                    info = await self.store.write_snapshot(install.value, entry)
+                    await self.store.discard_older(entry.epoch, self.entries)
+                self._pending = [one for one in self._pending if one.epoch > entry.epoch]
+                self.entries = [entry]
+                self._show(after, entry, installed=True)
+                self._wake()
+                self._tell_saved(info)
+        finally:
+            self._install = None
+            if not install.done.done():
+                install.done.set_result(None)
+
+    def _show(self, after: ClusterMetadata, entry: LogEntry, *, installed: bool = False) -> None:
+        before, self.current = self.current, after
+        if entry.kind == EntryKind.SNAPSHOT and not installed:
+            self._unsaved = (before, entry)
+            self._save_wanted.set()
+        self._observe(installed=installed)
+        for listener in self._listeners:
+            listener(before, after, entry)
+
+    # -- saving -------------------------------------------------------------------------------------
+
+    async def _save_loop(self) -> None:
+        """Write the snapshot that is due, then drop what need not be kept. A failure here is told and leaves
+        a longer log; the next snapshot tries again."""
+        while self.broken is None:
+            await self._save_wanted.wait()
+            self._save_wanted.clear()
+            unsaved, self._unsaved = self._unsaved, None
+            try:
+                async with self.store.changing:
+                    if unsaved is not None and unsaved[1].epoch not in self.store.infos:
+                        self._tell_saved(await self.store.write_snapshot(*unsaved))
+                    await self._retain()
+            except (LockstepError, OSError) as error:
+                self._log("metadata.snapshot_failed", epoch=self.epoch, error=str(error))
+
+    async def _retain(self) -> None:
+        first = await self.store.retain(self.current.service.truncated_epoch, self.entries)
+        dropped = first - self.first_epoch
+        if dropped > 0:
+            del self.entries[:dropped]
+            self._log("metadata.log_dropped", entries=dropped, first_epoch=self.first_epoch)
+
+    def _tell_saved(self, info: SnapshotInfo) -> None:
+        self._log("metadata.snapshot", epoch=info.epoch, size_bytes=info.size_bytes)
+        for listener in self._snapshot_listeners:
+            listener(info)
+
+    def _observe(self, *, installed: bool) -> None:
+        self._runtime.probes.observe("metadata.applied", cluster=self.current, installed=installed)
 
     def _wake(self) -> None:
         epoch = self.current.epoch
@@ -176,6 +345,16 @@ class MetadataState:
                 if not future.done():
                     future.set_exception(error)
             self._waiters = []
+            if self._install is not None and not self._install.done.done():
+                self._install.done.set_result(None)
+
+
+def _up_to_snapshot(batch: list[LogEntry]) -> list[LogEntry]:
+    """The batch up to its first snapshot entry: with it ends a segment."""
+    for at, entry in enumerate(batch):
+        if entry.kind == EntryKind.SNAPSHOT:
+            return batch[: at + 1]
+    return batch
 
 
 def _batch(entries: Sequence[LogEntry]) -> list[LogEntry]:

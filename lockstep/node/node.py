@@ -27,7 +27,7 @@ from lockstep.values.errors import ConfigurationError, LockstepError, Preconditi
 #: Between two greetings of a node whose new address the metadata does not have yet.
 GREETING_MS = 500
 #: Files that are loaded when a node starts.
-JOURNALS = ("identity", "metadata/log", FOUNDERS_PATH, f"raft/group-{METADATA_GROUP}")
+JOURNALS = ("identity", FOUNDERS_PATH, f"raft/group-{METADATA_GROUP}", JOURNAL_PATH)
 
 
 class Node(Parts):
@@ -60,6 +60,7 @@ class Node(Parts):
 
     async def _start(self) -> None:
         await settle(self.runtime.disk, JOURNALS)
+        await self.state.store.settle()
         identity = await self.identity.boot()
         self.founders_file.load()
         self.state.load()
@@ -73,6 +74,7 @@ class Node(Parts):
         self.state.start()
         self.voters.seen(identity.host_id, self.address)
         self._start_consensus()
+        self.management.start()
         self.runtime.tasks.spawn(self._greet_configured(), "node.greet")
         self.liveness.start()
         self.topology.start()

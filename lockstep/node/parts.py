@@ -15,6 +15,7 @@ from lockstep.consensus.messages import Entry
 from lockstep.consensus.settings import RaftSettings
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.metadata import schema_change as schema_transformations
+from lockstep.metadata import snapshot_entries
 from lockstep.metadata import transformations as metadata_transformations
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
@@ -24,11 +25,14 @@ from lockstep.node.catch_up import CatchUp
 from lockstep.node.configuration import Configuration, split_address
 from lockstep.node.founders_file import FoundersFile
 from lockstep.node.founding import Founding
+from lockstep.node.group_reports import GroupReports
 from lockstep.node.identity import Identity, IdentityFile
 from lockstep.node.liveness import Liveness
+from lockstep.node.management import Management
 from lockstep.node.membership import Membership
 from lockstep.node.messages import Announce, EpochQuery, EpochReply
 from lockstep.node.metadata_state import MetadataState
+from lockstep.node.metadata_store import Retention
 from lockstep.node.processor import Processor
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.node.raft_transport import METADATA_GROUP, RaftTransport
@@ -74,18 +78,48 @@ class Parts(abc.ABC):
         self._id_of: tuple[ClusterMetadata, Identity] | None = None
         self._known_id = 0
         self.registry = Registry(
-            metadata_transformations.KINDS, schema_transformations.KINDS, topology_transformations.KINDS
+            metadata_transformations.KINDS,
+            schema_transformations.KINDS,
+            topology_transformations.KINDS,
+            snapshot_entries.KINDS,
         )
         self.identity = IdentityFile(runtime)
         self.founders_file = FoundersFile(runtime.disk)
         self._starting: asyncio.Task[Any] | None = None
-        self.state = MetadataState(runtime, self.registry, self._break)
+        kept = configuration.metadata
+        self.state = MetadataState(
+            runtime, self.registry, self._break, log, Retention(kept.retain_entries, kept.retain_snapshots)
+        )
         self.voters = Voters(self.state, self.founders_file)
         self.internode = Internode(runtime, self._hello, self._epoch_now, self._peer_epoch, self._accept, log)
         self.raft_transport = RaftTransport(self.internode)
         self.catch_up = CatchUp(runtime, self.state, self.internode, log)
         self.announcer = Announcer(
             self.state, self.internode, self._own_id, self._leads, self._alive, self.catch_up.behind
+        )
+        self.management = Management(
+            runtime,
+            self.internode,
+            self.raft_transport,
+            self.state,
+            self.voters,
+            raft=configuration.raft,
+            own_address=self.address,
+            host_id=lambda: self.identity.value.host_id,
+            leads=self._leads,
+            configuration_index=self._configuration_index,
+            log=log,
+        )
+        self.groups = GroupReports(
+            runtime,
+            self.internode,
+            self.state,
+            self.catch_up,
+            self.voters,
+            self.management,
+            driver=lambda: self.driver,
+            own_id=self._own_id,
+            alive=self._alive,
         )
         self.driver: RaftDriver | None = None
         self.processor: Processor | None = None
@@ -188,6 +222,10 @@ class Parts(abc.ABC):
     def _leads(self) -> bool:
         return self.is_leader
 
+    def _configuration_index(self) -> int:
+        """Of the Raft entry that brought the metadata group's present members; 0 where there is no member."""
+        return self.driver.raft.state.configurations.changed_at if self.driver is not None else 0
+
     def _campaign(self) -> None:
         if self.driver is not None:
             self.driver.campaign()
@@ -234,6 +272,7 @@ class Parts(abc.ABC):
             state,
             internode,
             self.submitter,
+            self.management,
             self.log,
         )
         self.membership.founding = self._founding()
@@ -248,6 +287,7 @@ class Parts(abc.ABC):
             self.internode,
             self.catch_up,
             self.submitter,
+            self.management,
             self.founders_file,
             founders=founders,
             own_address=self.address,
@@ -270,6 +310,7 @@ class Parts(abc.ABC):
 
         A voter is a host: whichever address it now has, and whoever else has the address it had.
         """
+        self.management.take_part()
         own = self.voters.id_of(self.identity.value.host_id)
         if own is None or self.driver is not None:
             return

@@ -59,6 +59,14 @@ class Disk(Protocol):
         """Whole content; FileNotFoundError when absent."""
         ...
 
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        """Content from `offset` on, at most `size` bytes; shorter only at the file's end."""
+        ...
+
+    def size(self, path: str) -> int:
+        """Bytes of a file; FileNotFoundError when absent."""
+        ...
+
     def append(self, path: str, data: bytes) -> None:
         """Append, creating file and directories as needed. DiskRefused when the disk is full."""
         ...
@@ -132,3 +140,5 @@ class Runtime(msgspec.Struct, frozen=True):
     network: Network
     tasks: Tasks
     probes: Probes
+    #: Another place for what the metadata log lets go of; None: it is not kept.
+    archive: Disk | None = None

@@ -71,7 +71,9 @@ def _run_alone(configuration: Configuration) -> int:
 
 
 async def _serve(configuration: Configuration) -> int:
-    runtime = real_runtime(configuration.node.data_directory)
+    runtime = real_runtime(
+        configuration.node.data_directory, archive=configuration.metadata.archive_directory
+    )
     log = LineLog(runtime.clock, configuration.log.level, configuration.log.format)
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _loop, context: log("task.fault", **_described(context)))

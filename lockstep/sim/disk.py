@@ -328,6 +328,12 @@ class DiskPort:
     def read(self, path: str) -> bytes:
         return self._disk.read(path)
 
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        return self._disk.read(path)[offset : offset + size]
+
+    def size(self, path: str) -> int:
+        return len(self._disk.file(path).cache)
+
     def append(self, path: str, data: bytes) -> None:
         if not self._loop.dead:
             self._disk.append(path, data)

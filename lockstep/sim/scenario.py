@@ -284,7 +284,8 @@ class Run:
         self.judged = check_registers(self.cluster.history.events, self.workload.load.rows)
         self.watch.inspect("REP-1", self.cluster.newest)
         for name in self.cluster.in_service():
-            check_submissions(self.cluster.nodes[name].state.entries, self.operators.submissions)
+            kept = self.cluster.nodes[name].state.current.recent_ids
+            check_submissions(enumerate(kept.listed(), kept.first_epoch), self.operators.submissions)
 
     def _operation_ended(self, operation: Operation, stage: Stage | None) -> None:
         completed = stage is None and operation.stage is not Stage.ROLLBACK_TO_NORMAL

@@ -65,7 +65,7 @@ class Watch:
 
     def _replayed(self, name: str, value: ClusterMetadata, epoch: int) -> Iterator[ClusterMetadata]:
         node = self.cluster.nodes[name]
-        for entry in node.state.entries[value.epoch : epoch]:
+        for entry in node.state.retained(value.epoch + 1, epoch):
             value = apply_entry(value, entry, node.registry)
             yield value
 

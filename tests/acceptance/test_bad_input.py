@@ -469,7 +469,7 @@ def test_an_unknown_local_cluster_is_refused(tmp_path: Path) -> None:
 # -- damaged files ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["metadata/log", "raft/group-1", "identity"])
+@pytest.fixture(scope="module", params=["metadata/log-000000000001", "raft/group-1", "identity"])
 def journal(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -162,7 +162,7 @@ def test_a_voter_whose_metadata_log_is_older_than_its_raft_log_gets_back_to_the_
         town.found()
         grow(town, 3)
         town.agreed(1, 2, 3)
-        file = town.process(2).disk.file("metadata/log")
+        file = town.process(2).disk.file("metadata/log-000000000001")
         short = len(file.durable)
         grow_more = [town.finish(town.submit(1, keyspace(f"later{number}"))) for number in range(4)]
         assert all(outcome.error is None for outcome in grow_more)
@@ -185,9 +185,9 @@ def test_a_voter_whose_raft_log_contradicts_its_metadata_log_does_not_serve() ->
         with Town(seed=99) as other:
             other.found()
             grow(other, 2)
-            foreign = bytes(other.process(2).disk.file("metadata/log").durable)
+            foreign = bytes(other.process(2).disk.file("metadata/log-000000000001").durable)
         town.process(2).crash()
-        file = town.process(2).disk.file("metadata/log")
+        file = town.process(2).disk.file("metadata/log-000000000001")
         file.durable[:] = file.cache[:] = foreign
         town.log.forget("n2")
         town.world.monitors.clear()

@@ -23,8 +23,8 @@ _ENTRIES = decoder(list[LogEntry])
 
 def durable_epoch(disk: SimDisk) -> int:
     """What a power cut now would leave of the metadata log."""
-    data = disk.durable().get("metadata/log", b"")
-    records = scan_records("metadata/log", data, record_bytes_max=1 << 28)
+    data = disk.durable().get("metadata/log-000000000001", b"")
+    records = scan_records("metadata/log-000000000001", data, record_bytes_max=1 << 28)
     return sum(len(_ENTRIES.decode(body)) for _, body in records)
 
 
@@ -56,7 +56,7 @@ def test_an_epoch_is_durable_before_any_message_carries_it() -> None:
         assert max(shown) == 6
 
 
-@pytest.mark.parametrize("path", ["raft/group-1", "metadata/log"])
+@pytest.mark.parametrize("path", ["raft/group-1", "metadata/log-000000000001"])
 def test_a_node_whose_journal_cannot_be_synced_stops_serving_and_voting(path: str) -> None:
     with Town() as town:
         town.found()
@@ -170,7 +170,7 @@ def test_records_that_this_version_cannot_read_are_corruption(body: bytes) -> No
     on_a_disk(work)
 
 
-@pytest.mark.parametrize("path", ["metadata/log", "raft/group-1", "raft/founders", "identity"])
+@pytest.mark.parametrize("path", ["metadata/log-000000000001", "raft/group-1", "raft/founders", "identity"])
 def test_what_a_killed_predecessor_left_unsynced_is_durable_before_it_is_believed(path: str) -> None:
     """Bytes, or a name, that only the page cache has are read by the next incarnation."""
     with Town() as town:
@@ -195,7 +195,7 @@ def test_what_a_killed_predecessor_left_unsynced_is_durable_before_it_is_believe
         town.wait(0.1)
         seen = disk.read(path)
         assert disk.durable()[path] == seen != b""
-        if path == "metadata/log":
+        if path == "metadata/log-000000000001":
             assert town.node(2).state.epoch == durable_epoch(disk) == 1
         town.world.network.heal()
         process.crash("power")

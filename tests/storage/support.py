@@ -40,6 +40,12 @@ class LossyDisk:
             raise FileNotFoundError(path)
         return bytes(self._seen[self._inode[path]])
 
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        return self.read(path)[offset : offset + size]
+
+    def size(self, path: str) -> int:
+        return len(self.read(path))
+
     def append(self, path: str, data: bytes) -> None:
         if self.refuse:
             raise DiskRefused("the disk is full")

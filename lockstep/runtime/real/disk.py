@@ -60,6 +60,17 @@ class RealDisk:
         except OSError as error:
             raise _judged(error, "read", path) from error
 
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        try:
+            with open(self._path(path), "rb") as file:
+                file.seek(offset)
+                return file.read(size)
+        except OSError as error:
+            raise _judged(error, "read", path) from error
+
+    def size(self, path: str) -> int:
+        return os.path.getsize(self._path(path))
+
     # ---- writes
 
     def append(self, path: str, data: bytes) -> None:

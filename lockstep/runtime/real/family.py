@@ -21,9 +21,9 @@ from lockstep.values.limits import BLOCKING_THREADS_MAX
 T = TypeVar("T")
 
 
-def real_runtime(root: str, report: Report | None = None) -> Runtime:
+def real_runtime(root: str, report: Report | None = None, *, archive: str = "") -> Runtime:
     """Ports of one node whose files lie below `root`. `report` hears of exceptions that escape tasks;
-    without it the loop's exception handler does."""
+    without it the loop's exception handler does. `archive` is a directory for what the metadata log drops."""
     tasks = RealTasks(report or _tell_loop)
     return Runtime(
         clock=RealClock(),
@@ -32,6 +32,7 @@ def real_runtime(root: str, report: Report | None = None) -> Runtime:
         network=RealNetwork(),
         tasks=tasks,
         probes=NoProbes(),
+        archive=RealDisk(archive, tasks.run_blocking) if archive else None,
     )
 
 

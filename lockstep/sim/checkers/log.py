@@ -13,7 +13,6 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.digest import state_digest
-from lockstep.metadata.entries import LogEntry
 from lockstep.sim.checkers.violation import Violation
 
 #: Told (value before, value after, label of the process) when an epoch is first applied anywhere.
@@ -44,7 +43,8 @@ class LogMonitor:
 
     def __call__(self, _now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
         if kind == "metadata.applied":
-            self.applied(label, facts["cluster"], facts["digest"])
+            cluster = facts["cluster"]
+            self.applied(label, cluster, state_digest(cluster), installed=facts["installed"])
         elif kind == "raft.role" and facts["role"] == "leader":
             self.elected(label, facts["group"], facts["term"])
 
@@ -57,14 +57,16 @@ class LogMonitor:
         if former != label:
             raise Violation("LOG-1", f"{former} and {label} both lead term {term} of group {group}")
 
-    def applied(self, label: str, cluster: ClusterMetadata, digest: bytes) -> None:
-        """`label` is name.incarnation."""
+    def applied(
+        self, label: str, cluster: ClusterMetadata, digest: bytes, *, installed: bool = False
+    ) -> None:
+        """`label` is name.incarnation. `installed`: a snapshot, which may cross a gap but never go back."""
         name, epoch = label.rpartition(".")[0], cluster.epoch
         if label not in self._incarnations:
             before = self.seen.get(name, 0)
             if epoch < before:
                 raise Violation("LOG-1", f"{label} is back at epoch {epoch}, after {before}")
-        elif epoch != self._incarnations[label] + 1:
+        elif epoch != self._incarnations[label] + 1 and not (installed and epoch > self._incarnations[label]):
             raise Violation("LOG-1", f"{label} applied {epoch} after {self._incarnations[label]}")
         self._incarnations[label] = epoch
         self.seen[name] = max(epoch, self.seen.get(name, 0))
@@ -101,13 +103,13 @@ class Submitted(msgspec.Struct, kw_only=True):
     epoch: int = 0
 
 
-def check_submissions(entries: Iterable[LogEntry], submissions: Iterable[Submitted]) -> None:
-    """LOG-2 over the whole log of one node."""
+def check_submissions(ids: Iterable[tuple[int, bytes]], submissions: Iterable[Submitted]) -> None:
+    """LOG-2 over all (epoch, entry id) of one node, whose log may have been truncated."""
     at: dict[bytes, int] = {}
-    for entry in entries:
-        if entry.entry_id in at:
-            raise Violation("LOG-2", f"one entry id at epochs {at[entry.entry_id]} and {entry.epoch}")
-        at[entry.entry_id] = entry.epoch
+    for epoch, entry_id in ids:
+        if entry_id in at:
+            raise Violation("LOG-2", f"one entry id at epochs {at[entry_id]} and {epoch}")
+        at[entry_id] = epoch
     for submission in submissions:
         found = at.get(submission.entry_id)
         if submission.outcome == "ok" and found != submission.epoch:
