@@ -1,5 +1,8 @@
 """Founding a cluster: the founders meet, bind to each other, elect a leader, and it writes the first entry.
 
+The management group is told first: the cluster's id comes from it, so a founding that was interrupted goes
+on with the same one.
+
 Invariants: a founder takes part in consensus only after it has written down which host each founder is, and
 all founders were new and agreed on that. So a founder that loses its disk comes back as another host, is not
 let in by any founder that ever voted, and cannot vote twice. A cluster is founded once.
@@ -12,9 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from lockstep.metadata.management_commands import Host
 from lockstep.metadata.transformations import Founder, Initialize
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.founders_file import BoundFounders, FoundersFile
+from lockstep.node.management import Management
 from lockstep.node.messages import DescribeSelf, SelfDescription
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.submission import Submitter
@@ -53,6 +58,7 @@ class Founding:
         internode: Internode,
         catch_up: CatchUp,
         submitter: Submitter,
+        management: Management,
         file: FoundersFile,
         *,
         founders: tuple[Address, ...],
@@ -69,6 +75,7 @@ class Founding:
         self._internode = internode
         self._catch_up = catch_up
         self._submitter = submitter
+        self._management = management
         self._file = file
         self._founders = founders
         self._own_address = own_address
@@ -204,10 +211,15 @@ class Founding:
         described = await self._ask_all()
         if self._state.epoch or any(founder.epoch for founder in described):
             return
+        hosts = [
+            Host(founder.host_id, founder.address, founder.internode_port, number)
+            for number, founder in enumerate(described, 1)
+        ]
+        cluster_id = await self._management.found(self._cluster_name, hosts)
         tokens = even_tokens([founder.num_tokens for founder in described])
         await self._submitter.submit(
             Initialize(
-                cluster_id=self._runtime.random.uuid(),
+                cluster_id=cluster_id,
                 cluster_name=self._cluster_name,
                 founders=tuple(
                     Founder(

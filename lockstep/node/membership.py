@@ -12,11 +12,13 @@ from collections.abc import Callable
 import msgspec
 
 from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.metadata.management_commands import Host
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.transformations import Register, UpdateNode
 from lockstep.node.configuration import Configuration
 from lockstep.node.founding import Founding
 from lockstep.node.identity import IdentityFile
+from lockstep.node.management import Management
 from lockstep.node.messages import FetchLog, LogEntries, SelfDescription
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.submission import Submitter
@@ -57,6 +59,7 @@ class Membership:
         state: MetadataState,
         internode: Internode,
         submitter: Submitter,
+        management: Management,
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
@@ -65,6 +68,7 @@ class Membership:
         self._state = state
         self._internode = internode
         self._submitter = submitter
+        self._management = management
         self._log = log
         self.founding: Founding | None = None
 
@@ -166,6 +170,8 @@ class Membership:
 
     async def _register(self) -> None:
         described = self.describe()
+        await self._management.admit(Host(described.host_id, described.address, described.internode_port))
+        self._runtime.probes.reach("membership.admitted")
         await self._submitter.submit(
             Register(
                 host_id=described.host_id,

@@ -15,6 +15,7 @@ from lockstep.node.announcing import announcement
 from lockstep.node.configuration import split_address
 from lockstep.node.founders_file import FOUNDERS_PATH
 from lockstep.node.journal import settle
+from lockstep.node.management_group import JOURNAL_PATH
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.parts import Parts
 from lockstep.node.processor import committed_log_entries

@@ -32,10 +32,15 @@ class Voters:
 
     def ids(self) -> Sequence[int]:
         """Voters' node ids, ascending; empty when nothing was founded or begun to be."""
+        return self._state.current.voters or self.founding()
+
+    def founding(self) -> Sequence[int]:
+        """Whom the groups began with, as the founders bound themselves; the same after every restart.
+
+        Empty on a node that is no founder.
+        """
         bound = self._founders.value
-        if self._state.current.voters or bound is None:
-            return self._state.current.voters
-        return range(1, len(bound.host_ids) + 1)
+        return range(1, len(bound.host_ids) + 1) if bound is not None else ()
 
     def member(self, voter: int) -> Member | None:
         """None when there is no such node."""

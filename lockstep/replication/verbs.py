@@ -13,12 +13,17 @@ SUBMIT: Final = 20
 FETCH_LOG: Final = 21
 ANNOUNCE: Final = 22
 EPOCH_QUERY: Final = 23
+HASH_AT: Final = 24
+FETCH_SNAPSHOT: Final = 25
+MEMBERS: Final = 26
 STREAM_OPEN: Final = 30
 STREAM_NEXT: Final = 31
 STREAM_CLOSE: Final = 32
 RUN_WORK: Final = 40
 PING: Final = 50
 DESCRIBE_SELF: Final = 51
+MANAGE: Final = 60
+GROUP_REPORT: Final = 61
 
 NAMES: Final = {
     HELLO: "hello",
@@ -30,10 +35,15 @@ NAMES: Final = {
     FETCH_LOG: "fetch-log",
     ANNOUNCE: "announce",
     EPOCH_QUERY: "epoch-query",
+    HASH_AT: "hash-at",
+    FETCH_SNAPSHOT: "fetch-snapshot",
+    MEMBERS: "members",
     STREAM_OPEN: "stream-open",
     STREAM_NEXT: "stream-next",
     STREAM_CLOSE: "stream-close",
     RUN_WORK: "run-work",
     PING: "ping",
     DESCRIBE_SELF: "describe-self",
+    MANAGE: "manage",
+    GROUP_REPORT: "group-report",
 }

@@ -1,0 +1,285 @@
+"""The management group as every node uses it: founding, admission, and what keeps its state true.
+
+Owns: who runs a member of the group (the nodes of the metadata group, added and removed the same safe way);
+the record of the metadata voters, which the metadata leader has written; node ids, addresses and departures,
+which the group's leader takes over from the metadata. Invariants: whatever was left undone when a node died
+is seen from the two states and done by whoever leads next; without a majority of the group commands fail in
+bounded time and everything else goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from lockstep.consensus.configuration import Configuration
+from lockstep.consensus.settings import RaftSettings
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.group_membership import Configure, HandOver, Members, next_step
+from lockstep.metadata.management import EMPTY_STATE, ManagementState
+from lockstep.metadata.management_commands import (
+    Action,
+    Admit,
+    Expel,
+    Found,
+    Host,
+    RecordVoters,
+)
+from lockstep.node.configuration import RaftSection
+from lockstep.node.management_group import ManagementGroup
+from lockstep.node.management_submission import ManagementSubmitter
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.raft_transport import RaftTransport
+from lockstep.node.voters import Voters
+from lockstep.replication.handshake import Address
+from lockstep.replication.internode import Internode
+from lockstep.runtime.ports import Runtime
+from lockstep.values.errors import (
+    LockstepError,
+    OutcomeUnknown,
+    PeerError,
+    PeerTimeout,
+    PreconditionError,
+)
+
+#: A tick of this group against one of the metadata group: nobody waits for it while all is well.
+TICK_FACTOR = 4
+#: One command of a leader that looks again anyway.
+LEADER_TIMEOUT_MS = 2000
+#: A command, with its retries. Longer than an election of this group.
+SUBMIT_TIMEOUT_MS = 10_000
+#: A newcomer that is not admitted within this time is told so.
+ADMISSION_TIMEOUT_MS = 30_000
+#: Between two looks at what the leader of either group should do, when nothing woke it before.
+STEER_MS = 1000
+#: Pause after a look, so that a burst of changes is one.
+STEER_PAUSE_MS = 50
+#: Commands in one look of the leader: a large cluster's directory is taken over bit by bit.
+TAKEN_OVER_AT_ONCE_MAX = 64
+#: A member whose log ends this close to the leader's may get a vote.
+CAUGHT_UP_ENTRIES = 16
+
+
+class Management:
+    """`own_id()` is this node's id, by the metadata or, while founding, among the founders; `leads()` and
+    `configuration_index()` are about the metadata group."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        transport: RaftTransport,
+        metadata: MetadataState,
+        voters: Voters,
+        *,
+        raft: RaftSection,
+        own_address: Address,
+        host_id: Callable[[], str],
+        leads: Callable[[], bool],
+        configuration_index: Callable[[], int],
+        log: Callable[..., None],
+    ) -> None:
+        self._runtime = runtime
+        self._transport = transport
+        self._metadata = metadata
+        self._voters = voters
+        self._raft = raft
+        self._host_id = host_id
+        self._leads = leads
+        self._configuration_index = configuration_index
+        self._log = log
+        self._wanted = asyncio.Event()
+        #: Voters and generation that this node knows to be recorded, when it is no member of the group.
+        self._recorded: tuple[tuple[int, ...], int] | None = None
+        #: Directory and management state that agree on every node.
+        self._taken_over: tuple[object, object] | None = None
+        self._said = ""
+        self.group: ManagementGroup | None = None
+        self.submitter = ManagementSubmitter(
+            runtime, internode, voters, own_address, host_id, lambda: self.group
+        )
+
+    @property
+    def state(self) -> ManagementState:
+        """As far as this node knows; empty on a node that is no member."""
+        return self.group.state if self.group is not None else EMPTY_STATE
+
+    def start(self) -> None:
+        """Take part if this node is a member, from now on and whenever it becomes one."""
+        self._metadata.listen(lambda *_: self.wake())
+        self.take_part()
+        self._runtime.tasks.spawn(self._steer_loop(), "management.steer")
+
+    def wake(self) -> None:
+        self._wanted.set()
+
+    # -- this node's member ------------------------------------------------------------------------
+
+    def take_part(self) -> None:
+        """Start this node's member when it should have one; may be called repeatedly."""
+        own = self._own_member()
+        if own is None or self.group is not None:
+            return
+        raft = self._raft
+        self.group = ManagementGroup(
+            self._runtime,
+            self._transport,
+            identity=own,
+            voters=self._voters.founding(),
+            member=self._voters.member,
+            settings=RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks),
+            tick_ms=raft.tick_ms * TICK_FACTOR,
+            on_change=self.wake,
+            on_broken=lambda error: self._log("management.broken", error=str(error)),
+        )
+        self.group.start()
+
+    def _own_member(self) -> int | None:
+        """This node's id when it is, was or is about to be a member."""
+        cluster, host_id = self._metadata.current, self._host_id()
+        if not cluster.epoch:
+            return self._voters.id_of(host_id)
+        own = cluster.directory.by_host_id.get(host_id)
+        if own is None or own.state is NodeState.LEFT:
+            return None
+        joins = own.id in cluster.service.members or own.id in self._voters.founding()
+        return own.id if joins or ManagementGroup.exists(self._runtime) else None
+
+    # -- founding and admission --------------------------------------------------------------------
+
+    async def found(self, cluster_name: str, hosts: Sequence[Host]) -> str:
+        """The cluster's id, which the group's first command gives; whoever was first with it.
+
+        Called on a member. PeerError or OutcomeUnknown when the group did not answer: call it again.
+        """
+        group = self.group
+        assert group is not None, "a founder that may begin a cluster is a member"
+        if not group.state.cluster_id:
+            group.driver.campaign()
+            found = Found(self._runtime.random.uuid(), cluster_name, tuple(hosts))
+            await self.submitter.submit(found, SUBMIT_TIMEOUT_MS)
+            self._runtime.probes.reach("management.founded")
+        try:
+            async with asyncio.timeout(SUBMIT_TIMEOUT_MS / 1000):
+                await group.founded.wait()
+        except TimeoutError:
+            raise PeerTimeout("the first management command did not arrive here in time") from None
+        return group.state.cluster_id
+
+    async def admit(self, host: Host) -> None:
+        """Return when the cluster lets `host` in. PreconditionError when it does not, or cannot now."""
+        action = Admit(host, self._metadata.epoch)
+        try:
+            outcome = await self.submitter.submit(action, ADMISSION_TIMEOUT_MS)
+        except (PeerError, OutcomeUnknown) as error:
+            raise PreconditionError(
+                f"no majority of the management group answered within {ADMISSION_TIMEOUT_MS} ms, "
+                f"so no node can be admitted: {error.message}",
+                hint="lockstep recovery cluster states cmg --global; start its voters, then this node again",
+            ) from error
+        if outcome.refusal is not None:
+            raise PreconditionError(
+                f"the cluster does not admit this node: {outcome.refusal.message}",
+                hint="a node that left joins with an empty data directory, as a new one",
+            )
+
+    # -- what the leaders see to -------------------------------------------------------------------
+
+    async def _steer_loop(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(STEER_MS / 1000):
+                    await self._wanted.wait()
+            except TimeoutError:
+                self._runtime.probes.reach("management.look")
+            self._wanted.clear()
+            await self._steer()
+            await asyncio.sleep(STEER_PAUSE_MS / 1000)
+
+    async def _steer(self) -> None:
+        """One look; what fails is tried again at the next one."""
+        self.take_part()
+        try:
+            await self._record_voters()
+            await self._take_over_nodes()
+        except (LockstepError, TimeoutError) as error:
+            text = str(error)
+            if text != self._said:
+                self._said = text
+                self._log("management.waits", reason=text)
+        self._steer_members()
+
+    async def _record_voters(self) -> None:
+        """At the metadata leader: have its voters recorded, after each change of them."""
+        cluster = self._metadata.current
+        wanted = (tuple(cluster.voters), cluster.service.recovery_generation)
+        if not cluster.voters or not self._leads() or self._recorded == wanted:
+            return
+        record = self.state.voters
+        if (record.voters, record.recovery_generation) != wanted:
+            action = RecordVoters(wanted[0], self._configuration_index(), cluster.epoch, wanted[1])
+            outcome = await self.submitter.submit(action, LEADER_TIMEOUT_MS)
+            if outcome.refusal is not None:
+                self._log("management.record_refused", reason=outcome.refusal.message)
+        self._recorded = wanted
+
+    async def _take_over_nodes(self) -> None:
+        """At the group's leader: node ids and addresses, and who has left, as the metadata has them."""
+        group, directory = self.group, self._metadata.current.directory
+        if group is None or not group.is_leader or not group.state.cluster_id:
+            return
+        before = (directory, group.state.nodes)
+        if self._taken_over is not None and all(
+            one is other for one, other in zip(before, self._taken_over, strict=True)
+        ):
+            return
+        sent = 0
+        for node in directory.nodes:
+            host = Host(node.host_id, node.address, node.internode_port, node.id)
+            action = _missing(group.state, host, node.state is NodeState.LEFT, self._metadata.epoch)
+            if action is not None:
+                await self.submitter.submit(action, LEADER_TIMEOUT_MS)
+                sent += 1
+                if sent == TAKEN_OVER_AT_ONCE_MAX:
+                    self.wake()
+                    return
+        self._taken_over = (directory, group.state.nodes)
+
+    def _steer_members(self) -> None:
+        """At the group's leader: one step towards the recorded metadata voters as members."""
+        group = self.group
+        wanted = self.state.voters.voters
+        if group is None or not group.is_leader or not wanted:
+            return
+        status = group.driver.status()
+        configuration = status.configuration
+        if configuration.is_joint:
+            return
+        caught_up = [
+            member
+            for member, progress in sorted(status.members.items())
+            if progress.heard and progress.match + CAUGHT_UP_ENTRIES >= status.last_index
+        ]
+        members = Members(configuration.voters, configuration.learners)
+        step = next_step(wanted, members, [*caught_up, status.identity], status.identity)
+        if isinstance(step, Configure):
+            self._runtime.probes.reach("management.configure")
+            group.driver.propose_configuration(Configuration(step.members.voters, (), step.members.learners))
+        elif isinstance(step, HandOver):
+            group.driver.transfer(step.target)
+
+
+def _missing(state: ManagementState, host: Host, left: bool, epoch: int) -> Action | None:
+    """What the group must be told for its record of a node to be right; None when it is."""
+    known = state.by_host_id.get(host.host_id)
+    if left:
+        return Expel(host.host_id, "it left the cluster") if known is not None else None
+    if host.host_id in state.expelled:
+        return None
+    if known is not None and (known.address, known.port, known.node_id) == (
+        host.address,
+        host.port,
+        host.node_id,
+    ):
+        return None
+    return Admit(host, epoch)

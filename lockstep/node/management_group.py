@@ -1,0 +1,157 @@
+"""This node's member of the management group: its Raft driver, and the state its commands make.
+
+Invariants: the state is a function of the group's log alone; a command is answered only once it is committed
+and applied here, and with the outcome of its id, which may be an earlier one. A member that cannot go on
+breaks alone: metadata and data are served without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from lockstep.consensus.effects import Role
+from lockstep.consensus.messages import Entry, EntryKind
+from lockstep.consensus.settings import RaftSettings
+from lockstep.metadata import management
+from lockstep.metadata.management import EMPTY_STATE, Outcome
+from lockstep.metadata.management_commands import Command, decode_command, encode_command
+from lockstep.node.raft_driver import RaftDriver
+from lockstep.node.raft_transport import MANAGEMENT_GROUP, RaftTransport
+from lockstep.node.voters import Member
+from lockstep.runtime.ports import Runtime
+from lockstep.values.errors import CannotApply, LockstepError, NotLeader, OutcomeUnknown, Overloaded
+
+#: Where the member keeps its votes and log.
+JOURNAL_PATH = f"raft/group-{MANAGEMENT_GROUP}"
+
+
+class ManagementGroup:
+    """`on_change()` is told when the role or the state changed."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        transport: RaftTransport,
+        *,
+        identity: int,
+        voters: Sequence[int],
+        member: Callable[[int], Member | None],
+        settings: RaftSettings,
+        tick_ms: int,
+        on_change: Callable[[], None],
+        on_broken: Callable[[LockstepError], None],
+    ) -> None:
+        self._runtime = runtime
+        self._on_change = on_change
+        self._on_broken = on_broken
+        self._waiting: dict[bytes, list[asyncio.Future[Outcome]]] = {}
+        self.state = EMPTY_STATE
+        self.broken: LockstepError | None = None
+        #: Set once the first command is applied here.
+        self.founded = asyncio.Event()
+        self.driver = RaftDriver(
+            runtime,
+            transport,
+            group=MANAGEMENT_GROUP,
+            identity=identity,
+            voters=voters,
+            member=member,
+            settings=settings,
+            tick_ms=tick_ms,
+            on_committed=self._committed,
+            on_role=self._role_changed,
+            on_broken=self._broke,
+        )
+
+    def start(self) -> None:
+        self.driver.start()
+        raft = self.driver.raft
+        if raft.configuration.voters == (raft.identity,):
+            self.driver.campaign()  # Nobody else can lead: there is nothing to wait for.
+
+    async def stop(self) -> None:
+        await self.driver.stop()
+
+    @property
+    def is_leader(self) -> bool:
+        return self.driver.is_leader
+
+    def base_index(self) -> int:
+        """The index that a command first sent now names; NotLeader where that is not surely known."""
+        if not self.driver.is_leader or not self.driver.raft.is_term_committed:
+            raise NotLeader(self.driver.raft.leader)
+        return self.state.index
+
+    @staticmethod
+    def exists(runtime: Runtime) -> bool:
+        """Whether this node ever had a member of the group."""
+        return runtime.disk.exists(JOURNAL_PATH)
+
+    async def submit(self, command: Command) -> Outcome:
+        """The outcome of the command's id, applied here.
+
+        NotLeader, Overloaded: it was not proposed. OutcomeUnknown: it was, and leadership is lost.
+        """
+        known = self.state.outcome_of(command.id)
+        if known is not None:
+            return known
+        if not self.driver.is_leader:
+            raise NotLeader(self.driver.raft.leader)
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        joined = self._waiting.setdefault(command.id, [])
+        joined.append(future)
+        try:
+            if len(joined) == 1 and not self._propose(command):
+                raise Overloaded("too many management commands wait for their commit")
+            return await future
+        finally:
+            self._leave(command.id, future)
+
+    def _propose(self, command: Command) -> bool:
+        self._runtime.probes.reach("management.propose")
+        return self.driver.propose((encode_command(command),)) is not None
+
+    def _leave(self, command_id: bytes, future: asyncio.Future[Outcome]) -> None:
+        joined = self._waiting.get(command_id, [])
+        if future in joined:
+            joined.remove(future)
+        if not joined:
+            self._waiting.pop(command_id, None)
+
+    def _committed(self, entries: tuple[Entry, ...]) -> None:
+        for entry in entries:
+            if entry.kind is EntryKind.NORMAL:
+                self._apply(entry)
+        self._on_change()
+
+    def _apply(self, entry: Entry) -> None:
+        try:
+            command = decode_command(entry.data)
+        except msgspec.DecodeError as error:
+            raise CannotApply(f"management command {entry.index} cannot be read: {error}") from error
+        self.state = management.apply(self.state, entry.index, command)
+        self._runtime.probes.observe("management.applied", state=self.state, command_id=command.id)
+        if self.state.cluster_id:
+            self.founded.set()
+        outcome = self.state.outcome_of(command.id)
+        for future in self._waiting.pop(command.id, ()):
+            if outcome is not None and not future.done():
+                future.set_result(outcome)
+
+    def _role_changed(self) -> None:
+        if self.driver.raft.role is not Role.LEADER or not self.driver.is_leader:
+            waiting, self._waiting = self._waiting, {}
+            for joined in waiting.values():
+                for future in joined:
+                    if not future.done():
+                        future.set_exception(OutcomeUnknown("leadership of the management group is lost"))
+        self._on_change()
+
+    def _broke(self, error: LockstepError) -> None:
+        if self.broken is None:
+            self.broken = error
+            self._on_broken(error)
+            self._on_change()
