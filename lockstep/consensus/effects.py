@@ -69,8 +69,10 @@ class Stored(msgspec.Struct, frozen=True):
     """What a restarted node found on its disk.
 
     entries: consecutive, in index order; those the snapshot covers may still be there.
-    applied_index: how far the durable state machine got (at least the snapshot's index); entries up to it
-        are known committed and are not handed out again.
+    applied_index: the last entry that this member's machine handed out and the durable state machine holds
+        (at least the snapshot's index); entries up to it are known committed and are not handed out again.
+        A state machine that got further another way does not count: the log may end in entries at such
+        indices that were never committed.
     commit_index: any index known to have been committed; 0 is always right.
     """
 

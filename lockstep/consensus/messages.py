@@ -17,7 +17,8 @@ from lockstep.values import codec
 
 class EntryKind(enum.IntEnum):
     NORMAL = 0
-    #: A leader's first entry: its commit proves everything before it committed.
+    #: A leader's first entry: its commit proves everything before it committed. The group's first leader
+    #: begins with the founding configuration instead.
     NOOP = 1
     #: Data is an encoded Configuration; in force from its append on.
     CONFIGURATION = 2

@@ -297,9 +297,9 @@ def _on_compact(state: RaftState, event: Compact) -> None:
     term = log.term_at(event.index)
     if term is None or (state.snapshot is not None and event.index <= state.snapshot.index):
         return
-    state.snapshot = Snapshot(
-        event.index, term, state.configurations.at(event.index), event.data, event.size_bytes
-    )
+    configuration = state.configurations.at(event.index)
+    assert configuration.voters, "a snapshot that does not say who belongs to the group"
+    state.snapshot = Snapshot(event.index, term, configuration, event.data, event.size_bytes)
     log.compact(event.index - event.keep_entries)
     state.configurations.compact(log.base_index)
 

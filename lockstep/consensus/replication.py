@@ -8,6 +8,7 @@ learns never passes what it is known to share with the leader.
 from __future__ import annotations
 
 from lockstep.consensus import quorum, snapshots
+from lockstep.consensus.configuration import encode_configuration
 from lockstep.consensus.effects import Accepted, Reason, Role
 from lockstep.consensus.events import Propose, Unreachable
 from lockstep.consensus.messages import (
@@ -26,12 +27,17 @@ from lockstep.consensus.state import RaftState
 
 
 def start_leading(state: RaftState) -> None:
-    """After winning: track every member and commit the past by an entry of the new term."""
+    """After winning: track every member and commit the past by an entry of the new term. The group's very
+    first entry is its founding configuration, so that every log and snapshot says who belongs to the
+    group, also those of members that were not among the founders."""
     state.become_leader()
     track_members(state)
     log = state.log
     state.uncommitted_bytes = sum(len(e.data) for e in log.entries(log.commit_index + 1, log.last_index))
-    append_own(state, EntryKind.NOOP, (b"",))
+    if state.configurations.changed_at == 0:
+        append_own(state, EntryKind.CONFIGURATION, (encode_configuration(state.configurations.current),))
+    else:
+        append_own(state, EntryKind.NOOP, (b"",))
 
 
 def track_members(state: RaftState) -> None:

@@ -9,28 +9,43 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from lockstep.consensus.configuration import Configuration
-from lockstep.consensus.effects import HardState, Ready, Role, Stored
+from lockstep.consensus.configuration import Configuration, decode_configuration
+from lockstep.consensus.effects import ChunkReceived, ChunkWanted, HardState, Ready, Role, Stored
 from lockstep.consensus.events import (
     Campaign,
+    ChunkStored,
     Compact,
     Event,
+    ForgetLeader,
     Persisted,
     Propose,
     ProposeConfiguration,
     ReadIndex,
     Received,
+    SnapshotChunk,
+    SnapshotFailed,
+    SnapshotPresent,
     Tick,
     TransferLeadership,
     Unreachable,
 )
-from lockstep.consensus.messages import Entry, Message, Snapshot, VoteRequest
+from lockstep.consensus.messages import (
+    AppendReply,
+    Entry,
+    EntryKind,
+    InstallReply,
+    InstallSnapshot,
+    Message,
+    Snapshot,
+    TimeoutNow,
+    VoteRequest,
+)
 from lockstep.consensus.raft import Raft
 from lockstep.consensus.settings import RaftSettings
 
@@ -62,6 +77,14 @@ class Disk:
     hard_state: HardState = field(default_factory=HardState)
     snapshot: Snapshot | None = None
     entries: list[Entry] = field(default_factory=list)
+    #: What is here of each snapshot's bytes, by (index, term).
+    files: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+    def stored(self, snapshot: Snapshot) -> bytes:
+        return self.files.get((snapshot.index, snapshot.term), b"")
+
+    def store(self, snapshot: Snapshot, data: bytes) -> None:
+        self.files[snapshot.index, snapshot.term] = data
 
     def do(self, write: Write, parts: int = 1_000_000) -> None:
         """Carry out the first `parts` parts of a write: hard state, snapshot, then entry by entry."""
@@ -88,6 +111,12 @@ class Member:
     raft: Raft
     disk: Disk = field(default_factory=Disk)
     writes: deque[Write] = field(default_factory=deque)
+    #: What the driver has not got round to: bytes to read for others, an offer or a chunk to answer.
+    wanted: list[ChunkWanted] = field(default_factory=list)
+    arriving: list[Snapshot | ChunkReceived] = field(default_factory=list)
+    #: The last entry that the machine handed out, and how far the state machine is: the same, or further
+    #: when the state came another way.
+    handed: int = 0
     applied: int = 0
     state: int = 0
     incarnation: int = 0
@@ -103,6 +132,7 @@ class History:
         self.committed: dict[int, Entry] = {}
         self.committed_max = 0
         self.states: dict[int, int] = {0: 0}
+        self.configurations: list[tuple[int, Configuration]] = []
 
     def leads(self, term: int, identity: int, member: Member) -> None:
         who = (identity, member.incarnation)
@@ -119,10 +149,22 @@ class History:
     def commits(self, entry: Entry) -> None:
         known = self.committed.setdefault(entry.index, entry)
         require(known == entry, f"one committed entry at {entry.index}")
-        self.committed_max = max(self.committed_max, entry.index)
+        if entry.index > self.committed_max:
+            self.committed_max = entry.index
+            if entry.kind is EntryKind.CONFIGURATION:
+                self.configurations.append((entry.index, decode_configuration(entry.data)))
+
+    def configuration_at(self, index: int) -> Configuration:
+        """What the group's committed entries say."""
+        return next(value for start, value in reversed(self.configurations) if start <= index)
 
     def applies(self, index: int, state: int) -> None:
         require(self.states.setdefault(index, state) == state, f"one state at {index}")
+
+
+def snapshot_bytes(index: int, state: int) -> bytes:
+    """A snapshot of this state: no two of its parts are alike."""
+    return b"%d;%d;" % (index, state) + b"".join(b"%d." % place for place in range(state % 9))
 
 
 class Group:
@@ -143,6 +185,8 @@ class Group:
             append_bytes_max=rng.choice((1, 64, 4096)),
             uncommitted_bytes_max=rng.choice((64, 4096)),
             snapshot_ticks=10,
+            chunk_ticks=rng.choice((1, 3)),
+            chunk_bytes_max=rng.choice((1, 5, 1000)),
             pre_vote=rng.random() < 0.6,
             check_quorum=rng.random() < 0.6,
         )
@@ -152,6 +196,9 @@ class Group:
                 self.settings, append_bytes_max=1, in_flight_appends_max=1, pre_vote=False, check_quorum=False
             )
         self.history = History()
+        self.history.configurations.append((0, Configuration(self.voters)))
+        #: How often each interesting thing happened; a run in which one never does proves nothing about it.
+        self.seen: Counter[str] = Counter()
         self.network: list[Message] = []
         self.blocked: set[tuple[int, int]] = set()
         self.reads: dict[int, int] = {}
@@ -161,6 +208,10 @@ class Group:
         self.chaos = 0.1 if storm else rng.choice((0.01, 0.03, 0.1))
         self.disk_speed = [rng.choice((0.03, 0.5, 1.0)) for _ in range(self.size + 1)]
         self.changes_members = rng.random() < 0.5
+        #: How often a member gets a state another way than from the leader, and how often members compact.
+        self.pulls = rng.choice((0.0, 0.0, 0.3))
+        self.compacts = rng.choice((0.02, 0.3))
+        self.chunk_speed, self.damage = rng.choice((0.1, 0.5)), rng.choice((0.0, 0.05))
         self.members = {i: Member(self._raft(i, Stored())) for i in range(1, self.size + 1)}
 
     def _raft(self, identity: int, stored: Stored) -> Raft:
@@ -186,15 +237,41 @@ class Group:
         first = max(member.commit_seen, raft.first_index - 1) + 1
         for entry in raft.entries(first, raft.commit_index):
             history.commits(entry)
+        if raft.commit_index > member.commit_seen or ready.snapshot is not None:
+            self._check_configuration(raft)
         if raft.is_leader and raft.commit_index > member.commit_seen:
             self._check_durable(raft)
         member.commit_seen = raft.commit_index
+        if ready.snapshot is not None:
+            self._check_snapshot(identity, ready.snapshot)
         if ready.soft_state is not None and ready.soft_state.role is Role.LEADER:
             history.leads(raft.term, identity, member)
         for read in ready.read_states:
             require(read.index >= self.reads[read.context], "a read sees everything committed before it")
         if self.steps % 16 == 0:
             raft.validate()
+
+    def _check_configuration(self, raft: Raft) -> None:
+        """A member that knows who belongs to the group, by committed entries, knows it rightly."""
+        configuration = raft.configuration
+        if configuration.members() and raft.is_configuration_committed:
+            known = self.history.configuration_at(raft.commit_index)
+            require(configuration == known, f"one configuration at {raft.commit_index}")
+            self.seen["joint configuration committed"] += configuration.is_joint
+            self.seen["learner in a committed configuration"] += bool(configuration.learners)
+
+    def _check_snapshot(self, identity: int, snapshot: Snapshot) -> None:
+        history, configuration = self.history, self.members[identity].raft.configuration
+        require(snapshot.index <= history.committed_max, "a snapshot holds committed entries only")
+        require(history.committed[snapshot.index].term == snapshot.term, "a snapshot is of the group's log")
+        require(
+            snapshot.configuration == history.configuration_at(snapshot.index),
+            "a snapshot carries its configuration",
+        )
+        require(configuration == snapshot.configuration, "an installed configuration is in force")
+        self.seen["snapshot installed"] += 1
+        self.seen["snapshot installed by a learner"] += identity in configuration.learners
+        self.seen["snapshot with a changed configuration"] += len(history.configurations) > 1
 
     def _check_durable(self, raft: Raft) -> None:
         index = raft.commit_index
@@ -218,20 +295,45 @@ class Group:
             member.writes.append(
                 Write(ready.hard_state, ready.snapshot, ready.entries, ready.persisted, after)
             )
+        member.wanted.extend(ready.chunks_wanted)
+        if member.arriving and member.raft.state.incoming is None:
+            self.seen["log reached the snapshot first"] += ready.snapshot is None
+        if ready.snapshot_offered is not None:
+            member.arriving = [ready.snapshot_offered]
+        if ready.chunk_received is not None:
+            require(not member.arriving, "one chunk is handed out at a time")
+            member.arriving = [ready.chunk_received]
+        self._count(ready)
         self._apply(member, ready.committed)
         persisted = ready.persisted if member.raft.is_leader else None
         if persisted is not None and "leader counts itself before persisting" in self.bugs:
             self.step(identity, persisted)
 
+    def _count(self, ready: Ready) -> None:
+        self.seen["read answered"] += len(ready.read_states)
+        self.seen["read refused"] += len(ready.reads_refused)
+        if ready.refused is not None:
+            self.seen[f"refused: {ready.refused.reason.value}"] += 1
+        if ready.soft_state is not None and ready.soft_state.role is Role.LEADER:
+            self.seen["leader elected"] += 1
+        for message in ready.messages:
+            self.seen["append rejected"] += isinstance(message, AppendReply) and message.rejected
+            self.seen["leadership handed over"] += isinstance(message, TimeoutNow)
+
     def _send(self, messages: Iterable[Message]) -> None:
         for message in messages:
             if self.random.random() >= self.loss:
                 self.network.append(message)
+            elif isinstance(message, InstallSnapshot | InstallReply):
+                self.seen["chunk or its answer lost"] += 1
 
     def _apply(self, member: Member, entries: tuple[Entry, ...]) -> None:
         for entry in entries:
-            require(entry.index == member.applied + 1, "entries are applied in order, without gaps")
+            require(entry.index == member.handed + 1, "entries are applied in order, without gaps")
             self.history.commits(entry)
+            member.handed = entry.index
+            if entry.index <= member.applied:
+                continue
             member.applied = entry.index
             member.state = zlib.crc32(b"%d %d " % (entry.index, entry.term) + entry.data, member.state)
             self.history.applies(member.applied, member.state)
@@ -248,13 +350,81 @@ class Group:
             self.step(identity, write.persisted)
 
     def _install(self, member: Member, snapshot: Snapshot) -> None:
-        member.applied, member.state = snapshot.index, int(snapshot.data)
+        """The state machine takes the stored bytes, unless it is further already."""
+        member.handed = snapshot.index
+        if member.applied >= snapshot.index:
+            return
+        data = member.disk.stored(snapshot)
+        require(len(data) == snapshot.size_bytes, "a snapshot is installed when all its bytes are here")
+        index, state = map(int, data.split(b";")[:2])
+        require(data == snapshot_bytes(snapshot.index, state), "the bytes are those of the snapshot")
+        member.applied, member.state = index, state
         self.history.applies(member.applied, member.state)
 
     def _write(self, disk: Disk, write: Write, parts: int = 1_000_000) -> None:
         if "forgets its vote" in self.bugs and write.hard_state is not None:
             write.hard_state = HardState(write.hard_state.term, None)
         disk.do(write, parts)
+
+    # -- snapshots on their way
+
+    def answer_chunk(self, identity: int) -> None:
+        """The driver reads bytes that a member wants, or answers what arrived."""
+        member = self.members[identity]
+        if member.arriving:
+            arrived = member.arriving.pop()
+            if isinstance(arrived, Snapshot):
+                self._answer_offer(identity, arrived)
+            else:
+                self._store(identity, arrived)
+        elif member.wanted:
+            self._read(identity, member.wanted.pop(self.random.randrange(len(member.wanted))))
+
+    def _read(self, identity: int, wanted: ChunkWanted) -> None:
+        disk, snapshot = self.members[identity].disk, wanted.snapshot
+        data = disk.stored(snapshot)
+        if len(data) != snapshot.size_bytes or self.random.random() < self.damage:
+            self.seen["chunk cannot be read"] += 1
+            self.step(identity, SnapshotFailed(wanted.member, snapshot))
+            return
+        size = self.random.randrange(1, wanted.bytes_max + 1)
+        chunk = data[wanted.offset : wanted.offset + size]
+        self.step(identity, SnapshotChunk(wanted.member, snapshot, wanted.offset, chunk))
+
+    def _answer_offer(self, identity: int, snapshot: Snapshot) -> None:
+        member, rng = self.members[identity], self.random
+        if "says that a snapshot is present" in self.bugs and rng.random() < 0.1:
+            self.step(identity, SnapshotPresent(snapshot))
+            return
+        if rng.random() < self.pulls and member.applied < snapshot.index:
+            member.applied = rng.choice([i for i in self.history.states if i >= snapshot.index])
+            member.state = self.history.states[member.applied]
+        if member.applied >= snapshot.index:
+            self.seen["snapshot is present"] += 1
+            state = self.history.states[snapshot.index]
+            member.disk.store(snapshot, snapshot_bytes(snapshot.index, state))
+            self.step(identity, SnapshotPresent(snapshot))
+            return
+        stored = member.disk.stored(snapshot)
+        self.seen["transfer resumed"] += bool(stored)
+        self.step(identity, ChunkStored(snapshot, len(stored)))
+
+    def _store(self, identity: int, chunk: ChunkReceived) -> None:
+        disk, snapshot = self.members[identity].disk, chunk.snapshot
+        stored = disk.stored(snapshot)
+        require(chunk.offset == len(stored), "chunks join without gap or overlap")
+        stored += chunk.data
+        require(len(stored) <= snapshot.size_bytes, "a snapshot has its size")
+        self.seen["chunk stored"] += 1
+        self.seen["chunk in the middle"] += (
+            len(stored) > len(chunk.data) and len(stored) < snapshot.size_bytes
+        )
+        if self.random.random() < self.damage:
+            self.seen["stored bytes damaged"] += 1
+            stored = b""
+        disk.store(snapshot, stored)
+        done = snapshot.size_bytes if "installs the first part" in self.bugs else len(stored)
+        self.step(identity, ChunkStored(snapshot, done))
 
     # -- faults
 
@@ -267,28 +437,49 @@ class Group:
         if member.writes and rng.random() < 0.5:
             self._write(member.disk, member.writes[0], rng.randrange(6))
         disk = member.disk
+        self.seen["crash loses writes"] += bool(member.writes)
+        kept = (disk.snapshot.index, disk.snapshot.term) if disk.snapshot is not None else None
+        for name, data in disk.files.items():
+            if name != kept and rng.random() < 0.5:
+                disk.files[name] = data[: rng.randrange(len(data) + 1)]
         base = disk.snapshot.index if disk.snapshot is not None else 0
-        if member.applied < base or rng.random() < 0.5:
-            member.applied = member.state = 0
+        if member.handed < base or rng.random() < 0.5:
+            member.handed = 0
+            if rng.random() < 0.5:
+                member.applied = member.state = 0
             if disk.snapshot is not None:
                 self._install(member, disk.snapshot)
-        stored = Stored(disk.hard_state, disk.snapshot, tuple(disk.entries), member.applied)
+        stored = Stored(disk.hard_state, disk.snapshot, tuple(disk.entries), member.handed)
         member.raft = self._raft(identity, stored)
         member.writes = deque()
+        member.wanted, member.arriving = [], []
         member.incarnation += 1
         member.commit_seen = member.raft.commit_index
         member.raft.validate()
 
     def compact(self, identity: int) -> None:
-        member = self.members[identity]
-        raft, index = member.raft, member.applied
-        if index < raft.first_index or any(write.snapshot for write in member.writes):
+        member, rng = self.members[identity], self.random
+        raft, index = member.raft, member.handed
+        if (
+            index != member.applied
+            or index < raft.first_index
+            or any(write.snapshot for write in member.writes)
+        ):
             return
-        keep = self.random.randrange(5)
-        self.step(identity, Compact(index, b"%d" % member.state, keep_entries=keep))
-        if raft.snapshot is not None and raft.snapshot.index == index:
-            member.disk.snapshot = raft.snapshot
-            member.disk.entries = [e for e in member.disk.entries if e.index > index - keep]
+        keep = rng.randrange(5)
+        data = snapshot_bytes(index, member.state)
+        event = Compact(index, b"%d" % member.state, size_bytes=len(data), keep_entries=keep)
+        self.step(identity, event)
+        disk, snapshot = member.disk, raft.snapshot
+        if snapshot is not None and snapshot.index == index:
+            configuration = self.history.configuration_at(index)
+            require(snapshot.configuration == configuration, "a snapshot carries its configuration")
+            disk.snapshot = snapshot
+            disk.store(snapshot, data)
+            disk.entries = [e for e in disk.entries if e.index > index - keep]
+            for name in sorted(disk.files)[: -rng.randrange(1, 3)]:
+                if name != (index, snapshot.term):
+                    del disk.files[name]
 
     def deliver(self, position: int) -> None:
         network = self.network
@@ -298,7 +489,19 @@ class Group:
             return
         if self.random.random() < self.double:
             network.append(message)
+        self._count_delivery(message)
         self.step(message.receiver, Received(message))
+
+    def _count_delivery(self, message: Message) -> None:
+        incoming = self.members[message.receiver].raft.state.incoming
+        if incoming is None or not isinstance(message, InstallSnapshot):
+            return
+        if message.snapshot != incoming.snapshot:
+            self.seen["another snapshot replaces the one arriving"] += 1
+            return
+        self.seen["transfer goes on under a new leader"] += message.term > incoming.leader_term
+        if message.data and message.offset != incoming.next_offset:
+            self.seen["chunk that is not wanted"] += 1
 
     def partition(self) -> None:
         identities = list(self.members)
@@ -318,7 +521,15 @@ class Group:
         identities = list(self.members)
         voters = sorted(rng.sample(identities, rng.randrange(1, len(identities) + 1)))
         learners = [i for i in identities if i not in voters and rng.random() < 0.5]
-        self.step(leader, ProposeConfiguration(Configuration(tuple(voters), (), tuple(learners))))
+        before = self.members[leader].raft.configuration
+        target = Configuration(tuple(voters), (), tuple(learners))
+        if self.step(leader, ProposeConfiguration(target)).accepted is not None:
+            self.seen["leader removes itself"] += leader not in target.members()
+            self.seen["leader becomes a learner"] += leader in learners
+            self.seen["voter becomes a learner"] += any(i in learners for i in before.voters)
+            self.seen["learner becomes a voter"] += any(i in voters for i in before.learners)
+            self.seen["change of one voter"] += len({*voters} ^ {*before.voters}) == 1
+            self.seen["change in two steps"] += self.members[leader].raft.configuration.is_joint
 
     def ask(self, leader: int) -> None:
         """Something a client or operator wants of who believes to lead."""
@@ -334,6 +545,7 @@ class Group:
             self.step(leader, TransferLeadership(rng.choice(list(self.members))))
         elif kind < 18:
             self.step(leader, Unreachable(rng.choice(list(self.members))))
+            self.step(rng.choice(list(self.members)), ForgetLeader())
         elif self.changes_members:
             self.change_members(leader)
 
@@ -360,11 +572,15 @@ class Group:
         identities = list(self.members)
         for _ in range(actions):
             dice = rng.random()
+            if rng.random() < self.compacts / 10:
+                self.compact(rng.choice(identities))
             if dice < 0.5 and self.network:
                 window = len(self.network) if rng.random() < 0.2 else min(4, len(self.network))
                 self.deliver(rng.randrange(window))
             elif dice < 0.75:
                 identity = rng.choice(identities)
+                if rng.random() < self.chunk_speed:
+                    self.answer_chunk(identity)
                 if self.members[identity].writes and rng.random() < self.disk_speed[identity]:
                     self.complete_write(identity)
             elif dice < 0.88:
@@ -378,7 +594,7 @@ class Group:
 
     def settle(self, rounds: int = 400) -> None:
         """Heal everything; the group must elect a leader and bring every member up to date."""
-        self.blocked, self.loss, self.double = set(), 0.0, 0.0
+        self.blocked, self.loss, self.double, self.damage = set(), 0.0, 0.0, 0.0
         for _ in range(rounds):
             for identity in self.members:
                 self.step(identity, Tick())
@@ -403,6 +619,8 @@ class Group:
             for identity, member in self.members.items():
                 if member.writes and not is_enough():
                     self.complete_write(identity)
+                while (member.arriving or member.wanted) and not is_enough():
+                    self.answer_chunk(identity)
             if is_enough():
                 return
             if self.network:
@@ -419,7 +637,7 @@ class Group:
         raft = self.members[leader].raft
         if raft.commit_index != raft.last_index or raft.configuration.is_joint:
             return False
-        if any(self.members[i].applied != raft.commit_index for i in raft.configuration.members()):
+        if any(self.members[i].handed != raft.commit_index for i in raft.configuration.members()):
             return False
         ready = self.step(leader, Propose((b"last",)))
         self.drain()

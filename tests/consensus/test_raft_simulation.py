@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from lockstep.consensus import elections, membership, quorum, reads, replication
+from lockstep.consensus import elections, membership, quorum, reads, replication, snapshots
+from lockstep.consensus.configuration import Configuration, ConfigurationHistory
 from lockstep.consensus.events import Campaign, Propose, Tick
 from lockstep.consensus.log import Log
 from lockstep.consensus.state import RaftState
@@ -18,10 +20,52 @@ SEEDS = 600
 PLANTED_SEEDS_MAX = 4000
 
 
+#: What must happen somewhere in the seeds; otherwise they prove nothing about it.
+SOMETIMES = (
+    "another snapshot replaces the one arriving",
+    "append rejected",
+    "change in two steps",
+    "change of one voter",
+    "chunk cannot be read",
+    "chunk in the middle",
+    "chunk or its answer lost",
+    "chunk stored",
+    "chunk that is not wanted",
+    "crash loses writes",
+    "joint configuration committed",
+    "leader becomes a learner",
+    "leader elected",
+    "leader removes itself",
+    "leadership handed over",
+    "learner becomes a voter",
+    "learner in a committed configuration",
+    "log reached the snapshot first",
+    "read answered",
+    "read refused",
+    "refused: configuration-pending",
+    "refused: not-a-voter",
+    "refused: term-not-committed",
+    "refused: too-much-uncommitted",
+    "refused: transferring",
+    "snapshot installed",
+    "snapshot installed by a learner",
+    "snapshot is present",
+    "snapshot with a changed configuration",
+    "stored bytes damaged",
+    "transfer goes on under a new leader",
+    "transfer resumed",
+    "voter becomes a learner",
+)
+
+
 def test_every_seed_keeps_all_promises_and_settles_after_healing() -> None:
     groups = [simulate(seed) for seed in range(SEEDS)]
     assert sum(len(group.history.leaders) for group in groups) > 2 * SEEDS
     assert sum(group.history.committed_max for group in groups) > 20 * SEEDS
+    seen = sum((group.seen for group in groups), Counter[str]())
+    never = [name for name in SOMETIMES if not seen[name]]
+    assert not never, f"vacuous: never happened in {SEEDS} seeds: {never}"
+    assert sorted(seen) == sorted(SOMETIMES), "every counted thing is expected"
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
@@ -49,6 +93,8 @@ def seeds_until_found(bugs: frozenset[str] = frozenset()) -> int | None:
         "leader counts itself before persisting",
         "asks for votes before its own is durable",
         "forgets its vote",
+        "says that a snapshot is present",
+        "installs the first part",
     ],
 )
 def test_a_driver_that_breaks_the_contract_is_found(bug: str) -> None:
@@ -92,6 +138,51 @@ def answers_reads_before_its_term_is_committed(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(RaftState, "is_term_committed", property(lambda self: True))
 
 
+def counts_a_removed_voter(patch: pytest.MonkeyPatch) -> None:
+    """Members that the configuration no longer names stay in the count."""
+
+    def agreed(configuration: Configuration, values: Mapping[int, int]) -> int:
+        if not configuration.voters:
+            return 0
+        return sorted(values.values(), reverse=True)[: quorum.majority(len(configuration.voters))][-1]
+
+    track_members = replication.track_members
+
+    def keeping(state: RaftState) -> None:
+        known = dict(state.progress)
+        track_members(state)
+        state.progress = {**known, **state.progress}
+
+    patch.setattr(quorum, "agreed_value", agreed)
+    patch.setattr(replication, "track_members", keeping)
+    patch.setattr(RaftState, "validate", lambda self: None)
+
+
+def counts_only_the_new_voters_of_a_joint_configuration(patch: pytest.MonkeyPatch) -> None:
+    agreed, result = quorum.agreed_value, quorum.vote_result
+    patch.setattr(quorum, "agreed_value", lambda c, values: agreed(Configuration(c.voters), values))
+    patch.setattr(quorum, "vote_result", lambda c, votes: result(Configuration(c.voters), votes))
+
+
+def takes_a_chunk_at_the_wrong_offset(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(snapshots, "is_wanted", lambda incoming, offset, length: True)
+
+
+def installs_a_snapshot_without_its_configuration(patch: pytest.MonkeyPatch) -> None:
+    def reset(self: ConfigurationHistory, index: int, _configuration: Configuration) -> None:
+        self._items = [(index, self.current)]
+
+    patch.setattr(ConfigurationHistory, "reset", reset)
+
+
+def takes_snapshots_without_their_configuration(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConfigurationHistory, "at", lambda self, index: self._items[0][1])
+
+
+def installs_snapshots_that_the_log_has_passed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(snapshots, "_is_needed", lambda state, snapshot: True)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -103,6 +194,12 @@ def answers_reads_before_its_term_is_committed(patch: pytest.MonkeyPatch) -> Non
         changes_members_while_a_change_is_pending,
         answers_reads_without_asking_a_quorum,
         answers_reads_before_its_term_is_committed,
+        counts_a_removed_voter,
+        counts_only_the_new_voters_of_a_joint_configuration,
+        takes_a_chunk_at_the_wrong_offset,
+        installs_a_snapshot_without_its_configuration,
+        takes_snapshots_without_their_configuration,
+        installs_snapshots_that_the_log_has_passed,
     ],
 )
 def test_a_fault_in_the_machine_is_found(
