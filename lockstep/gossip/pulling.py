@@ -19,7 +19,7 @@ P = TypeVar("P")
 #: Peers remembered as having more: enough fallbacks, and bounded however many nodes speak.
 SOURCES_MAX: Final = 16
 #: How long the first request of a gap may take before another peer is asked; doubles with each that fails.
-ANSWER_MS_MIN: Final = 500
+ANSWER_MS_MIN: Final = 250
 ANSWER_MS_MAX: Final = 4000
 #: A peer that failed rests this long; doubles with each failure in a row.
 REST_MS_MIN: Final = 50
@@ -153,6 +153,12 @@ class Puller(Generic[P]):
         if request is not None:
             self._failed(request.peer, now_ms)
 
+    def disappointed(self, peer: P, now_ms: int) -> None:
+        """What `peer` gave was of no use: others first."""
+        source = self._sources.get(peer)
+        if source is not None:
+            self._rest(source, now_ms)
+
     def refuse(self, peer: P, now_ms: int) -> None:
         """The peer's answers are wrong: ask it nothing for a good while."""
         if len(self._refused_until_ms) >= SOURCES_MAX:
@@ -184,6 +190,10 @@ class Puller(Generic[P]):
 
     def behind(self, have: int) -> bool:
         return any(source.epoch > have for source in self._sources.values())
+
+    def is_current(self, number: int) -> bool:
+        """Whether the answer to this request is waited for; else another was asked meanwhile."""
+        return self._request is not None and self._request.number == number
 
     def is_refused(self, peer: P, now_ms: int) -> bool:
         return now_ms < self._refused_until_ms.get(peer, now_ms)

@@ -1,8 +1,9 @@
-"""Fetching the metadata log from peers.
+"""Fetching the metadata log from peers, and giving it to them.
 
-Invariant: at most one fetch runs per peer, so requests for one gap are merged, and it does not end before the
-newest epoch heard of that peer is here; what is served is committed and durable here; what arrives is
-verified by the hash chain before it is applied.
+Whom to ask, and when to ask another, is decided by gossip.pulling.Puller; this module asks, verifies what
+comes, and hands it to the metadata state. Invariant: one request is under way at a time, so requests for one
+gap are merged; what is served is committed and durable here and has no hole; what arrives is verified by the
+hash chain and against this node's own history before it is applied, and who contradicts it is not believed.
 """
 
 from __future__ import annotations
@@ -10,87 +11,267 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from lockstep.node.messages import FetchLog, LogEntries
+from lockstep.gossip.pulling import Puller, Request
+from lockstep.metadata.snapshot_file import SnapshotInfo
+from lockstep.node.histories import Histories, problem_of
+from lockstep.node.messages import (
+    Announce,
+    FetchLog,
+    FetchSnapshot,
+    LogEntries,
+    SnapshotChunk,
+)
 from lockstep.node.metadata_state import MetadataState
+from lockstep.node.snapshot_transfer import SnapshotTransfer, offer_of
 from lockstep.replication import verbs
-from lockstep.replication.handshake import Address
+from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError, PeerTimeout
+from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX, SNAPSHOT_CHUNK_BYTES, SNAPSHOT_GAP_EPOCHS
 
-#: One fetch round trip; a peer that does not answer in it is left for another.
-FETCH_TIMEOUT_MS = 2000
+#: How long a node waits for an epoch unless the caller says otherwise.
+REACH_TIMEOUT_MS = 2000
+#: An answer that takes longer is lost. Other peers are asked long before; a late answer is still used.
+FETCH_TIMEOUT_MS = 10_000
+#: Entries that may wait to be applied while more are fetched.
+QUEUED_ENTRIES_MAX = 2 * LOG_FETCH_ENTRIES_MAX
 
 
 class CatchUp:
-    """`log` receives (event, facts) for failed fetches."""
+    """`log` receives (event, facts) for what went wrong. The counters only grow."""
 
     def __init__(
         self,
         runtime: Runtime,
         state: MetadataState,
         internode: Internode,
+        histories: Histories,
+        own_address: Address,
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
         self._state = state
         self._internode = internode
+        self._histories = histories
+        self._own_address = own_address
         self._log = log
-        #: Peers being asked, with the newest epoch each is known to have.
-        self._wanted: dict[Address, int] = {}
+        self._puller: Puller[Address] = Puller()
+        self._transfer = SnapshotTransfer(runtime, state, histories)
+        self._timer: asyncio.TimerHandle | None = None
+        #: A snapshot was of no use: ask for entries where there are any.
+        self._entries_only = False
+        #: Nothing was asked because enough waits to be applied.
+        self._queue_full = False
+        self.entries_fetched = 0
+        self.bytes_fetched = 0
+        self.entries_served = 0
+        self.bytes_served = 0
+        self.snapshots_fetched = 0
+        self.snapshots_served = 0
+        self.gaps_refused = 0
         internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, self._serve)
+        internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, self._serve_snapshot)
+        internode.register_fast(verbs.ANNOUNCE, Announce, Announce, self._announced)
+        state.listen(self._applied)
+
+    # -- serving -------------------------------------------------------------------------------------
 
     async def _serve(self, _peer: object, request: FetchLog) -> LogEntries:
-        return LogEntries(self._state.epoch, self._state.entries_after(request.after))
+        state, after = self._state, max(request.after, 0)
+        kept = after + 1 >= state.first_epoch
+        if not kept or (state.epoch - after > SNAPSHOT_GAP_EPOCHS and not request.entries_only):
+            snapshot = state.latest_snapshot()
+            if snapshot is not None and snapshot.epoch > after:
+                return LogEntries(state.epoch, (), snapshot)
+        entries = state.entries_after(after) if kept else ()
+        assert not entries or entries[0].epoch == after + 1, "what is served has no hole"
+        self.entries_served += len(entries)
+        self.bytes_served += sum(len(entry.body) for entry in entries)
+        return LogEntries(state.epoch, entries)
+
+    async def _serve_snapshot(self, _peer: object, request: FetchSnapshot) -> SnapshotChunk:
+        wanted = request.snapshot
+        if self._state.store.infos.get(wanted.epoch) != wanted:
+            return SnapshotChunk(b"")
+        size = min(SNAPSHOT_CHUNK_BYTES, wanted.size_bytes - request.offset)
+        data = self._state.read_snapshot_chunk(wanted.epoch, max(request.offset, 0), size) or b""
+        if request.offset == 0 and data:
+            self.snapshots_served += 1
+        self.bytes_served += len(data)
+        return SnapshotChunk(data)
+
+    # -- what is heard -------------------------------------------------------------------------------
 
     def heard(self, address: Address, epoch: int) -> None:
         """A message from `address` carried `epoch`: fetch in the background when it is news."""
-        if epoch > self._state.epoch and self._state.broken is None:
-            self._fetch_from(address, epoch)
+        self._want(address, epoch)
+
+    def _want(self, address: Address, epoch: int) -> None:
+        if epoch > self._state.epoch and self._state.broken is None and address != self._own_address:
+            self._puller.heard(address, epoch, self._now_ms())
+            self._turn()
+
+    def _announced(self, peer: PeerInfo, message: Announce, _respond: object) -> None:
+        """The epoch itself was heard with the envelope; here it is the history that is compared."""
+        if self._histories.contradicts(message.epoch, message.hash):
+            self._refuse(peer.endpoint, message.epoch, message.hash)
 
     def behind(self) -> bool:
         """Whether a peer is known to have more than this node."""
-        return any(epoch > self._state.epoch for epoch in self._wanted.values())
+        return self._puller.behind(self._state.epoch)
 
-    async def reach(self, epoch: int, source: Address, timeout_ms: int = FETCH_TIMEOUT_MS) -> None:
+    async def reach(self, epoch: int, source: Address, timeout_ms: int = REACH_TIMEOUT_MS) -> None:
         """Return when `epoch` is applied here; PeerTimeout when that takes longer than allowed."""
         if self._state.epoch >= epoch:
             return
-        self._fetch_from(source, epoch)
+        self._want(source, epoch)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._state.wait_for(epoch)
         except TimeoutError:
             raise PeerTimeout(f"epoch {epoch} did not arrive here within {timeout_ms} ms") from None
 
-    def _fetch_from(self, address: Address, epoch: int) -> None:
-        running = self._wanted.get(address)
-        self._wanted[address] = max(epoch, running or 0)
-        if running is None:
-            self._runtime.tasks.spawn(self._fetch(address), f"metadata.fetch.{address[0]}")
+    def _applied(self, *_change: object) -> None:
+        if self._queue_full and self._queued() <= LOG_FETCH_ENTRIES_MAX:
+            self._queue_full = False
+            self._turn()
 
-    async def _fetch(self, address: Address) -> None:
+    # -- asking --------------------------------------------------------------------------------------
+
+    def _now_ms(self) -> int:
+        return int(self._runtime.clock.monotonic_s() * 1000)
+
+    def _queued(self) -> int:
+        return self._state.tail[0] - self._state.epoch
+
+    def _turn(self) -> None:
+        """Ask what is to be asked now, and come back when that may change."""
+        if self._state.broken is not None:
+            return
+        if self._queued() > QUEUED_ENTRIES_MAX:
+            self._queue_full = True
+            return
+        now_ms = self._now_ms()
+        request = self._puller.next(self._state.tail[0], now_ms)
+        if self._puller.offer is None:
+            self._transfer.forget()
+        if request is not None:
+            self._runtime.tasks.spawn(self._ask(request), f"metadata.fetch.{request.peer[0]}")
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wake_ms = self._puller.wake_ms()
+        if wake_ms is not None:
+            delay_s = max(1, wake_ms - now_ms) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._turn)
+
+    async def _ask(self, request: Request[Address]) -> None:
         try:
-            while self._state.epoch < self._wanted[address]:
-                if not await self._fetch_once(address):
-                    return
+            if request.offer is None:
+                await self._ask_entries(request)
+            else:
+                await self._ask_chunk(request)
         except LockstepError as error:
-            self._log("metadata.fetch_failed", peer=address[0], error=str(error))
-        finally:
-            del self._wanted[address]
+            self._log("metadata.fetch_failed", peer=request.peer[0], error=str(error))
+            self._puller.failed(request.number, self._now_ms())
+        self._turn()
 
-    async def _fetch_once(self, address: Address) -> bool:
-        """False when there is no use in asking this peer again."""
-        have, wanted = self._state.epoch, self._wanted[address]
+    async def _ask_entries(self, request: Request[Address]) -> None:
         reply: LogEntries = await self._internode.request(
-            address, verbs.FETCH_LOG, FetchLog(have), FETCH_TIMEOUT_MS
+            request.peer, verbs.FETCH_LOG, FetchLog(request.after, self._entries_only), FETCH_TIMEOUT_MS
         )
-        if not reply.entries:
-            # Unless it was heard of something newer while it answered.
-            return self._wanted[address] > wanted
-        newest = reply.entries[-1].epoch
-        if self._state.offer(reply.entries) < newest:
-            self._log("metadata.fetch_gap", peer=address[0], after=have, first=reply.entries[0].epoch)
+        if reply.snapshot is not None and not reply.entries:
+            if self._puller.is_current(request.number):
+                self._puller.answered(request.number, reply.epoch, True, self._now_ms())
+                self._puller.hold(True)
+                await self._begin(request.peer, reply.snapshot)
+            return
+        took = self._take(request, reply)
+        self._puller.answered(request.number, reply.epoch, took, self._now_ms())
+
+    def _take(self, request: Request[Address], reply: LogEntries) -> bool:
+        """Whether the answer had news; they wait to be applied now."""
+        entries = reply.entries
+        problem = problem_of(entries)
+        other = self._histories.contradiction(entries) if problem is None else None
+        if problem is not None:
+            self._log("metadata.fetch_damaged", peer=request.peer[0], after=request.after, problem=problem)
+            self._puller.refuse(request.peer, self._now_ms())
             return False
-        await self._state.wait_for(newest)
-        return True
+        if other is not None:
+            self._refuse(request.peer, *other)
+            return False
+        tail = self._state.tail[0]
+        fresh = [entry for entry in entries if entry.epoch > tail]
+        if fresh and fresh[0].epoch != tail + 1:
+            self.gaps_refused += 1
+            self._log("metadata.fetch_gap", peer=request.peer[0], after=tail, first=fresh[0].epoch)
+            return False
+        if fresh:
+            self._state.offer(fresh)
+            self.entries_fetched += len(fresh)
+            self.bytes_fetched += sum(len(entry.body) for entry in fresh)
+            self._entries_only = False
+        return bool(fresh)
+
+    def _refuse(self, peer: Address, epoch: int, other: bytes) -> None:
+        """Another history there: it is not asked again, and the voters say who is wrong."""
+        self._log("metadata.fork_seen", peer=peer[0], epoch=epoch)
+        self._puller.refuse(peer, self._now_ms())
+        self._histories.dispute(peer, epoch, other)
+
+    # -- snapshots -----------------------------------------------------------------------------------
+
+    async def _begin(self, peer: Address, snapshot: SnapshotInfo) -> None:
+        """Fetch the offered snapshot, when it may be believed."""
+        try:
+            problem = await self._transfer.begin(snapshot)
+        finally:
+            self._puller.hold(False)
+        if problem is None:
+            self._puller.began(offer_of(snapshot))
+        else:
+            self._spoiled(peer, snapshot, problem)
+
+    async def _ask_chunk(self, request: Request[Address]) -> None:
+        snapshot = self._transfer.snapshot
+        assert snapshot is not None and request.offer == offer_of(snapshot), "the transfer under way"
+        chunk: SnapshotChunk = await self._internode.request(
+            request.peer, verbs.FETCH_SNAPSHOT, FetchSnapshot(snapshot, request.offset), FETCH_TIMEOUT_MS
+        )
+        if not self._puller.is_current(request.number):
+            return  # Late: another peer was asked for the same bytes.
+        if not 0 < len(chunk.data) <= snapshot.size_bytes - request.offset:
+            self._puller.lacking(request.number)
+            return
+        try:
+            self._transfer.feed(chunk.data)
+        except LockstepError as damage:
+            self._spoiled(request.peer, snapshot, str(damage))
+            return
+        self.bytes_fetched += len(chunk.data)
+        self._puller.arrived(request.number, len(chunk.data))
+        if self._puller.complete:
+            await self._install(request.peer, snapshot)
+
+    async def _install(self, peer: Address, snapshot: SnapshotInfo) -> None:
+        self._puller.hold(True)
+        try:
+            problem = await self._transfer.install()
+        finally:
+            self._puller.hold(False)
+        if problem is not None:
+            self._spoiled(peer, snapshot, problem)
+            return
+        self.snapshots_fetched += 1
+        self._entries_only = False
+        self._puller.dropped()
+
+    def _spoiled(self, peer: Address, snapshot: SnapshotInfo, problem: str) -> None:
+        """Not this snapshot, or not now: entries, or another peer's."""
+        self._log("metadata.snapshot_refused", peer=peer[0], epoch=snapshot.epoch, problem=problem)
+        self._entries_only = True
+        self._transfer.forget()
+        self._puller.dropped()
+        self._puller.disappointed(peer, self._now_ms())

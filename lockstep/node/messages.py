@@ -6,6 +6,7 @@ import msgspec
 
 from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.operations import Stage
+from lockstep.metadata.snapshot_file import SnapshotInfo
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True):
@@ -34,14 +35,71 @@ class Submitted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FetchLog(msgspec.Struct, frozen=True, array_like=True):
+    """Entries after an epoch. `entries_only`: no snapshot instead, unless there are no entries."""
+
     after: int
+    entries_only: bool = False
 
 
 class LogEntries(msgspec.Struct, frozen=True, array_like=True):
-    """Committed and durable entries that follow the asked epoch; `epoch` is the answering node's."""
+    """Committed and durable entries that follow the asked epoch; `epoch` is the answering node's.
+
+    Where the first ones are not kept any more, or are many: no entries, and the snapshot to begin with.
+    """
 
     epoch: int
     entries: tuple[LogEntry, ...]
+    snapshot: SnapshotInfo | None = None
+
+
+class FetchSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of a snapshot file from `offset`."""
+
+    snapshot: SnapshotInfo
+    offset: int
+
+
+class SnapshotChunk(msgspec.Struct, frozen=True, array_like=True):
+    """No bytes: the snapshot is not here."""
+
+    data: bytes
+
+
+class HashAt(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+
+
+class HashReply(msgspec.Struct, frozen=True, array_like=True):
+    """The hash of the asked epoch (empty: not applied here, or not kept), and this node's last entry."""
+
+    hash: bytes
+    last_term: int
+    last_epoch: int
+    last_hash: bytes
+
+
+class KnownMember(msgspec.Struct, frozen=True, array_like=True):
+    """A node of the cluster and where it listens for others."""
+
+    id: int
+    host_id: str
+    address: str
+    internode_port: int
+    voter: bool
+
+
+class AskMembers(msgspec.Struct, frozen=True, array_like=True):
+    """Who is in the cluster? `epoch` is the asking node's."""
+
+    epoch: int
+
+
+class MemberList(msgspec.Struct, frozen=True, array_like=True):
+    """All members at `epoch`, by id."""
+
+    cluster_id: str
+    epoch: int
+    members: tuple[KnownMember, ...]
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True):
@@ -84,6 +142,7 @@ class SelfDescription(msgspec.Struct, frozen=True, array_like=True):
     knows_asker: bool = False
     #: Host ids of all founders, once this one is bound to them.
     bound: tuple[str, ...] = ()
+    log_version: int = 1
 
 
 class RunWork(msgspec.Struct, frozen=True, array_like=True):

@@ -20,17 +20,19 @@ from lockstep.metadata import transformations as metadata_transformations
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.registry import Registry
+from lockstep.metadata.versions import SINCE
 from lockstep.node.announcing import Announcer
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.configuration import Configuration, split_address
 from lockstep.node.founders_file import FoundersFile
 from lockstep.node.founding import Founding
 from lockstep.node.group_reports import GroupReports
+from lockstep.node.histories import Histories
 from lockstep.node.identity import Identity, IdentityFile
 from lockstep.node.liveness import Liveness
 from lockstep.node.management import Management
 from lockstep.node.membership import Membership
-from lockstep.node.messages import Announce, EpochQuery, EpochReply
+from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.metadata_store import Retention
 from lockstep.node.processor import Processor
@@ -82,6 +84,7 @@ class Parts(abc.ABC):
             schema_transformations.KINDS,
             topology_transformations.KINDS,
             snapshot_entries.KINDS,
+            since=SINCE,
         )
         self.identity = IdentityFile(runtime)
         self.founders_file = FoundersFile(runtime.disk)
@@ -93,7 +96,15 @@ class Parts(abc.ABC):
         self.voters = Voters(self.state, self.founders_file)
         self.internode = Internode(runtime, self._hello, self._epoch_now, self._peer_epoch, self._accept, log)
         self.raft_transport = RaftTransport(self.internode)
-        self.catch_up = CatchUp(runtime, self.state, self.internode, log)
+        self.histories = Histories(
+            runtime,
+            self.state,
+            self.internode,
+            lambda: tuple(self.voters.members().values()),
+            lambda: self.identity.value.host_id,
+            log,
+        )
+        self.catch_up = CatchUp(runtime, self.state, self.internode, self.histories, self.address, log)
         self.announcer = Announcer(
             self.state, self.internode, self._own_id, self._leads, self._alive, self.catch_up.behind
         )
@@ -144,7 +155,6 @@ class Parts(abc.ABC):
             log=log,
         )
         self.internode.register(verbs.EPOCH_QUERY, EpochQuery, EpochReply, self._epoch_query)
-        self.internode.register_fast(verbs.ANNOUNCE, Announce, Announce, lambda *_: None)
         self.liveness: Liveness
         self.store: Store
         self.engine: StorageEngine

@@ -193,3 +193,7 @@ USER_TYPE_DEPTH_MAX: Final = 32
 #: Fields of a user-defined type with those of the types inside it: the protocol spells out all of them
 #: with every result.
 USER_TYPE_LEAVES_MAX: Final = 10_000
+#: A node that is further behind gets a snapshot first, if there is one: about a second of applying entries.
+SNAPSHOT_GAP_EPOCHS: Final = 4096
+#: Bytes of a snapshot in one answer: small enough to interleave with requests.
+SNAPSHOT_CHUNK_BYTES: Final = 256 * 1024

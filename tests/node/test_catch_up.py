@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.metadata.entries import LogEntry
+from lockstep.metadata.entries import LogEntry, hash_of
 from lockstep.node import metadata_state
-from lockstep.node.messages import FetchLog, LogEntries
+from lockstep.node.messages import Announce, FetchLog, LogEntries
 from lockstep.node.node import Node
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
@@ -106,7 +106,7 @@ def test_news_that_come_while_a_fetch_runs_are_fetched_too() -> None:
             answered.append(reply.epoch)
             if len(answered) == 1:
                 # Meanwhile it is heard of the second entry.
-                behind.catch_up._fetch_from(source.address, reply.epoch)
+                behind.catch_up._want(source.address, reply.epoch)
                 return LogEntries(reply.epoch - 1, reply.entries[:1])
             return reply
 
@@ -135,26 +135,116 @@ def test_an_answer_with_a_hole_is_not_taken_and_not_waited_for() -> None:
         assert outcome.error is None and behind.state.epoch == town.newest.epoch
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_a_node_that_meets_another_history_stops_serving_and_says_why(known: bool) -> None:
-    """Whether the foreign entry is at an epoch it has (`known`) or follows one it does not."""
+def forged(entry: LogEntry, previous_hash: bytes) -> LogEntry:
+    """Somebody else's entry at the same epoch, whole in itself."""
+    changed = msgspec.structs.replace(entry, actor="somebody else", previous_hash=previous_hash)
+    return msgspec.structs.replace(changed, hash=hash_of(changed))
+
+
+def forged_history(entries: list[LogEntry], first: int) -> tuple[LogEntry, ...]:
+    """The entries from epoch `first` on, as another history has them."""
+    previous, made = entries[first - 2].hash, []
+    for entry in entries[first - 1 :]:
+        made.append(forged(entry, previous))
+        previous = made[-1].hash
+    return tuple(made)
+
+
+@pytest.mark.parametrize("damage", ["hash", "link"])
+def test_a_peer_whose_entries_are_damaged_is_not_believed_and_others_are_asked(damage: str) -> None:
     with Town() as town:
         behind = with_a_node_behind(town)
 
-        def forged(entry: LogEntry) -> LogEntry:
-            return msgspec.structs.replace(entry, actor="somebody else", hash=b"f" * 32)
+        def damaged(reply: LogEntries) -> LogEntries:
+            at = 1 if damage == "link" else 0
+            wrong = msgspec.structs.replace(reply.entries[at], actor="somebody else")
+            if damage == "link":
+                wrong = forged(reply.entries[at], b"x" * 32)
+            return LogEntries(reply.epoch, (*reply.entries[:at], wrong, *reply.entries[at + 1 :]))
+
+        serve_with(town, 1, damaged)
+        town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(1).address))
+        town.until(lambda: bool(town.logged("metadata.fetch_damaged", "n4")))
+        outcome = town.finish(
+            town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(2).address))
+        )
+        assert outcome.error is None and behind.state.epoch == town.newest.epoch
+        assert len(town.logged("metadata.fetch_damaged", "n4")) == 1
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_peer_with_another_history_is_refused_when_the_voters_confirm_ours(known: bool) -> None:
+    """Whether the foreign entry is at an epoch the node has (`known`) or its history ends before that."""
+    with Town() as town:
+        behind = with_a_node_behind(town)
+        epoch = behind.state.epoch
 
         def forge(reply: LogEntries) -> LogEntries:
             history = town.node(1).state.entries
-            first = behind.state.epoch + (0 if known else 1)
-            return LogEntries(reply.epoch, (forged(history[first - 1]), *history[first:]))
+            return LogEntries(reply.epoch, forged_history(history, epoch)[0 if known else 1 :])
 
-        serve_with(town, 1, forge)
+        asked = serve_with(town, 1, forge)
         town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(1).address))
+        town.until(lambda: bool(town.logged("metadata.fork_refused", "n4")))
+        assert town.logged("metadata.fork_refused", "n4")[0]["confirmed"]
+        assert behind.histories.forks_seen == 1 and behind.ready and behind.state.epoch == epoch
+        outcome = town.finish(
+            town.begin(4, lambda node: node.catch_up.reach(town.newest.epoch, town.node(2).address))
+        )
+        assert outcome.error is None and behind.state.epoch == town.newest.epoch and len(asked) == 1
+
+
+def mislead(town: Town, number: int, count: int) -> None:
+    """Make a node apply an entry that nobody else has."""
+    node = town.node(number)
+    entries = town.node(1).state.entries
+    wrong = forged_history(entries, node.state.epoch + 1)[:count]
+    town.world.monitors.clear()  # the checker of one history would see it at once
+
+    async def apply(own: Node) -> None:
+        own.state.offer(wrong)
+        await own.state.wait_for(wrong[-1].epoch)
+
+    assert town.finish(town.begin(number, apply)).error is None
+
+
+def test_a_node_whose_history_a_majority_contradicts_stops_serving_and_says_why() -> None:
+    with Town() as town:
+        behind = with_a_node_behind(town)
+        mislead(town, 4, 2)
+        newest = town.node(1).state.epoch
+        town.begin(4, lambda node: node.catch_up.reach(newest, town.node(1).address))
         town.until(lambda: "n4" in town.ended)
-        assert isinstance(town.ended["n4"], CannotApply)
-        assert behind.state.epoch < town.newest.epoch
-        assert not behind.ready and town.logged("node.broken", "n4")
+        assert isinstance(town.ended["n4"], CannotApply) and "majority" in str(town.ended["n4"])
+        assert behind.state.epoch < newest
+        assert (
+            not behind.ready and town.logged("node.broken", "n4") and town.logged("metadata.fork_lost", "n4")
+        )
+
+
+def test_without_a_majority_a_node_keeps_its_history_and_refuses_the_peer() -> None:
+    with Town() as town:
+        behind = with_a_node_behind(town)
+        mislead(town, 4, 2)
+        town.process(2).crash()
+        town.process(3).crash()
+        newest = town.node(1).state.epoch
+        town.begin(4, lambda node: node.catch_up.reach(newest, town.node(1).address))
+        town.until(lambda: bool(town.logged("metadata.fork_refused", "n4")))
+        assert not town.logged("metadata.fork_refused", "n4")[0]["confirmed"]
+        assert "n4" not in town.ended and behind.ready
+
+
+def test_an_announcement_of_another_history_is_noticed() -> None:
+    with Town() as town:
+        behind = with_a_node_behind(town)
+
+        async def announce(node: Node) -> None:
+            node.internode.send(behind.address, verbs.ANNOUNCE, Announce(2, b"x" * 32))
+
+        town.finish(town.begin(2, announce))
+        town.until(lambda: bool(town.logged("metadata.fork_refused", "n4")))
+        assert behind.ready and behind.histories.forks_seen == 1
 
 
 def test_a_voter_whose_metadata_log_is_older_than_its_raft_log_gets_back_to_the_same_history() -> None:

@@ -1,0 +1,109 @@
+"""One snapshot on its way from peers to this node.
+
+Its bytes are read as they come, so that damage shows early and nothing is held twice. Invariant: a snapshot
+is installed only when its value has the digest that its snapshot entry states, and a majority of the voters
+confirms that entry's hash: the voters this node knows, or, for a newcomer, those that the value names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lockstep.gossip.pulling import Offer
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.entries import hash_of
+from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.snapshot_entries import TakeSnapshot
+from lockstep.metadata.snapshot_file import SnapshotFileReader, SnapshotInfo
+from lockstep.node.histories import Histories
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.voters import Member
+from lockstep.runtime.ports import Runtime
+from lockstep.values.codec import decoder
+from lockstep.values.errors import CorruptFile
+
+_TAKE_SNAPSHOT = decoder(TakeSnapshot)
+
+
+def offer_of(snapshot: SnapshotInfo) -> Offer:
+    return Offer(snapshot.epoch, snapshot.entry.hash, snapshot.digest, snapshot.size_bytes)
+
+
+def problem_with(snapshot: SnapshotInfo) -> str | None:
+    """Why these facts contradict each other; None when they do not."""
+    entry = snapshot.entry
+    if entry.kind != EntryKind.SNAPSHOT or entry.epoch != snapshot.epoch or entry.hash != hash_of(entry):
+        return "its entry is no snapshot entry of its epoch"
+    try:
+        stated = _TAKE_SNAPSHOT.decode(entry.body).digest
+    except msgspec.DecodeError as error:
+        return f"its entry cannot be read: {error}"
+    if stated != snapshot.digest:
+        return "its digest is not the one that its entry states"
+    if snapshot.size_bytes <= 0:
+        return "it is empty"
+    return None
+
+
+def voters_named_in(cluster: ClusterMetadata) -> Sequence[Member]:
+    known = [cluster.directory.by_id[voter] for voter in cluster.voters]
+    return [Member((node.address, node.internode_port), node.host_id) for node in known]
+
+
+class SnapshotTransfer:
+    """`snapshot` is the one under way."""
+
+    def __init__(self, runtime: Runtime, state: MetadataState, histories: Histories) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._histories = histories
+        self._reader = SnapshotFileReader()
+        self.snapshot: SnapshotInfo | None = None
+
+    async def begin(self, snapshot: SnapshotInfo) -> str | None:
+        """Be ready for its bytes, or go on with them; else why it is not to be believed (now)."""
+        problem = problem_with(snapshot)
+        if problem is None and self._state.epoch:
+            problem = await self._unconfirmed(snapshot, self._histories.known_voters())
+        if problem is None and snapshot != self.snapshot:
+            self.snapshot = snapshot
+            self._reader = SnapshotFileReader(f"snapshot of epoch {snapshot.epoch}")
+        return problem
+
+    def feed(self, data: bytes) -> None:
+        """Take its next bytes; CorruptFile when they cannot be its own."""
+        self._reader.feed(data)
+
+    async def install(self) -> str | None:
+        """Make it this node's state, now that its bytes are here; else why not."""
+        snapshot = self.snapshot
+        assert snapshot is not None, "a transfer is under way"
+        try:
+            content = self._reader.finish()
+        except CorruptFile as damage:
+            return str(damage)
+        if content.header.entry != snapshot.entry or content.header.digest != snapshot.digest:
+            return "it is another one than was offered"
+        if not self._state.epoch:
+            problem = await self._unconfirmed(snapshot, voters_named_in(content.value))
+            if problem is not None:
+                return problem
+        await self._state.install(content.value, snapshot.entry, content.entries)
+        self._runtime.probes.reach("metadata.snapshot.installed")
+        self.forget()
+        return None
+
+    def forget(self) -> None:
+        if self.snapshot is not None:
+            self.snapshot = None
+            self._reader = SnapshotFileReader()
+
+    async def _unconfirmed(self, snapshot: SnapshotInfo, voters: Sequence[Member]) -> str | None:
+        confirmed = await self._histories.majority_hash(snapshot.epoch, voters)
+        if confirmed is None:
+            return f"no majority of the voters says what epoch {snapshot.epoch} is"
+        if confirmed != snapshot.entry.hash:
+            return f"a majority of the voters has another entry at epoch {snapshot.epoch}"
+        return None
