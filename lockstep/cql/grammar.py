@@ -136,7 +136,7 @@ properties: "WITH" property ("AND" property)*
     | "CLUSTERING" "ORDER" "BY" "(" ordering ("," ordering)* ")" -> clustering_order
     | "COMPACT" "STORAGE" -> compact_storage
 ?property_value: literal | collection | name -> property_word
-create_table: "CREATE" _table if_not_exists? table_name "(" definition ("," definition)* ")" properties?
+create_table: "CREATE" _table if_not_exists? table_name "(" definition ("," definition?)* ")" properties?
 ?definition: name type column_mark* -> column_definition
     | "PRIMARY" "KEY" "(" key_part ("," name)* ")" -> primary_key
 column_mark: "STATIC" -> mark_static | "PRIMARY" "KEY" -> mark_primary
@@ -151,7 +151,7 @@ alter_table_rename: _alter_table "RENAME" if_exists? renaming ("AND" renaming)*
 renaming: name "TO" name
 alter_table_with: _alter_table properties
 alter_table_type: _alter_table "ALTER" name "TYPE" type
-create_type: "CREATE" "TYPE" if_not_exists? table_name "(" type_field ("," type_field)* ")"
+create_type: "CREATE" "TYPE" if_not_exists? table_name "(" type_field ("," type_field?)* ")"
 type_field: name type
 alter_type: _alter_type "ADD" if_not_exists? type_field -> alter_type_add
     | _alter_type "RENAME" if_exists? renaming ("AND" renaming)* -> alter_type_rename

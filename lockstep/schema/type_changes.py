@@ -7,7 +7,6 @@ those tables carry the epoch that mattered to them. A type that something uses s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import msgspec
@@ -28,7 +27,6 @@ from lockstep.schema.user_types import check_extents, types_of_table, types_used
 from lockstep.values.errors import InvalidRequest, Rejected
 from lockstep.values.limits import USER_TYPES_MAX
 
-_NAME = re.compile(r"[A-Za-z0-9_]+")
 _CHARACTERS_MAX = 222
 
 
@@ -102,11 +100,9 @@ def create_type(schema: Schema, change: CreateType, epoch: int) -> Applied:
         if change.if_not_exists:
             return schema, None
         raise Rejected(f"A user type with name '{name}' already exists", keyspace=space.name)
-    if not _NAME.fullmatch(name) or len(name) > _CHARACTERS_MAX:
-        raise Rejected(
-            f"Type name must not be empty, more than {_CHARACTERS_MAX} characters long, or contain "
-            f'non-alphanumeric-underscore characters (got "{name}")'
-        )
+    # Unlike a table's, a type's name may hold any characters.
+    if not 0 < len(name) <= _CHARACTERS_MAX:
+        raise Rejected(f"Type name must not be empty or more than {_CHARACTERS_MAX} characters long")
     if len(space.types) >= USER_TYPES_MAX:
         raise Rejected(f"Keyspace '{space.name}' has {USER_TYPES_MAX} user types, and cannot have more")
     names = [field for field, _ in change.fields]
