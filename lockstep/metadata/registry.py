@@ -50,9 +50,13 @@ class Prepared(Protocol):
 
 
 class Registry:
-    """Kind number -> transformation type, with decoders built once."""
+    """Kind number -> transformation type, with decoders built once.
 
-    def __init__(self, *tables: Mapping[int, type[Any]]) -> None:
+    `since` tells of each kind the version of the log since which it is there; 1 when it tells nothing.
+    """
+
+    def __init__(self, *tables: Mapping[int, type[Any]], since: Mapping[int, int] | None = None) -> None:
+        self._since = dict(since or {})
         self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
         self._kinds: dict[type[Any], int] = {}
         for table in tables:
@@ -60,6 +64,15 @@ class Registry:
                 assert kind not in self._decoders, f"kind {kind} is registered twice"
                 self._decoders[kind] = codec.decoder(table[kind])
                 self._kinds[table[kind]] = kind
+
+    @property
+    def version(self) -> int:
+        """The newest version of the log that can be read with these kinds."""
+        return max((self.since(kind) for kind in self._decoders), default=1)
+
+    def since(self, kind: int) -> int:
+        """The first version of the log that has this kind."""
+        return self._since.get(kind, 1)
 
     def kind_of(self, transformation: Transformation) -> int:
         """The kind number of a transformation; KeyError when its type is not registered."""

@@ -16,6 +16,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.entries import LogEntry, seal
 from lockstep.metadata.membership import refuse_while_frozen
 from lockstep.metadata.registry import Prepared, Registry
+from lockstep.metadata.versions import refuse_newer_kind
 from lockstep.values.errors import CannotApply, Rejected
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX
 
@@ -122,6 +123,7 @@ class Tip:
             transformation = self._registry.decode(kind, body)
         except CannotApply as problem:
             raise Rejected(problem.message, hint=problem.hint) from problem
+        refuse_newer_kind(tip.directory, kind, self._registry.since(kind))
         if isinstance(transformation, Prepared):
             transformation = transformation.prepared(tip)
             _, body = self._registry.encode(transformation)

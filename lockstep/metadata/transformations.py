@@ -12,6 +12,7 @@ from lockstep.metadata.cluster import ClusterMetadata, Identity
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.service import Service
+from lockstep.metadata.versions import refuse_older_node
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import (
@@ -22,8 +23,8 @@ from lockstep.values.limits import (
 )
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
-#: Voters of a new cluster when it names none: three survive one loss, more only cost.
-INITIAL_VOTERS_MAX = 3
+#: Voters of a new cluster when it names none. The group grows with the cluster by the rules of its members.
+INITIAL_VOTERS_MAX = 1
 
 
 class Founder(msgspec.Struct, frozen=True, array_like=True):
@@ -38,12 +39,13 @@ class Founder(msgspec.Struct, frozen=True, array_like=True):
     rack: str
     tokens: tuple[int, ...]
     version: str = ""
+    log_version: int = 1
 
 
 class Initialize(msgspec.Struct, frozen=True, array_like=True):
     """The first entry. Founders get ids 1..n in the given order and are normal at once.
 
-    `voters` are positions' ids (1..n); empty means the first three founders.
+    `voters` are positions' ids (1..n); empty means the first founder.
     """
 
     cluster_id: str
@@ -82,6 +84,7 @@ class Initialize(msgspec.Struct, frozen=True, array_like=True):
             tokens=tuple(sorted(founder.tokens)),
             version=founder.version,
             epoch=epoch,
+            log_version=founder.log_version,
         )
         refuse_collisions(directory, node)
         refuse_bad_tokens(directory, node.tokens)
@@ -89,7 +92,10 @@ class Initialize(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True):
-    """Admit a node: it gets an id and state `none`, and owns nothing until it bootstraps."""
+    """Admit a node: it gets an id and state `none`, and owns nothing until it bootstraps.
+
+    It is refused when it cannot read every version of the log that the others may write.
+    """
 
     host_id: str
     address: str
@@ -99,6 +105,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
     dc: str
     rack: str
     version: str = ""
+    log_version: int = 1
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
@@ -107,6 +114,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"all {NODES_MAX} node ids were given")
         if not self.host_id or not self.dc or not self.rack:
             raise Rejected("a node needs a host id, a data centre and a rack")
+        refuse_older_node(directory, self.log_version)
         node = NodeInfo(
             id=NodeId(directory.next_node_id),
             host_id=self.host_id,
@@ -118,6 +126,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
             rack=self.rack,
             version=self.version,
             epoch=epoch,
+            log_version=self.log_version,
         )
         refuse_collisions(directory, node)
         return msgspec.structs.replace(cluster, directory=directory.with_node(node))
@@ -132,6 +141,7 @@ class UpdateNode(msgspec.Struct, frozen=True, array_like=True):
     cql_port: int
     admin_port: int
     version: str
+    log_version: int = 1
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         found = cluster.node(self.node)
@@ -146,7 +156,10 @@ class UpdateNode(msgspec.Struct, frozen=True, array_like=True):
             cql_port=self.cql_port,
             admin_port=self.admin_port,
             version=self.version,
+            log_version=self.log_version,
         )
+        if self.log_version < found.log_version:
+            refuse_older_node(cluster.directory, self.log_version)
         if changed == found:
             return cluster
         changed = msgspec.structs.replace(changed, epoch=epoch)

@@ -18,8 +18,9 @@ from lockstep.values.errors import VersionMismatch
 
 #: The newest version of the log that this code reads and writes.
 LOG_VERSION: Final = 1
-#: The version since which there is a kind.
+#: The version since which there is a kind; a new kind comes with a new version.
 SINCE: Final[Mapping[int, int]] = {kind.value: 1 for kind in EntryKind}
+assert max(SINCE.values()) == LOG_VERSION, "the newest kinds are of the newest version"
 
 
 def lowest_version(directory: Directory) -> int:

@@ -231,6 +231,7 @@ class Founding:
                         dc=founder.dc,
                         rack=founder.rack,
                         version=founder.version,
+                        log_version=founder.log_version,
                         tokens=owned,
                     )
                     for founder, owned in zip(described, tokens, strict=True)

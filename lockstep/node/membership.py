@@ -102,6 +102,7 @@ class Membership:
             version=CASSANDRA_RELEASE,
             num_tokens=placement.num_tokens,
             epoch=self._state.epoch,
+            log_version=self._state.registry.version,
         )
 
     async def _meet_seeds(self) -> None:
@@ -182,6 +183,7 @@ class Membership:
                 dc=described.dc,
                 rack=described.rack,
                 version=described.version,
+                log_version=described.log_version,
             ),
             SUBMIT_TIMEOUT_MS,
         )
@@ -203,6 +205,7 @@ class Membership:
             cql_port=described.cql_port,
             admin_port=described.admin_port,
             version=described.version,
+            log_version=described.log_version,
         )
         if wanted == own:
             return
@@ -213,6 +216,7 @@ class Membership:
             cql_port=wanted.cql_port,
             admin_port=wanted.admin_port,
             version=wanted.version,
+            log_version=wanted.log_version,
         )
         while True:
             try:

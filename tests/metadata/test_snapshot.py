@@ -53,9 +53,7 @@ def test_a_value_survives_the_stream_whatever_the_cuts() -> None:
 
 def test_equal_values_give_equal_streams() -> None:
     value = history().now
-    other = msgspec.structs.replace(
-        value, extensions=extensions_of(reversed(value.extensions.items()))
-    )
+    other = msgspec.structs.replace(value, extensions=extensions_of(reversed(value.extensions.items())))
     assert b"".join(pieces(other)) == b"".join(pieces(value)) == b"".join(pieces(history().now))
     assert b"".join(pieces(history().values[-2])) != b"".join(pieces(value))
 

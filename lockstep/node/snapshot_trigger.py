@@ -1,0 +1,78 @@
+"""Asks for a snapshot when enough was written since the last one.
+
+Invariant: only the leader asks, once for each interval: the entry names the snapshot that its interval began
+at, so that a second proposal of the same interval, by whomever, is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from lockstep.metadata.snapshot_entries import TakeSnapshot
+from lockstep.node.metadata_state import MetadataState
+from lockstep.runtime.ports import Runtime
+from lockstep.values.errors import LockstepError, Rejected
+
+#: After a proposal failed: leadership or a peer is in motion.
+RETRY_MS = 1000
+
+
+class SnapshotTrigger:
+    """`every_epochs` and `every_bytes` count from the last snapshot entry; 0 never triggers."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: MetadataState,
+        submit: Callable[[TakeSnapshot], Awaitable[int]],
+        leads: Callable[[], bool],
+        log: Callable[..., None],
+        *,
+        every_epochs: int,
+        every_bytes: int,
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._submit = submit
+        self._leads = leads
+        self._log = log
+        self._every_epochs = every_epochs
+        self._every_bytes = every_bytes
+        self._look = asyncio.Event()
+        state.listen(lambda *_: self.wake())
+
+    def start(self) -> None:
+        self._runtime.tasks.spawn(self._run(), "metadata.snapshot_trigger")
+
+    def wake(self) -> None:
+        """Something was applied, or this node's role changed."""
+        if self._leads() and self.due():
+            self._look.set()
+
+    def due(self) -> str:
+        """Why a snapshot is due; empty when it is not."""
+        cluster = self._state.current
+        since = cluster.epoch - cluster.service.snapshot_epoch
+        if self._every_epochs and since >= self._every_epochs:
+            return f"{self._every_epochs} epochs"
+        if self._every_bytes and since > 1 and self._state.store.log_bytes >= self._every_bytes:
+            return f"{self._every_bytes} bytes"
+        return ""
+
+    async def _run(self) -> None:
+        while self._state.broken is None:
+            await self._look.wait()
+            self._look.clear()
+            reason = self.due()
+            if not reason or not self._leads():
+                continue
+            after = self._state.current.service.snapshot_epoch
+            try:
+                await self._submit(TakeSnapshot(reason, after))
+            except Rejected as refusal:
+                self._log("metadata.snapshot_refused", reason=refusal.message)
+            except LockstepError as error:
+                self._log("metadata.snapshot_waits", error=str(error))
+                await asyncio.sleep(RETRY_MS / 1000)
+                self.wake()
