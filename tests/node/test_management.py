@@ -1,0 +1,311 @@
+"""The management group: told first, applied once, on the right nodes; and what is said when it is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.group_states import GlobalState, LocalState, Part
+from lockstep.metadata.management import ManagementState, Outcome
+from lockstep.metadata.management_commands import Admit, Command, Expel, Host, RecordVoters, encode_command
+from lockstep.node.management import ADMISSION_TIMEOUT_MS
+from lockstep.node.node import Node
+from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.sim.probes import CrashRule
+from lockstep.values.errors import PreconditionError
+from tests.node.support import Town, decommission, keyspace
+
+
+def states(town: Town, *numbers: int) -> list[ManagementState]:
+    return [town.node(number).management.state for number in numbers]
+
+
+def agreed(town: Town, *numbers: int) -> ManagementState:
+    """Wait until these nodes hold the same state, in which voters are recorded."""
+
+    def same() -> bool:
+        found = states(town, *numbers)
+        return bool(found[0].voters.voters) and len({state.digest for state in found}) == 1
+
+    town.until(same)
+    return states(town, numbers[0])[0]
+
+
+def settled(town: Town, *numbers: int) -> ManagementState:
+    """As `agreed`, and the group's record is that of the metadata."""
+
+    def complete() -> bool:
+        state, directory = states(town, numbers[0])[0], town.newest.directory
+        there = {node.host_id: node.id for node in directory.nodes if node.state is not NodeState.LEFT}
+        known = {node.host_id: node.node_id for node in state.nodes}
+        return known == there and state.voters.voters == tuple(town.newest.voters)
+
+    town.until(complete)
+    return agreed(town, *numbers)
+
+
+def leader(town: Town, *numbers: int) -> int:
+    def leading() -> list[int]:
+        groups = [(number, town.node(number).management.group) for number in numbers if town.ready(number)]
+        return [number for number, group in groups if group is not None and group.is_leader]
+
+    town.until(lambda: bool(leading()))
+    return leading()[0]
+
+
+# -- founding
+
+
+@pytest.mark.parametrize("founders", [1, 3])
+def test_the_cluster_id_comes_from_the_groups_first_command(founders: int) -> None:
+    numbers = tuple(range(1, founders + 1))
+    with Town(founders=founders) as town:
+        town.found()
+        state = settled(town, *numbers)
+        identity = town.newest.identity
+        assert (state.cluster_id, state.cluster_name) == (identity.cluster_id, identity.cluster_name)
+        assert [link.cluster_id for link in state.lineage] == [identity.cluster_id]
+        assert state.voters.recovery_generation == 0
+        state.validate()
+
+
+@pytest.mark.parametrize("kind", ["kill", "power"])
+@pytest.mark.parametrize("place", ["management.propose", "management.founded", "processor.appended"])
+def test_a_founding_that_was_interrupted_goes_on_with_the_same_id(place: str, kind: str) -> None:
+    for founders in (1, 3):
+        with Town(seed=founders, founders=founders) as town:
+            numbers = tuple(range(1, founders + 1))
+            rule = CrashRule(label=place, kind=kind, hit=1, restart_after_s=0.5)
+            town.world.probes.add(rule)
+            town.found()
+            assert rule.fired
+            state = settled(town, *numbers)
+            assert state.cluster_id == town.newest.identity.cluster_id
+
+
+# -- admission
+
+
+def test_a_newcomer_is_admitted_before_it_is_registered_and_expelled_when_it_left() -> None:
+    with Town() as town:
+        town.found()
+        seen: list[bool] = []
+
+        def watch(_now: int, _label: str, kind: str, facts: dict[str, Any]) -> None:
+            if kind == "management.applied":
+                hosts = {node.host_id: node.node_id for node in facts["state"].nodes}
+                seen.extend(
+                    host not in town.newest.directory.by_host_id for host, id in hosts.items() if not id
+                )
+
+        town.world.monitors.append(watch)
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        assert seen
+        assert all(seen), "registered before it was admitted"
+        host_id = town.node(4).identity.value.host_id
+        assert settled(town, 1, 2, 3).by_host_id[host_id].node_id == 4
+        assert town.finish(town.submit(1, decommission(4))).error is None
+        town.until(lambda: town.state_of(4) is NodeState.LEFT)
+        assert settled(town, 1, 2, 3).expelled == (host_id,)
+        readmission = town.begin(1, lambda node: node.management.admit(Host(host_id, "127.0.0.4", 7000)))
+        assert "has left" in str(town.finish(readmission).error)
+
+
+@pytest.mark.parametrize("place", ["membership.admitted", "processor.appended", "raft.persist.before"])
+def test_a_newcomer_and_its_helpers_may_die_between_admission_and_registration(place: str) -> None:
+    with Town() as town:
+        town.found()
+        who = "n4" if place == "membership.admitted" else f"n{town.leader()}"
+        hit = town.world.probes.process_counts.get((who, place), 0) + 1
+        rule = CrashRule(label=place, process=who, kind="power", hit=hit, restart_after_s=0.5)
+        town.world.probes.add(rule)
+        town.start(4)
+        town.until(lambda: town.ready(1, 2, 3, 4))
+        assert rule.fired
+        assert len(settled(town, 1, 2, 3).nodes) == 4
+
+
+def test_a_command_whose_reply_is_lost_is_applied_once() -> None:
+    with Town() as town:
+        town.found()
+        settled(town, 1, 2, 3)
+        who = leader(town, 1, 2, 3)
+        group = town.node(who).management.group
+        assert group is not None
+        submit, commands = group.submit, []
+
+        async def lossy(command: Command) -> Outcome:
+            commands.append(command)
+            outcome = await submit(command)
+            if len(commands) == 1:
+                raise PreconditionError("lost on its way")
+            return outcome
+
+        group.submit = lossy  # type: ignore[method-assign]
+        before = group.state.index
+        action = Admit(Host("h", "127.0.0.9", 7000), 1)
+        done = town.begin(who, lambda node: node.management.submitter.submit(action, 5000))
+        assert town.finish(done).value.index == before + 1
+        # Whoever was asked again, the leader or a member that has applied it: the same outcome.
+        assert len(set(commands)) == 1
+        assert agreed(town, 1, 2, 3).index == before + 1
+
+
+def test_a_command_that_is_in_the_log_twice_is_applied_once() -> None:
+    with Town() as town:
+        town.found()
+        settled(town, 1, 2, 3)
+        group = town.node(leader(town, 1, 2, 3)).management.group
+        assert group is not None
+        before = group.state
+        command = Command(bytes(15) + b"c", before.index, "test", Admit(Host("h", "127.0.0.9", 7000), 1))
+        twice = (encode_command(command), encode_command(command))
+        assert group.driver.propose(twice) is not None
+        town.until(lambda: group.state.index >= before.index + 2)
+        assert len(group.state.outcomes) == len(before.outcomes) + 1
+        assert agreed(town, 1, 2, 3).by_host_id["h"].index == before.index + 1
+
+
+# -- members
+
+
+def test_the_members_follow_the_recorded_voters_and_keep_the_state() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        before = settled(town, 1, 2, 3)
+        for number in (1, 2, 3, 4):
+            detach(town.node(number))
+        record = RecordVoters((1, 3, 4), 99, 99)
+        done = town.begin(1, lambda node: node.management.submitter.submit(record, 5000))
+        assert town.finish(done).error is None
+        town.until(lambda: voters(town, 1) == (1, 3, 4))
+        after = agreed(town, 1, 3, 4)
+        assert after.lineage == before.lineage
+        assert after.voters.voters == (1, 3, 4)
+        # The newcomer counts: with it a majority is left when one of the others dies.
+        town.process(3).crash("power")
+        done = town.begin(1, lambda node: node.management.submitter.submit(Expel("nobody"), 20_000))
+        outcome = town.finish(done).value
+        assert outcome.refusal.code == "NOT_ADMITTED"
+
+
+def detach(node: Node) -> None:
+    """The record of voters is the test's own from now on."""
+    node.management._leads = lambda: False
+    node.management._own_member = lambda: node.node_id  # type: ignore[method-assign]
+    node.management.wake()
+
+
+def voters(town: Town, number: int) -> tuple[int, ...]:
+    group = town.node(number).management.group
+    return group.driver.raft.configuration.voters if group is not None else ()
+
+
+def test_the_state_survives_power_loss_of_all() -> None:
+    with Town() as town:
+        town.found()
+        before = settled(town, 1, 2, 3)
+        for number in (1, 2, 3):
+            town.process(number).crash("power")
+        town.start(1, 2, 3)
+        town.until(lambda: town.ready(1, 2, 3))
+        after = agreed(town, 1, 2, 3)
+        assert after.lineage == before.lineage
+        assert after.index >= before.index
+
+
+# -- loss of the majority
+
+
+def test_without_a_majority_admission_is_refused_in_time_and_the_rest_goes_on() -> None:
+    with Town() as town:
+        town.found()
+        settled(town, 1, 2, 3)
+        for number in (2, 3):
+            group = town.node(number).management.group
+            assert group is not None
+            group.driver.halt()
+        town.start(4)
+        begun_s = town.world.now_s()
+        town.until(lambda: "n4" in town.ended, limit_s=120)
+        assert town.world.now_s() - begun_s < ADMISSION_TIMEOUT_MS / 1000 + 10
+        assert isinstance(town.ended["n4"], PreconditionError)
+        assert "no majority of the management group" in str(town.ended["n4"])
+        assert town.finish(town.submit(1, keyspace("k"))).error is None
+        assert town.ready(1, 2, 3)
+
+
+# -- how the groups fare
+
+
+def report(town: Town, number: int, group: int) -> Any:
+    return town.finish(town.begin(number, lambda node: node.groups.local(group))).value
+
+
+def whole(town: Town, number: int, group: int) -> Any:
+    return town.finish(town.begin(number, lambda node: node.groups.whole(group))).value
+
+
+def test_every_node_reports_its_last_entry_without_a_leader() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        settled(town, 1, 2, 3)
+        town.agreed(1, 2, 3, 4)
+        cluster = town.newest
+        for number in (1, 2):
+            town.process(number).crash()
+        town.wait(20)
+        for number, part in ((3, Part.VOTER), (4, Part.LEARNER)):
+            said = report(town, number, METADATA_GROUP)
+            assert (said.epoch, said.hash) == (cluster.epoch, cluster.hash)
+            assert said.term >= 1
+            assert (said.part, said.state) == (part, LocalState.HEALTHY)
+        said = report(town, 3, MANAGEMENT_GROUP)
+        assert said.state == LocalState.HEALTHY
+        assert said.part == Part.VOTER
+        assert said.epoch >= 1
+        assert report(town, 4, MANAGEMENT_GROUP).state == ""
+
+
+def test_the_global_word_follows_the_voters() -> None:
+    with Town() as town:
+        town.found()
+        settled(town, 1, 2, 3)
+        for group in (METADATA_GROUP, MANAGEMENT_GROUP):
+            assert whole(town, 1, group).state is GlobalState.AVAILABLE
+        town.process(3).crash()
+        town.wait(15)
+        for group in (METADATA_GROUP, MANAGEMENT_GROUP):
+            word = whole(town, 1, group)
+            assert word.state is GlobalState.DEGRADED
+            assert [voter for voter, _ in word.unreachable] == [3]
+            peers = town.node(1).groups.peers(group)
+            assert (peers.available, peers.count, peers.state) == (True, 2, GlobalState.DEGRADED)
+        town.process(2).crash()
+        town.wait(15)
+        for group in (METADATA_GROUP, MANAGEMENT_GROUP):
+            assert whole(town, 1, group).state is GlobalState.UNAVAILABLE
+            peers = town.node(1).groups.peers(group)
+            assert (peers.available, peers.count) == (False, 1)
+
+
+def test_a_member_that_cannot_go_on_is_broken_and_the_group_degraded() -> None:
+    with Town() as town:
+        town.found()
+        settled(town, 1, 2, 3)
+        group = town.node(2).management.group
+        assert group is not None
+        group.driver._fail(PreconditionError("its file is gone"))
+        said = report(town, 2, MANAGEMENT_GROUP)
+        assert said.state == LocalState.BROKEN
+        assert "its file is gone" in said.reason
+        assert whole(town, 1, MANAGEMENT_GROUP).state is GlobalState.DEGRADED
+        assert whole(town, 1, METADATA_GROUP).state is GlobalState.AVAILABLE
+        assert town.ready(2)
