@@ -15,6 +15,7 @@ from lockstep.consensus.settings import ENTRY_OVERHEAD_BYTES
 
 class Log:
     __slots__ = (
+        "_batch",
         "_entries",
         "base_index",
         "base_term",
@@ -28,6 +29,8 @@ class Log:
         self.base_index = base_index
         self.base_term = base_term
         self._entries: list[Entry] = []
+        #: The last batch cut, (first, last_index, bytes_max, entries): all members get the same ones.
+        self._batch: tuple[int, int, int, tuple[Entry, ...]] | None = None
         self.last_index = base_index
         self.commit_index = base_index
         #: Last index handed out to be applied.
@@ -67,6 +70,14 @@ class Log:
 
     def batch(self, first: int, bytes_max: int) -> tuple[Entry, ...]:
         """Entries from `first` on that weigh at most bytes_max; at least one when there is one."""
+        remembered = self._batch
+        if remembered is not None and remembered[:3] == (first, self.last_index, bytes_max):
+            return remembered[3]
+        batch = self._cut_batch(first, bytes_max)
+        self._batch = (first, self.last_index, bytes_max, batch)
+        return batch
+
+    def _cut_batch(self, first: int, bytes_max: int) -> tuple[Entry, ...]:
         start = first - self.base_index - 1
         size = 0
         for position in range(start, len(self._entries)):
@@ -103,20 +114,20 @@ class Log:
 
     def extend(self, entries: Sequence[Entry]) -> None:
         """Append entries that follow the last one."""
-        index, term = self.last_index, self.last_term
-        for entry in entries:
-            index += 1
-            assert entry.index == index, f"entry {entry.index} where {index} must follow"
-            assert entry.term >= term, f"term falls from {term} to {entry.term} at {index}"
-            term = entry.term
+        first, last = self.last_index + 1, self.last_index + len(entries)
+        indices = [entry.index for entry in entries]
+        assert indices == list(range(first, last + 1)), f"entries {indices} where {first}..{last} must follow"
+        terms = [self.last_term, *[entry.term for entry in entries]]
+        assert terms == sorted(terms), f"terms fall along {terms} from {first} on"
         self._entries.extend(entries)
-        self.last_index = index
+        self.last_index = last
 
     def truncate(self, last_index: int) -> None:
         """Drop every entry after `last_index`."""
         assert last_index >= self.commit_index, f"cut at {last_index} below commit {self.commit_index}"
         assert last_index >= self.handed_index, "an applied entry cannot be cut"
         del self._entries[last_index - self.base_index :]
+        self._batch = None
         self.last_index = last_index
         self.unsaved = min(self.unsaved, last_index + 1)
 
@@ -155,12 +166,14 @@ class Log:
         base_term = self.term_at(base_index)
         assert base_term is not None
         del self._entries[: base_index - self.base_index]
+        self._batch = None
         self.base_index, self.base_term = base_index, base_term
 
     def reset(self, base_index: int, base_term: int) -> None:
         """Replace everything by a snapshot that ends beyond the commit index."""
         assert base_index > self.commit_index, "a snapshot must not take the commit index back"
         self._entries = []
+        self._batch = None
         self.base_index, self.base_term = base_index, base_term
         self.last_index = self.commit_index = self.handed_index = base_index
         self.unsaved = base_index + 1

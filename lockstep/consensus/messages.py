@@ -83,7 +83,8 @@ class VoteReply(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
-    """Entries that follow (prev_index, prev_term); empty ones probe or carry a commit index."""
+    """Entries that follow (prev_index, prev_term); empty ones probe or carry a commit index. A quiet one only
+    brings the commit index to a member that follows well: it is answered only when the logs do not match."""
 
     group: int
     sender: int
@@ -93,6 +94,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
     prev_term: int
     entries: tuple[Entry, ...]
     commit: int
+    quiet: bool = False
 
 
 class AppendReply(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):

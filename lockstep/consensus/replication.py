@@ -78,11 +78,14 @@ def on_propose(state: RaftState, event: Propose) -> None:
 def broadcast(state: RaftState) -> None:
     """Send everyone who can take it what is new: entries, or just the commit index."""
     for peer, progress in state.progress.items():
-        send_append(state, peer, progress, may_be_empty=True)
+        send_append(state, peer, progress, may_be_empty=True, asks=progress.mode is not Mode.REPLICATE)
 
 
-def send_append(state: RaftState, peer: int, progress: Progress, *, may_be_empty: bool) -> bool:
-    """One append to `peer`, or a snapshot when the log reaches back no more; False when nothing was sent."""
+def send_append(
+    state: RaftState, peer: int, progress: Progress, *, may_be_empty: bool, asks: bool = True
+) -> bool:
+    """One append to `peer`, or a snapshot when the log reaches back no more; False when nothing was sent.
+    asks: also an empty one is to be answered."""
     if progress.is_paused:
         return False
     log = state.log
@@ -93,11 +96,13 @@ def send_append(state: RaftState, peer: int, progress: Progress, *, may_be_empty
     entries = log.batch(progress.next, state.settings.append_bytes_max) if prev_index < log.last_index else ()
     if not entries and not may_be_empty:
         return False
+    quiet = not asks and not entries
     state.outbox.append(
         Append(
-            state.group, state.identity, peer, state.term, prev_index, prev_term, entries, log.commit_index
+            state.group, state.identity, peer, state.term,
+            prev_index, prev_term, entries, log.commit_index, quiet,
         )
-    )
+    )  # fmt: skip
     progress.sent(prev_index + len(entries), bool(entries))
     return True
 
@@ -190,7 +195,8 @@ def on_append(state: RaftState, message: Append) -> None:
     state.follow(message.sender)
     log = state.log
     if message.prev_index < log.commit_index:
-        state.acknowledge(log.commit_index)
+        if not message.quiet:
+            state.acknowledge(log.commit_index)
         return
     if not log.matches(message.prev_index, message.prev_term):
         hint_index, hint_term = log.agreement_limit(message.prev_index, message.prev_term)
@@ -207,7 +213,8 @@ def on_append(state: RaftState, message: Append) -> None:
         state.append(entries[fresh:])
     shared = message.prev_index + len(entries)
     log.commit_to(min(message.commit, shared))
-    state.acknowledge(shared)
+    if not message.quiet:
+        state.acknowledge(shared)
 
 
 def on_heartbeat(state: RaftState, message: Heartbeat) -> None:

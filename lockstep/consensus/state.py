@@ -189,9 +189,9 @@ class RaftState:
             self.writes.truncate(cut)
             self.configurations.truncate(cut)
         self.log.extend(entries)
-        for entry in entries:
-            if entry.kind is EntryKind.CONFIGURATION:
-                self.configurations.append(entry.index, decode_configuration(entry.data))
+        kind = EntryKind.CONFIGURATION
+        for entry in [entry for entry in entries if entry.kind is kind]:
+            self.configurations.append(entry.index, decode_configuration(entry.data))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Replace log and state by a snapshot; not durable before this step's write is."""

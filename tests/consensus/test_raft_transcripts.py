@@ -60,7 +60,8 @@ def shown(value: Any) -> str:
 
 def message_text(message: Message) -> str:
     facts = msgspec.structs.asdict(message)
-    body = " ".join(f"{name}={shown(value)}" for name, value in facts.items() if name not in ENVELOPE)
+    hidden = ENVELOPE if facts.get("quiet") else (*ENVELOPE, "quiet")
+    body = " ".join(f"{name}={shown(value)}" for name, value in facts.items() if name not in hidden)
     kind = type(message).__name__
     return f"{kind} {message.sender}>{message.receiver} term={message.term} {body}".rstrip()
 
