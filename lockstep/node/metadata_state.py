@@ -104,6 +104,9 @@ class MetadataState:
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
+    def unlisten(self, listener: Listener) -> None:
+        self._listeners = [other for other in self._listeners if other != listener]
+
     def listen_snapshots(self, listener: SnapshotListener) -> None:
         """Be told when a snapshot is durable here, also one that was installed."""
         self._snapshot_listeners.append(listener)

@@ -79,6 +79,7 @@ class Node(Parts):
         self.runtime.tasks.spawn(self._greet_configured(), "node.greet")
         self.liveness.start()
         self.topology.start()
+        self.snapshots.start()
         await self.membership.become_member()
         if self.broken is not None and self.broken.done():
             await asyncio.sleep(0)  # Takes delivery of what `_end` has sent.
@@ -147,6 +148,7 @@ class Node(Parts):
         if self.processor is not None:
             self.processor.role_changed()
         self.topology.wake()
+        self.snapshots.wake()
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         if before.schema is not after.schema:

@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.consensus.messages import Entry
 from lockstep.consensus.settings import RaftSettings
 from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.metadata import membership as service_transformations
 from lockstep.metadata import schema_change as schema_transformations
 from lockstep.metadata import snapshot_entries
 from lockstep.metadata import transformations as metadata_transformations
@@ -37,7 +38,10 @@ from lockstep.node.metadata_state import MetadataState
 from lockstep.node.metadata_store import Retention
 from lockstep.node.processor import Processor
 from lockstep.node.raft_driver import RaftDriver
+from lockstep.node.raft_journal import RaftJournal
 from lockstep.node.raft_transport import METADATA_GROUP, RaftTransport
+from lockstep.node.snapshot_trigger import SnapshotTrigger
+from lockstep.node.service_driver import ServiceDriver
 from lockstep.node.submission import Submitter
 from lockstep.node.topology_driver import TopologyDriver
 from lockstep.node.voters import Voters
@@ -82,6 +86,7 @@ class Parts(abc.ABC):
         self.registry = Registry(
             metadata_transformations.KINDS,
             schema_transformations.KINDS,
+            service_transformations.KINDS,
             topology_transformations.KINDS,
             snapshot_entries.KINDS,
             since=SINCE,
@@ -144,6 +149,15 @@ class Parts(abc.ABC):
             voters=self._voter_addresses,
             actor=lambda: f"node {self.node_id or self.address[0]}",
         )
+        self.snapshots = SnapshotTrigger(
+            runtime,
+            self.state,
+            self.submit,
+            self._leads,
+            log,
+            every_epochs=kept.snapshot_every_epochs,
+            every_bytes=kept.snapshot_every_bytes,
+        )
         self.topology = TopologyDriver(
             runtime,
             self.state,
@@ -154,6 +168,20 @@ class Parts(abc.ABC):
             alive=self._alive,
             log=log,
         )
+        self.service = ServiceDriver(
+            runtime,
+            self.state,
+            self.internode,
+            self.registry,
+            group=self._metadata_group,
+            own_id=self._own_id,
+            alive=self._alive,
+            replace_after_ms=configuration.cms.replace_after_ms,
+            log=log,
+        )
+        #: Up to which epoch the Raft log on disk is a newer record of who votes than the metadata.
+        self._consensus_until = 0
+        self._consensus_ends = False
         self.internode.register(verbs.EPOCH_QUERY, EpochQuery, EpochReply, self._epoch_query)
         self.liveness: Liveness
         self.store: Store

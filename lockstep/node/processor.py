@@ -93,6 +93,15 @@ class Processor:
         self._runtime.probes.reach("processor.appended")
         return await self._committed(submit.entry_id)
 
+    def tip_value(self) -> ClusterMetadata:
+        """The value after every entry in this leader's log, committed or not; NotLeader when it does not lead."""
+        return self._current_tip().value
+
+    def close(self) -> None:
+        """This node's member of the group has ended; nothing more is judged or answered here."""
+        self._forget(NotLeader(None))
+        self._state.unlisten(self._applied)
+
     def leading_term(self) -> int:
         """The term in which this node judges; NotLeader when it does not."""
         self._current_tip()
@@ -155,10 +164,19 @@ class Processor:
         self._waiting.setdefault(entry_id, []).append(future)
         return await future
 
-    def _applied(self, _before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
-        for future in self._waiting.pop(entry.entry_id, ()):
+    def _answer(self, entry_id: bytes, epoch: int) -> None:
+        for future in self._waiting.pop(entry_id, ()):
             if not future.done():
-                future.set_result(entry.epoch)
+                future.set_result(epoch)
+
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
+        if after.epoch == before.epoch + 1:
+            self._answer(entry.entry_id, entry.epoch)
+        else:
+            for entry_id in list(self._waiting):
+                epoch = after.recent_ids.epoch_of(entry_id)
+                if epoch is not None:
+                    self._answer(entry_id, epoch)
         if self._tip is not None:
             if self._tip.forked_at(after):
                 self._overtaken()

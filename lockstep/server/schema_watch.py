@@ -18,6 +18,7 @@ from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.announcing import announcement
 from lockstep.replication import verbs
+from lockstep.schema.comparison import summaries_between
 from lockstep.schema.model import Schema
 from lockstep.schema.summaries import EMPTIED, ChangeSummary
 from lockstep.server.statements import digest16
@@ -106,22 +107,37 @@ class SchemaWatch:
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
         if before.schema is after.schema:
             return
+        if after.epoch != before.epoch + 1:
+            self._jumped(before, after)
+            return
         change = self._node.registry.decode(entry.kind, entry.body)
         if not isinstance(change, ChangeSchema):
             return
         found = change.summary(before, entry.epoch)
         if found is None:
             return
-        self._epochs.append(entry.epoch)
-        self._versions.append(schema_version(after.schema))
         self._summaries[entry.epoch] = found
+        self._new_version(after)
+        if found.change != EMPTIED:
+            for listener in self._listeners:
+                listener(found)
+
+    def _jumped(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
+        """A snapshot was installed: clients are told of all that lies between, each thing once."""
+        found = summaries_between(before.schema, after.schema)
+        if found:
+            self._new_version(after)
+        for summary in found:
+            for listener in self._listeners:
+                listener(summary)
+
+    def _new_version(self, after: ClusterMetadata) -> None:
+        self._epochs.append(after.epoch)
+        self._versions.append(schema_version(after.schema))
         if len(self._epochs) > SCHEMA_VERSIONS_KEPT_MAX:
             self._summaries.pop(self._epochs[0], None)
             del self._epochs[0], self._versions[0]
         self._tell_peers(after)
-        if found.change != EMPTIED:
-            for listener in self._listeners:
-                listener(found)
 
     def _tell_peers(self, cluster: ClusterMetadata) -> None:
         """Clients compare versions at once after a change: let some peers know now that it is applied here.

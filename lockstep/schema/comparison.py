@@ -1,0 +1,44 @@
+"""What lies between two schemas, as drivers are told it: for a node that jumped over the entries between.
+
+Invariant: equal schemas give nothing; what a dropped keyspace held is not told again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lockstep.schema.model import Keyspace, Schema
+from lockstep.schema.summaries import CREATED, DROPPED, UPDATED, ChangeSummary
+
+
+def summaries_between(before: Schema, after: Schema) -> list[ChangeSummary]:
+    """What was dropped, created and changed; of a keyspace before its types, of those before its tables."""
+    found: list[ChangeSummary] = []
+    for name in sorted({*before.by_name, *after.by_name}):
+        old, new = before.by_name.get(name), after.by_name.get(name)
+        if old is new:
+            continue
+        if new is None:
+            found.append(ChangeSummary(DROPPED, "KEYSPACE", name))
+            continue
+        if old is None or _settings(old) != _settings(new):
+            found.append(ChangeSummary(CREATED if old is None else UPDATED, "KEYSPACE", name))
+        found.extend(_named("TYPE", name, old.types_by_name if old is not None else {}, new.types_by_name))
+        found.extend(_named("TABLE", name, old.by_name if old is not None else {}, new.by_name))
+    return found
+
+
+def _settings(keyspace: Keyspace) -> tuple[Any, ...]:
+    return keyspace.replication, keyspace.durable_writes
+
+
+def _named(
+    target: str, keyspace: str, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[ChangeSummary]:
+    for name in sorted({*old, *new}):
+        before, after = old.get(name), new.get(name)
+        if before is after or before == after:
+            continue
+        change = CREATED if before is None else DROPPED if after is None else UPDATED
+        yield ChangeSummary(change, target, keyspace, name)
