@@ -25,7 +25,6 @@ def _rule(reason: str, pattern: str, *, missing: bool = True) -> Rule:
     return Rule(reason, missing, re.compile(pattern, re.IGNORECASE))
 
 
-USER_TYPES: Final = "user types"
 INDEXES: Final = "indexes"
 VIEWS: Final = "materialized views"
 FUNCTIONS: Final = "functions and aggregates of users"
@@ -35,7 +34,6 @@ _NOT: Final = r"(?:statements )?(?:is|are) not supported"
 #: In order; searched in the text that the test failed with.
 BY_TEXT: Final = (
     _rule("the server failed", r"code=0000 \[Server error\]", missing=False),
-    _rule(USER_TYPES, rf"(?:CREATE|ALTER|DROP) TYPE {_NOT}"),
     _rule(INDEXES, rf"(?:CREATE|DROP) (?:CUSTOM )?INDEX {_NOT}"),
     _rule(VIEWS, rf"MATERIALIZED VIEW {_NOT}"),
     _rule(FUNCTIONS, rf"(?:FUNCTION|AGGREGATE) {_NOT}"),
@@ -50,7 +48,6 @@ BY_TEXT: Final = (
 #: In order; searched in the test's name, for tests that swallow the error which would tell.
 BY_NAME: Final = (
     _rule(ROLES, r"Authenticat(?:ion|or)\w*Tests::"),
-    _rule(USER_TYPES, r"test_refresh_schema_type|nested_\w*registered_udts"),
     _rule(INDEXES, r"::test_indexes"),
     _rule("a request handler that mirrors payloads", r"custom_payload|test_custom_query_"),
     _rule("traces of replicas (those of coordinators are kept)", r"test_replicas_are_queried"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from conformance import report
-from conformance.reasons import DEFECT, FUNCTIONS, ROLES, USER_TYPES, judge
+from conformance.reasons import DEFECT, FUNCTIONS, INDEXES, ROLES, judge
 from conformance.suite_run import FileResult, Outcome, read_record
 
 SETTING = {"folder": "tests/standard", "nodes": 3, "driver": "1.2.3", "protocol": 5}
@@ -50,7 +50,7 @@ def test_a_file_that_cannot_be_imported_says_why() -> None:
 @pytest.mark.parametrize(
     ("test", "text", "reason", "missing"),
     [
-        ("t", 'E  code=2200 message="CREATE TYPE statements are not supported"', USER_TYPES, True),
+        ("t", 'E  code=2200 message="CREATE INDEX statements are not supported"', INDEXES, True),
         ("t", 'message="CREATE OR REPLACE FUNCTION statements are not supported"', FUNCTIONS, True),
         ("t", 'message="CREATE USER statements are not supported"', ROLES, True),
         ("t", 'message="Conditional updates (IF) are not supported"', "lightweight transactions", True),
@@ -67,7 +67,7 @@ def results() -> list[FileResult]:
     outcomes = (
         Outcome("tests/standard/f.py::a", "passed", 0.1, ""),
         Outcome("tests/standard/f.py::b", "failed", 0.1, "E   AssertionError: 1 != 2", DEFECT),
-        Outcome("tests/standard/f.py::c", "failed", 0.1, "E   KeyError: 'x'", USER_TYPES, True),
+        Outcome("tests/standard/f.py::c", "failed", 0.1, "E   KeyError: 'x'", INDEXES, True),
         Outcome("tests/standard/f.py::d", "skipped", 0.0, "not here"),
     )
     return [FileResult("tests/standard/f.py", outcomes, nodes_left_down=("n2",))]
@@ -83,7 +83,7 @@ def test_what_is_not_built_does_not_count_against_what_is() -> None:
 def test_the_page_lists_each_failing_test_once_under_its_reason() -> None:
     text = report.page(results(), SETTING)
     assert text.index(DEFECT) < text.index("- `f.py::b`: `AssertionError: 1 != 2`")
-    assert text.index(f"Not built: {USER_TYPES}") < text.index("- `f.py::c`: `KeyError: 'x'`")
+    assert text.index(f"Not built: {INDEXES}") < text.index("- `f.py::c`: `KeyError: 'x'`")
     assert text.count("f.py::a") == 0
 
 
