@@ -19,8 +19,9 @@ from lockstep.node import toml_text
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import TOKENS_PER_NODE_MAX
 
-#: More founders would only make the first election slower; voters are added later through the log.
-FOUNDERS_MAX: Final = 3
+#: Founders wait for each other, and the loss of any one during that time stops all: enough for a rack of
+#: machines that are set up together, while larger clusters grow by nodes that join.
+FOUNDERS_MAX: Final = 16
 ENVIRONMENT_PREFIX: Final = "LOCKSTEP_"
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -95,6 +96,13 @@ class MetadataSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     archive_directory: str = ""
 
 
+class CmsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`replace_after_ms`: a voter that the metadata leader cannot reach for longer is substituted as voter by
+    another node, at most a week; 0 leaves that to operators."""
+
+    replace_after_ms: Annotated[int, msgspec.Meta(ge=0, le=604_800_000)] = 0
+
+
 class TestingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`faults` opens the admin calls that cut connections. Never set it where data matters."""
 
@@ -116,6 +124,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeouts: TimeoutsSection = TimeoutsSection()
     raft: RaftSection = RaftSection()
     metadata: MetadataSection = MetadataSection()
+    cms: CmsSection = CmsSection()
     testing: TestingSection = TestingSection()
     log: LogSection = LogSection()
 

@@ -1,11 +1,11 @@
-"""Founding a cluster: the founders meet, bind to each other, elect a leader, and it writes the first entry.
+"""Founding a cluster: the founders meet and bind to each other, and the first of them writes the first entry.
 
 The management group is told first: the cluster's id comes from it, so a founding that was interrupted goes
 on with the same one.
 
-Invariants: a founder takes part in consensus only after it has written down which host each founder is, and
-all founders were new and agreed on that. So a founder that loses its disk comes back as another host, is not
-let in by any founder that ever voted, and cannot vote twice. A cluster is founded once.
+Invariants: the first founder is the only voter of a new cluster, and it founds only when every founder has
+written down which host each founder is, and all were new and agreed on that. So a founder that loses its disk
+comes back as another host, is not let in by the others, and nothing is founded twice.
 """
 
 from __future__ import annotations
@@ -110,16 +110,32 @@ class Founding:
             if not await self._try(self._bind):
                 await asyncio.sleep(POLL_MS / 1000)
         self._start_consensus()
-        may_campaign = self._own_address == self._founders[0]
+        bound = self._file.value
+        if bound is None or bound.host_ids[0] != self._describe_self().host_id:
+            await self._follow_first()
+            return
+        # The only voter need not wait for an election timeout.
+        self._campaign()
         while self._state.epoch == 0:
-            if self._is_leader():
-                if not await self._try(self._initialize):
-                    await asyncio.sleep(RETRY_MS / 1000)
-            elif may_campaign and await self._others_vote():
-                # Once a majority takes part, nobody need wait for an election timeout; tried once.
-                may_campaign = False
-                self._campaign()
+            if self._is_leader() and not await self._try(self._initialize):
+                await asyncio.sleep(POLL_MS / 1000)
             await asyncio.sleep(POLL_MS / 1000)
+
+    async def _follow_first(self) -> None:
+        """Return when the first founder's first entry is applied here; it announces it, once."""
+        while self._state.epoch == 0:
+            try:
+                async with asyncio.timeout(RETRY_MS / 1000):
+                    await self._state.wait_for(1)
+            except TimeoutError:
+                await self._try(self._ask_first)
+
+    async def _ask_first(self) -> None:
+        first: SelfDescription = await self._internode.request(
+            self._founders[0], verbs.DESCRIBE_SELF, DescribeSelf(_texts(self._founders)), ASK_TIMEOUT_MS
+        )
+        if first.epoch:
+            await self._catch_up_with(self._founders[0], first)
 
     async def _try(self, step: Callable[[], Awaitable[None]]) -> bool:
         """False when the step cannot be done yet; says why when the reason is a new one."""
@@ -198,19 +214,13 @@ class Founding:
             )
         await self._catch_up.reach(founder.epoch, address, ASK_TIMEOUT_MS)
 
-    async def _others_vote(self) -> bool:
-        """Whether a majority, this node included, takes part in consensus."""
-        voting = 0
-        try:
-            voting = 1 + sum(bool(founder.bound) for founder in await self._ask_all())
-        except (PeerError, PreconditionError):
-            return False
-        return 2 * voting > len(self._founders)
-
     async def _initialize(self) -> None:
         described = await self._ask_all()
         if self._state.epoch or any(founder.epoch for founder in described):
             return
+        for founder in described[1:]:
+            if not founder.bound:
+                raise PreconditionError(f"founder {founder.address} is not bound to the others yet")
         hosts = [
             Host(founder.host_id, founder.address, founder.internode_port, number)
             for number, founder in enumerate(described, 1)

@@ -79,6 +79,7 @@ class Node(Parts):
         self.runtime.tasks.spawn(self._greet_configured(), "node.greet")
         self.liveness.start()
         self.topology.start()
+        self.service.start()
         self.snapshots.start()
         await self.membership.become_member()
         if self.broken is not None and self.broken.done():
@@ -149,8 +150,11 @@ class Node(Parts):
             self.processor.role_changed()
         self.topology.wake()
         self.snapshots.wake()
+        self.service.wake()
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        if before.service is not after.service:
+            self._follow_service()
         if before.schema is not after.schema:
             for table_id in before.schema.table_ids_gone_in(after.schema):
                 self.runtime.tasks.spawn(self._forget_table(table_id), f"storage.drop.{table_id}")
@@ -182,8 +186,8 @@ class Node(Parts):
         self.voters.seen(peer.host_id, peer.endpoint)
         self.topology.heard(peer, epoch)
         self.liveness.heard(peer)
-        if self.state.epoch or self.membership.founding is None:
-            # A founder takes its first entry from consensus, or from a cluster that knows it.
+        if self.state.epoch or self.membership.founding is None or self.voters.is_first(peer.host_id):
+            # A founder takes its first entry from the first founder, or from a cluster that knows it.
             self.catch_up.heard(peer.endpoint, epoch)
 
     async def _epoch_query(self, peer: PeerInfo, query: EpochQuery) -> EpochReply:

@@ -36,7 +36,7 @@ from lockstep.node.membership import Membership
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.metadata_store import Retention
-from lockstep.node.processor import Processor
+from lockstep.node.processor import Processor, committed_log_entries
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.node.raft_journal import RaftJournal
 from lockstep.node.raft_transport import METADATA_GROUP, RaftTransport
@@ -111,7 +111,7 @@ class Parts(abc.ABC):
         )
         self.catch_up = CatchUp(runtime, self.state, self.internode, self.histories, self.address, log)
         self.announcer = Announcer(
-            self.state, self.internode, self._own_id, self._leads, self._alive, self.catch_up.behind
+            self.state, self.internode, self._own_id, self._leads, self._alive, self.catch_up.far_behind
         )
         self.management = Management(
             runtime,
@@ -344,13 +344,14 @@ class Parts(abc.ABC):
         )
 
     def _start_consensus(self) -> None:
-        """Voters are the founders that are bound to each other; after founding, the metadata says who.
+        """Take part if this node is a member: the first founder, and after founding whom the metadata says.
 
-        A voter is a host: whichever address it now has, and whoever else has the address it had.
+        A voter is a host: whichever address it now has, and whoever else has the address it had. A node that
+        is being added gets its vote by the Raft log, after it got that log.
         """
         self.management.take_part()
-        own = self.voters.id_of(self.identity.value.host_id)
-        if own is None or self.driver is not None:
+        own = self.voters.id_of(self.identity.value.host_id) or self._member_by_log()
+        if own is None or self.driver is not None or self._consensus_ends:
             return
         raft = self.configuration.raft
         self.driver = RaftDriver(
@@ -358,7 +359,7 @@ class Parts(abc.ABC):
             self.raft_transport,
             group=METADATA_GROUP,
             identity=own,
-            voters=self.voters.ids(),
+            voters=self.voters.founding(),
             member=self.voters.member,
             settings=RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks),
             tick_ms=raft.tick_ms,
@@ -369,6 +370,46 @@ class Parts(abc.ABC):
         self.processor = Processor(self.runtime, self.state, self.driver, self.registry)
         self.submitter.processor = self.processor
         self.driver.start()
+
+    def _member_by_log(self) -> int | None:
+        """This node's id, when its Raft log is ahead of its metadata: it may vote by what is in that log."""
+        own = self._own_id()
+        if not own or self.driver is not None:
+            return None
+        _, entries = RaftJournal(self.runtime.disk, METADATA_GROUP).load()
+        logged = committed_log_entries(tuple(entries[-1:])) or committed_log_entries(tuple(entries))
+        newest = logged[-1].epoch if logged else 0
+        if newest <= self.state.epoch:
+            return None
+        self._consensus_until = newest
+        return own
+
+    def _follow_service(self) -> None:
+        """The metadata says who takes part in consensus: begin or end this node's part."""
+        if not self.state.epoch:
+            return
+        if self._own_id() in self.cluster.service.members:
+            self._start_consensus()
+        elif self.driver is not None and self.state.epoch >= self._consensus_until:
+            self.runtime.tasks.spawn(self._end_consensus(), "node.end_consensus")
+
+    async def _end_consensus(self) -> None:
+        driver, processor = self.driver, self.processor
+        if driver is None or processor is None or self._consensus_ends:
+            return
+        self._consensus_ends = True
+        self.driver = self.processor = self.submitter.processor = None
+        self.log("node.votes_no_more", node=self.node_id, epoch=self.state.epoch)
+        processor.close()
+        await driver.stop()
+        self._consensus_ends = False
+        self._follow_service()
+
+    def _metadata_group(self) -> tuple[RaftDriver, Processor] | None:
+        """This node's member of the metadata group, and what judges there."""
+        if self.driver is None or self.processor is None:
+            return None
+        return self.driver, self.processor
 
     # -- what is done when something happens ---------------------------------------------------------
 

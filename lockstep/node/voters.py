@@ -16,6 +16,9 @@ from lockstep.node.metadata_state import MetadataState
 from lockstep.replication.handshake import Address
 from lockstep.values.ids import NodeId
 
+#: A new cluster begins with one voter, its first founder; the group then grows with the cluster.
+FIRST_VOTER = 1
+
 
 class Member(msgspec.Struct, frozen=True):
     """Where a voter is, and which host it is."""
@@ -35,12 +38,11 @@ class Voters:
         return self._state.current.voters or self.founding()
 
     def founding(self) -> Sequence[int]:
-        """Whom the groups began with, as the founders bound themselves; the same after every restart.
+        """Whom the groups began with: the first founder alone; the same after every restart.
 
         Empty on a node that is no founder.
         """
-        bound = self._founders.value
-        return range(1, len(bound.host_ids) + 1) if bound is not None else ()
+        return (FIRST_VOTER,) if self._founders.value is not None else ()
 
     def member(self, voter: int) -> Member | None:
         """None when there is no such node."""
@@ -59,10 +61,17 @@ class Voters:
         return {voter: member for voter, member in found if member is not None}
 
     def id_of(self, host_id: str) -> int | None:
-        """Which voter this host is."""
-        return next((voter for voter, member in self.members().items() if member.host_id == host_id), None)
+        """Which member this host is: a voter, or a node that becomes one."""
+        coming = self._state.current.service.members or self.founding()
+        members = ((number, self.member(number)) for number in coming)
+        return next((n for n, member in members if member is not None and member.host_id == host_id), None)
+
+    def is_first(self, host_id: str) -> bool:
+        """Whether this host is the founder that begins the groups."""
+        bound = self._founders.value
+        return bound is not None and bound.host_ids[FIRST_VOTER - 1] == host_id
 
     def seen(self, host_id: str, address: Address) -> None:
-        """If it is a voter, it is at this address; that wins over the metadata while an address changes."""
+        """If it is a member, it is at this address; that wins over the metadata while an address changes."""
         if self._seen_at.get(host_id) != address and self.id_of(host_id) is not None:
             self._seen_at[host_id] = address

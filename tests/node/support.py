@@ -9,6 +9,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.metadata.voter_choice import choose_voters
 from lockstep.node.configuration import Configuration, parse
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
@@ -109,16 +110,27 @@ class Town:
         )
 
     def found(self) -> None:
-        """Start all founders and wait until they serve."""
+        """Start all founders and wait until they serve and vote."""
         numbers = range(1, len(self.founders) + 1)
         self.start(*numbers)
-        self.until(lambda: self.ready(*numbers))
+        self.until(lambda: self.ready(*numbers) and self.voters_settled)
+        self.agreed(*numbers)
 
     def node(self, number: int) -> Node:
         return self.nodes[f"n{number}"]
 
     def leader(self) -> int:
-        return next(n for n in range(1, len(self.founders) + 1) if self.ready(n) and self.node(n).is_leader)
+        return next(int(name[1:]) for name, node in self.nodes.items() if node.ready and node.is_leader)
+
+    @property
+    def voters_settled(self) -> bool:
+        """Whether those vote who should, by the metadata and by Raft."""
+        cluster = self.newest
+        leading = [node for node in self.nodes.values() if node.ready and node.is_leader]
+        if not leading or cluster.service.change is not None or leading[0].driver is None:
+            return False
+        configuration = leading[0].driver.raft.configuration
+        return cluster.voters == choose_voters(cluster) == configuration.voters and not configuration.learners
 
     @property
     def newest(self) -> ClusterMetadata:

@@ -1,0 +1,276 @@
+"""Keeps the voters of the metadata group as the metadata wants them, while this node leads the group.
+
+Invariant: this module decides nothing: `metadata.membership_step` says what is next, from the newest value in
+this leader's log and the Raft configuration in force at the same moment; here it is carried out. All that
+must survive is in the log, so any other leader goes on from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from lockstep.consensus.configuration import Configuration
+from lockstep.consensus.effects import Refused
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.group_membership import Members
+from lockstep.metadata.membership_step import (
+    Action,
+    Configure,
+    GroupView,
+    Idle,
+    Observed,
+    StartLeave,
+    Submit,
+    Transfer,
+    Waits,
+    next_step,
+)
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.registry import Registry
+from lockstep.node.messages import EpochQuery, EpochReply
+from lockstep.node.messages import Submit as Submission
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.processor import Processor
+from lockstep.node.raft_driver import RaftDriver
+from lockstep.replication import verbs
+from lockstep.replication.internode import Internode
+from lockstep.runtime.ports import Runtime
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.codec import encode
+from lockstep.values.errors import LockstepError, NotLeader, Rejected
+from lockstep.values.ids import NodeId
+
+#: Between two looks while a change runs: a member that catches up says so by nothing but its progress.
+STEP_PAUSE_MS = 20
+#: Between two looks while nothing changes: who is down is noticed by looking.
+LOOK_MS = 500
+#: A node that does not answer for this long counts as down when voters are chosen.
+DOWN_AFTER_MS = 2000
+#: One question whether a node has applied the change that adds it.
+QUERY_TIMEOUT_MS = 1000
+#: One entry; a leader that cannot commit in it has probably lost its place.
+SUBMIT_TIMEOUT_MS = 10_000
+#: A member whose log ends this close to the leader's may get a vote: the rest is one append.
+CAUGHT_UP_ENTRIES = 64
+
+
+class Blocked(msgspec.Struct, frozen=True):
+    """What the voters wait for: the node (0: the group itself), why, and since when (wall clock)."""
+
+    node: int
+    reason: str
+    since_us: int
+
+
+class ServiceDriver:
+    """`group()` is this node's member of the metadata group and what judges there. `replace_after_ms`: a voter
+    that is unreachable for longer is substituted, 0 for never."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: MetadataState,
+        internode: Internode,
+        registry: Registry,
+        *,
+        group: Callable[[], tuple[RaftDriver, Processor] | None],
+        own_id: Callable[[], int],
+        alive: Callable[[int], bool],
+        replace_after_ms: int,
+        log: Callable[..., None],
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._internode = internode
+        self._registry = registry
+        self._group = group
+        self._own_id = own_id
+        self._alive = alive
+        self._replace_after_ms = replace_after_ms
+        self._log = log
+        self._wake = asyncio.Event()
+        self._term = 0
+        #: When this leader first found each node silent, in seconds of the steady clock.
+        self._silent_since: dict[NodeId, float] = {}
+        self._reached: dict[NodeId, int] = {}
+        self._refused: dict[NodeId, str] = {}
+        #: What the last look that found nothing to do had looked at.
+        self._settled: tuple[object, ...] | None = None
+        self._said = ""
+        #: What the voters wait for, for people; None when nothing is to be done or this node does not lead.
+        self.blocked: Blocked | None = None
+        state.listen(self._applied)
+
+    def start(self) -> None:
+        self._runtime.tasks.spawn(self._run(), "service.voters")
+
+    def wake(self) -> None:
+        """The role of this node's member changed."""
+        self._wake.set()
+
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        if before.service is not after.service or before.directory is not after.directory:
+            self._wake.set()
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        pause_ms = LOOK_MS
+        while True:
+            try:
+                async with asyncio.timeout(pause_ms / 1000):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._refused.clear()
+            self._wake.clear()
+            try:
+                pause_ms = await self._look()
+            except (LockstepError, TimeoutError) as error:
+                self._say(str(error) or "an entry was not committed in time")
+                pause_ms = STEP_PAUSE_MS
+
+    async def _look(self) -> int:
+        """Do what is next; the pause until the next look in milliseconds."""
+        found = self._group()
+        if found is None or not found[0].is_leader or self._state.broken is not None:
+            self.blocked, self._settled = None, None
+            return LOOK_MS
+        driver, processor = found
+        self._note_term(driver.raft.term)
+        cluster = processor.tip_value()
+        view = group_view(driver, NodeId(self._own_id()))
+        observed = self._observed(cluster)
+        looked_at = (cluster.directory, cluster.service, view.members, view.settled, observed)
+        if self._settled is not None and _same(self._settled, looked_at):
+            return LOOK_MS
+        action = next_step(cluster, view, observed)
+        self._settled = looked_at if isinstance(action, Idle) else None
+        if isinstance(action, Idle):
+            self.blocked = None
+            return LOOK_MS
+        await self._do(action, driver, processor)
+        return STEP_PAUSE_MS if cluster.service.change is not None or not isinstance(action, Waits) else LOOK_MS
+
+    def _note_term(self, term: int) -> None:
+        """What an earlier leader saw is not this one's evidence."""
+        if term != self._term:
+            self._term = term
+            self._silent_since.clear()
+            self._refused.clear()
+            self._settled = None
+
+    def _observed(self, cluster: ClusterMetadata) -> Observed:
+        now = self._runtime.clock.monotonic_s()
+        silent: dict[NodeId, float] = {}
+        for node in cluster.directory.in_state(NodeState.NORMAL):
+            if not self._alive(node.id):
+                silent[node.id] = self._silent_since.get(node.id, now)
+        self._silent_since = silent
+        down = tuple(n for n, since in silent.items() if (now - since) * 1000 >= DOWN_AFTER_MS)
+        limit_s = self._replace_after_ms / 1000
+        lost = tuple(n for n in down if limit_s and n in cluster.voters and now - silent[n] >= limit_s)
+        change = cluster.service.change
+        coming = change.additions if change is not None else ()
+        reached = {node: self._reached[node] for node in coming if node in self._reached}
+        return Observed(reached, down, lost, dict(self._refused))
+
+    # -- doing -------------------------------------------------------------------------------------
+
+    async def _do(self, action: Action, driver: RaftDriver, processor: Processor) -> None:
+        if isinstance(action, Waits):
+            await self._wait(action)
+            return
+        self.blocked = None
+        if isinstance(action, Submit):
+            # Judged before anything else happens: what it says of the configuration is true in the log.
+            self._runtime.probes.reach("service.submit")
+            await self._submit(processor, action.transformation)
+        elif isinstance(action, Configure):
+            self._runtime.probes.reach("service.configure")
+            wanted = Configuration(action.members.voters, (), action.members.learners)
+            answer = driver.propose_configuration(wanted)
+            if isinstance(answer, Refused):
+                self._say(f"the group does not take a configuration now: {answer.reason.value}")
+        elif isinstance(action, Transfer):
+            self._runtime.probes.reach("service.transfer")
+            driver.transfer(action.to)
+        elif isinstance(action, StartLeave):
+            await self._start_leave(processor, action.node)
+
+    async def _submit(self, processor: Processor, transformation: Any) -> None:
+        submission = Submission(
+            self._runtime.random.bytes(16),
+            self._registry.kind_of(transformation),
+            encode(transformation),
+            f"metadata leader, node {self._own_id()}",
+            self._state.epoch,
+        )
+        async with asyncio.timeout(SUBMIT_TIMEOUT_MS / 1000):
+            await processor.submit(submission)
+
+    async def _start_leave(self, processor: Processor, node: NodeId) -> None:
+        try:
+            await self._submit(processor, PrepareOperation(OperationKind.DECOMMISSION, node))
+        except NotLeader:
+            raise
+        except Rejected as refusal:
+            # It waits, visibly, for the operation that is in its way, or for an operator.
+            self._refused[node] = refusal.message
+
+    async def _wait(self, waits: Waits) -> None:
+        known = self.blocked
+        if known is None or (known.node, known.reason) != (waits.node, waits.reason):
+            self.blocked = Blocked(waits.node, waits.reason, self._runtime.clock.wall_us())
+        if waits.epoch:
+            await self._query(waits.node, waits.epoch)
+
+    async def _query(self, node: NodeId, epoch: int) -> None:
+        info = self._state.current.node(node)
+        if info is None or self._state.epoch < epoch:
+            return
+        reply: EpochReply = await self._internode.request(
+            (info.address, info.internode_port), verbs.EPOCH_QUERY, EpochQuery(epoch), QUERY_TIMEOUT_MS
+        )
+        self._reached[node] = max(self._reached.get(node, 0), reply.epoch)
+        self._wake.set()
+
+    def _say(self, text: str) -> None:
+        """Log why a step failed, once for each reason."""
+        if text != self._said:
+            self._said = text
+            self._log("service.step_failed", reason=text)
+
+
+def group_view(driver: RaftDriver, own: NodeId) -> GroupView:
+    """What the leader knows of its group."""
+    raft, status = driver.raft, driver.status()
+    configuration, state = status.configuration, driver.raft.state
+    enough = max(state.configurations.changed_at, status.last_index - CAUGHT_UP_ENTRIES)
+    return GroupView(
+        own,
+        Members(configuration.voters, configuration.learners),
+        settled=(
+            not configuration.is_joint
+            and state.configurations.changed_at <= status.commit_index
+            and raft.is_term_committed
+            and state.transfer_target is None
+        ),
+        caught_up=(
+            own,
+            *(
+                NodeId(member)
+                for member, progress in sorted(status.members.items())
+                if progress.heard and progress.match >= enough
+            ),
+        ),
+    )
+
+
+def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    """The parts of the value by identity, the small rest by value."""
+    return one[0] is other[0] and one[1] is other[1] and one[2:] == other[2:]
