@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as spark
 
-from lockstep.schema.types import CollectionType, CqlType, MapType, TupleType, VectorType
+from lockstep.schema.types import CollectionType, CqlType, MapType, TupleType, UserDefinedType, VectorType
 from lockstep.values.errors import InvalidRequest
 
 Cells: TypeAlias = Sequence[bytes | None]
@@ -65,10 +65,13 @@ def spark_type(kind: CqlType, decimal_scale: int = DECIMAL_SCALE_DEFAULT) -> spa
     if isinstance(kind, CollectionType | VectorType):
         return spark.ArrayType(spark_type(kind.element, decimal_scale))
     if isinstance(kind, TupleType):
+        names = tuple(f"_{index}" for index in range(1, len(kind.elements) + 1))
+        if isinstance(kind, UserDefinedType):
+            names = kind.field_names
         return spark.StructType(
             [
-                spark.StructField(f"_{index}", spark_type(element, decimal_scale))
-                for index, element in enumerate(kind.elements, 1)
+                spark.StructField(name, spark_type(element, decimal_scale))
+                for name, element in zip(names, kind.elements, strict=True)
             ]
         )
     raise InvalidRequest(f"{kind.text} has no Spark type")

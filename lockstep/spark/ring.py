@@ -12,8 +12,9 @@ from typing import TypeVar
 import msgspec
 
 from lockstep.placement.strategies import NETWORK_TOPOLOGY, SIMPLE, Owner, compute
-from lockstep.schema.model import Replication
-from lockstep.schema.types import CqlType, parse_type
+from lockstep.schema.model import Keyspace, Replication, UserType
+from lockstep.schema.types import CqlType
+from lockstep.schema.user_types import type_in, types_used
 from lockstep.spark.cql_client import ConnectionPool, CqlConnection, Endpoint
 from lockstep.values.errors import ConfigurationError, PeerError, PeerUnreachable
 from lockstep.values.ids import NodeId
@@ -41,16 +42,18 @@ class Ring(msgspec.Struct, frozen=True):
 
 
 class TableColumn(msgspec.Struct, frozen=True):
-    """`kind` is partition_key, clustering, static or regular; `type` is its CQL text."""
+    """`kind` is partition_key, clustering, static or regular; `type` is its CQL text, `user_types` what it
+    names that is not built in."""
 
     name: str
     kind: str
     position: int
     type: str
+    user_types: tuple[UserType, ...] = ()
 
     @property
     def cql_type(self) -> CqlType:
-        return parse_type(self.type)
+        return type_in(_space("", self.user_types), self.type)
 
 
 class TableShape(msgspec.Struct, frozen=True):
@@ -131,13 +134,41 @@ def read_table(connection: CqlConnection, keyspace: str, table: str) -> TableSha
             f"there is no table {keyspace}.{table}",
             hint="names are case-sensitive and stand without quotes",
         )
+    space = _space(keyspace, _user_types(connection, keyspace))
     columns = [
-        TableColumn(str(row["column_name"]), str(row["kind"]), int(str(row["position"])), str(row["type"]))
+        TableColumn(
+            str(row["column_name"]),
+            str(row["kind"]),
+            int(str(row["position"])),
+            str(row["type"]),
+            types_used(space, [str(row["type"])]),
+        )
         for row in rows
     ]
     order = {"partition_key": 0, "clustering": 1}
     columns.sort(key=lambda column: (order.get(column.kind, 2), column.position, column.name))
     return TableShape(keyspace, table, tuple(columns))
+
+
+def _space(keyspace: str, user_types: tuple[UserType, ...]) -> Keyspace:
+    """A keyspace of which nothing but its types matters."""
+    return Keyspace(keyspace, Replication(SIMPLE, ()), types=user_types)
+
+
+def _user_types(connection: CqlConnection, keyspace: str) -> tuple[UserType, ...]:
+    rows = connection.query(
+        "SELECT type_name, field_names, field_types FROM system_schema.types WHERE keyspace_name = ?",
+        (keyspace.encode(),),
+    )
+    return tuple(
+        UserType(str(row["type_name"]), _texts(row["field_names"]), _texts(row["field_types"]))
+        for row in rows
+    )
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    assert isinstance(values, list)
+    return tuple(str(value) for value in values)
 
 
 def _host(row: dict[str, object]) -> Host:
