@@ -19,7 +19,7 @@ from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.snapshot_file import SnapshotInfo
 from lockstep.node import metadata_files
 from lockstep.node.metadata_store import DEFAULT_RETENTION, MetadataStore, Retention
-from lockstep.runtime.ports import Runtime
+from lockstep.runtime.ports import Disk, Runtime
 from lockstep.values.errors import CannotApply, LockstepError, LogTruncated
 from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX
 
@@ -78,6 +78,12 @@ class MetadataState:
     @property
     def registry(self) -> Registry:
         return self._registry
+
+    @property
+    def disks(self) -> tuple[Disk, ...]:
+        """Where segments and snapshots are: this node's directory, and the archive when there is one."""
+        archive = self._runtime.archive
+        return (self._runtime.disk,) if archive is None else (self._runtime.disk, archive)
 
     # -- life ---------------------------------------------------------------------------------------
 

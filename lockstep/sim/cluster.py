@@ -16,6 +16,7 @@ from lockstep.metadata.directory import NodeState
 from lockstep.node.configuration import (
     ClusterSection,
     Configuration,
+    MetadataSection,
     NetworkSection,
     NodeSection,
     PlacementSection,
@@ -224,6 +225,8 @@ class SimCluster:
                 election_ticks=shape.election_ticks,
                 heartbeat_ticks=shape.heartbeat_ticks,
             ),
+            # Small, so that every run writes snapshots, drops entries and catches up over gaps.
+            metadata=MetadataSection(snapshot_every_epochs=12, retain_entries=16),
         )
 
     def _main(self, name: str) -> Main:

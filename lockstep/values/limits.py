@@ -197,3 +197,5 @@ USER_TYPE_LEAVES_MAX: Final = 10_000
 SNAPSHOT_GAP_EPOCHS: Final = 4096
 #: Bytes of a snapshot in one answer: small enough to interleave with requests.
 SNAPSHOT_CHUNK_BYTES: Final = 256 * 1024
+#: Metadata entries applied again for a look at the past before the loop gets a turn: some 30 us each.
+ENTRIES_PER_TURN_MAX: Final = 64
