@@ -60,6 +60,12 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def cms(self) -> dict[str, Any]:
         return self.admin.get("/v1/cms")
 
+    def group_local(self, group: str, nodes: str | None) -> dict[str, Any]:
+        return self.admin.get(f"/management/v1/recovery/{group}/state/local", nodes=nodes)
+
+    def group_global(self, group: str) -> dict[str, Any]:
+        return self.admin.get(f"/management/v1/recovery/{group}/state/global")
+
     def at(self, address: str, admin_port: int) -> ClusterClient:
         """The same operations at another node."""
         return ClusterClient(AdminClient(address, admin_port, self.admin.timeout_s))

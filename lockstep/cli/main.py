@@ -31,6 +31,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Change a running cluster",
         "Take nodes out; watch and cancel requests.",
     ),
+    "recovery": (
+        "recovery:recovery",
+        "Ask a running cluster",
+        "How the consensus groups fare when nodes are lost.",
+    ),
     "sim": ("sim:sim", "Without a cluster", "Deterministic simulations with faults, by seed."),
     "explain": ("explain:explain", "Without a cluster", "What an error code means and what to do."),
 }

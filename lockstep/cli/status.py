@@ -78,12 +78,18 @@ def _summary(answer: Mapping[str, Any]) -> str:
     nodes = answer.get("nodes", [])
     alive = sum(1 for node in nodes if node.get("alive"))
     leader = answer.get("leader")
+    lost = [
+        f"{name} {str(group.get('state')).lower()}"
+        for name, group in (answer.get("groups") or {}).items()
+        if group.get("state") != "Available"
+    ]
     return ", ".join(
         [
             f"cluster {cluster.get('name', '?')}",
             f"{alive} of {len(nodes)} nodes alive",
             f"epoch {answer.get('epoch', 0)} hash {str(answer.get('hash', ''))[:12]}",
             f"metadata leader: {'none' if leader is None else f'node {leader}'}",
+            *lost,
             f"asked: {asked.get('address', '?')}",
         ]
     )

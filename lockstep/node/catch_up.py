@@ -121,6 +121,20 @@ class CatchUp:
         """Whether a peer is known to have more than this node."""
         return self._puller.behind(self._state.epoch)
 
+    def far_behind(self) -> bool:
+        """Whether a peer is known to have more than one answer holds."""
+        return self._puller.wanted(self._state.epoch) > self._state.epoch + LOG_FETCH_ENTRIES_MAX
+
+    @property
+    def newest_heard(self) -> int:
+        """The newest epoch that some peer is known to have, or this node's own."""
+        return max(self._puller.wanted(self._state.epoch), self._state.epoch)
+
+    @property
+    def installing(self) -> bool:
+        """Whether a snapshot is on its way here."""
+        return self._puller.offer is not None
+
     async def reach(self, epoch: int, source: Address, timeout_ms: int = REACH_TIMEOUT_MS) -> None:
         """Return when `epoch` is applied here; PeerTimeout when that takes longer than allowed."""
         if self._state.epoch >= epoch:
@@ -174,7 +188,7 @@ class CatchUp:
                 await self._ask_chunk(request)
         except LockstepError as error:
             self._log("metadata.fetch_failed", peer=request.peer[0], error=str(error))
-            self._puller.failed(request.number, self._now_ms())
+            self._puller.failed(request, self._now_ms())
         self._turn()
 
     async def _ask_entries(self, request: Request[Address]) -> None:
@@ -182,13 +196,13 @@ class CatchUp:
             request.peer, verbs.FETCH_LOG, FetchLog(request.after, self._entries_only), FETCH_TIMEOUT_MS
         )
         if reply.snapshot is not None and not reply.entries:
-            if self._puller.is_current(request.number):
-                self._puller.answered(request.number, reply.epoch, True, self._now_ms())
+            if self._puller.is_current(request):
+                self._puller.answered(request, reply.epoch, True, self._now_ms())
                 self._puller.hold(True)
                 await self._begin(request.peer, reply.snapshot)
             return
         took = self._take(request, reply)
-        self._puller.answered(request.number, reply.epoch, took, self._now_ms())
+        self._puller.answered(request, reply.epoch, took, self._now_ms())
 
     def _take(self, request: Request[Address], reply: LogEntries) -> bool:
         """Whether the answer had news; they wait to be applied now."""
@@ -240,10 +254,10 @@ class CatchUp:
         chunk: SnapshotChunk = await self._internode.request(
             request.peer, verbs.FETCH_SNAPSHOT, FetchSnapshot(snapshot, request.offset), FETCH_TIMEOUT_MS
         )
-        if not self._puller.is_current(request.number):
+        if not self._puller.is_current(request):
             return  # Late: another peer was asked for the same bytes.
         if not 0 < len(chunk.data) <= snapshot.size_bytes - request.offset:
-            self._puller.lacking(request.number)
+            self._puller.lacking(request)
             return
         try:
             self._transfer.feed(chunk.data)
@@ -251,7 +265,7 @@ class CatchUp:
             self._spoiled(request.peer, snapshot, str(damage))
             return
         self.bytes_fetched += len(chunk.data)
-        self._puller.arrived(request.number, len(chunk.data))
+        self._puller.arrived(request, len(chunk.data), self._now_ms())
         if self._puller.complete:
             await self._install(request.peer, snapshot)
 

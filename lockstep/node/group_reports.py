@@ -7,7 +7,7 @@ said of a whole group says who was asked and what each answered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -38,6 +38,8 @@ from lockstep.values.errors import LockstepError
 ASK_TIMEOUT_MS = 1000
 #: A node that applies what it has just heard of is not called behind.
 SETTLE_MS = 200
+#: Nodes asked at once when all of a large cluster are.
+ASKED_AT_ONCE_MAX = 64
 
 
 class GroupWord(msgspec.Struct, frozen=True):
@@ -99,10 +101,13 @@ class GroupReports:
     async def _settle(self) -> None:
         """Let entries that were just heard of arrive; a busy cluster always has some on their way."""
         deadline = self._runtime.clock.monotonic_s() + SETTLE_MS / 1000
-        while self._metadata.broken is None and self._catch_up.behind():
+        while self._metadata.broken is None and self._behind():
             if self._runtime.clock.monotonic_s() >= deadline:
                 return
             await asyncio.sleep(SETTLE_MS / 1000 / 8)
+
+    def _behind(self) -> bool:
+        return self._catch_up.newest_heard > self._metadata.epoch
 
     def _metadata_report(self) -> GroupReport:
         driver, cluster, broken = self._driver(), self._metadata.current, self._metadata.broken
@@ -110,9 +115,9 @@ class GroupReports:
         facts = LocalFacts(
             broken=broken is not None,
             initialized=cluster.epoch > 0,
-            installing=False,
+            installing=self._catch_up.installing,
             applied=cluster.epoch,
-            known=cluster.epoch + self._catch_up.behind(),
+            known=self._catch_up.newest_heard,
         )
         last = self._metadata.entries_after(cluster.epoch - 1) if cluster.epoch else ()
         raft = driver.raft if driver is not None else None
@@ -210,12 +215,20 @@ class GroupReports:
             unreachable=tuple((member, silent[member]) for member in members if member in silent),
         )
 
+    async def each(self, group: int, nodes: Sequence[int]) -> list[GroupReport | str]:
+        """What each of these nodes says of itself, or why it did not answer; a bounded number at once."""
+        spawn = self._runtime.tasks.spawn
+        answers: list[GroupReport | str] = []
+        for first in range(0, len(nodes), ASKED_AT_ONCE_MAX):
+            part = nodes[first : first + ASKED_AT_ONCE_MAX]
+            tasks = [spawn(self._ask_one(group, node), f"group.ask.{node}") for node in part]
+            answers += await asyncio.gather(*tasks)
+        return answers
+
     async def _ask(
         self, group: int, asked: list[int], reports: dict[int, GroupReport], silent: dict[int, str]
     ) -> None:
-        spawn = self._runtime.tasks.spawn
-        tasks = [spawn(self._ask_one(group, voter), f"group.ask.{voter}") for voter in asked]
-        answers = await asyncio.gather(*tasks)
+        answers = await self.each(group, asked)
         for voter, answer in zip(asked, answers, strict=True):
             if isinstance(answer, GroupReport):
                 reports[voter] = answer

@@ -142,7 +142,7 @@ class Management:
         own = cluster.directory.by_host_id.get(host_id)
         if own is None or own.state is NodeState.LEFT:
             return None
-        joins = own.id in cluster.service.members or own.id in self._voters.founding()
+        joins = own.id in cluster.service.members
         return own.id if joins or ManagementGroup.exists(self._runtime) else None
 
     # -- founding and admission --------------------------------------------------------------------

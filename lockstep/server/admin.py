@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from lockstep.node.configuration import split_address
-from lockstep.server import reports
+from lockstep.server import recovery, reports
 from lockstep.server.cql_server import CqlServer
 from lockstep.server.http import (
     HttpConnection,
@@ -131,6 +131,7 @@ class Admin:
             _get("/v1/metadata/log", "Entries of the metadata log", _now(self._log), _FROM, _TO),
             _get("/v1/metadata/diff", "What changed between two epochs", _now(self._diff), _FROM, _TO),
             *self._request_operations(),
+            *self._recovery_operations(),
             _get("/v1/cms", "The metadata group", _now(lambda *_: reports.cms(node))),
             _get("/openapi.json", "This document", _now(lambda *_: self.registry.openapi())),
             Operation(
@@ -168,6 +169,22 @@ class Admin:
                 "The request",
             ),
         ]
+
+    def _recovery_operations(self) -> list[Operation]:
+        named = Parameter("nodes", "Ids, host ids or addresses, with commas; all when absent")
+        operations = []
+        for name in recovery.GROUPS:
+            path, answers = recovery.PATH.format(group=name), recovery.GroupAnswers(self._node, name)
+            operations += [
+                _get(
+                    f"{path}/local",
+                    f"What each node says of its part in {name}",
+                    _later(answers.local),
+                    named,
+                ),
+                _get(f"{path}/global", f"Whether {name} is available", _later(answers.whole)),
+            ]
+        return operations
 
     def _fault_operations(self) -> list[Operation]:
         """Controls that tests use; none unless the configuration opens them."""

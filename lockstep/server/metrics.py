@@ -1,7 +1,8 @@
 """Counters in Prometheus text format, read from the node's parts when they are asked for.
 
 Invariant: names are `lockstep_<room>_<thing>_<unit>`; nothing is counted twice, and counting costs requests
-nothing but an addition.
+nothing but an addition. Four gauges keep the names under which recovery tools look for them, `cmg.available`,
+`cmg.availablePeers`, `metastorage.available` and `metastorage.availablePeers`, with underscores for dots.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from lockstep.metadata.directory import NodeState
+from lockstep.server.recovery import GROUPS
 from lockstep.server.system_views import seen_epoch
 
 if TYPE_CHECKING:
@@ -42,6 +44,13 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
         status = node.driver.raft.status()
         yield Sample("lockstep_consensus_term_number", "Raft term", "gauge", status.term)
         yield Sample("lockstep_consensus_commit_index", "Raft commit index", "gauge", status.commit_index)
+    for name, group in GROUPS.items():
+        peers = node.groups.peers(group)
+        words = f"the {'management' if name == 'cmg' else 'metadata'} group"
+        yield Sample(
+            f"{name}_available", f"1 while a majority of {words} is available", "gauge", peers.available
+        )
+        yield Sample(f"{name}_availablePeers", f"Available voters of {words}", "gauge", peers.count)
     for other in cluster.directory.nodes:
         if other.state is not NodeState.LEFT:
             labels = (("node", str(other.id)), ("address", other.address))

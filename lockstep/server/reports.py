@@ -19,6 +19,7 @@ from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.entries import LogEntry
 from lockstep.schema.model import Replication
 from lockstep.schema.types import uuid_text
+from lockstep.server import recovery
 from lockstep.server.log_text import entry_summary, kind_name
 from lockstep.server.system_views import seen_epoch
 from lockstep.values.errors import ConfigurationError
@@ -47,6 +48,7 @@ def status(node: Node, operations: Sequence[Document]) -> Document:
         },
         "leader": node.leader_id,
         "verdict": verdict(node),
+        "groups": recovery.words(node),
         "nodes": node_list(node),
         "operations": list(operations),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,10 @@ def test_status_has_what_the_command_shows(cluster: Nodes) -> None:
         ["metadata", "verify"],
         ["cms", "describe"],
         ["cms", "log"],
+        ["recovery", "cluster", "states", "cmg"],
+        ["recovery", "cluster", "states", "cmg", "--local"],
+        ["recovery", "cluster", "states", "metastorage", "--global"],
+        ["recovery", "cluster", "states", "metastorage", "--local", "--nodes", "1,4"],
         ["topology", "requests"],
         ["node", "info"],
         ["topology", "decommission", "4", "--dry-run"],
@@ -158,13 +163,55 @@ def test_openapi_lists_every_path_with_its_summary(cluster: Nodes) -> None:
 def test_metrics_are_prometheus_text_with_the_houses_names(cluster: Nodes) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
+    wait_for_members(cluster)
     status, body = raw(cluster, "GET", "/metrics")
     assert status == 200
     families = {family.name: family for family in text_string_to_metric_families(body.decode())}
-    assert all(name.startswith("lockstep_") for name in families)
+    groups = {"cmg_available", "cmg_availablePeers", "metastorage_available", "metastorage_availablePeers"}
+    assert all(name.startswith("lockstep_") for name in families if name not in groups)
+    values = {name: families[name].samples[0].value for name in groups}
+    voters = len(cluster.members[0].node.cluster.voters)
+    assert values == dict.fromkeys(groups, 1) | {name: voters for name in groups if name.endswith("Peers")}
     epoch: Any = families["lockstep_metadata_epoch_entries"]
     assert epoch.samples[0].value == cluster.members[0].node.cluster.epoch
     assert len(families["lockstep_gossip_alive_bool"].samples) == 4
+
+
+def wait_for_members(cluster: Nodes) -> None:
+    """Until both groups have the voters that a cluster of four has, and nobody is being added."""
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        found = [
+            admin(cluster).get(f"/management/v1/recovery/{group}/state/global")
+            for group in ("cmg", "metastorage")
+        ]
+        if all(len(answer["voters"]) == answer["available_peers"] == 3 for answer in found):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"no three voters: {found}")
+
+
+@pytest.mark.parametrize("group", ["cmg", "metastorage"])
+def test_a_groups_state_is_told_by_any_node(cluster: Nodes, group: str) -> None:
+    path = f"/management/v1/recovery/{group}/state"
+    wait_for_members(cluster)
+    newest = cluster.members[0].node.cluster
+    for index in (0, 3):
+        found = admin(cluster, index).get(f"{path}/global")
+        assert (found["state"], found["voters"]) == ("Available", list(newest.voters))
+        assert found["available_peers"] == len(newest.voters)
+        states = admin(cluster, index).get(f"{path}/local")["states"]
+        votes = [row["node"] for row in states if row["role"] == "voting member"]
+        assert votes == list(newest.voters)
+        assert all(row["state"] == "Healthy" and row["term"] >= 1 and row["hash"] for row in states)
+        if group == "metastorage":
+            assert [row["node"] for row in states] == [1, 2, 3, 4]
+            assert {(row["epoch"], row["hash"]) for row in states} == {(newest.epoch, newest.hash.hex())}
+    assert admin(cluster).get("/v1/status")["groups"][group]["state"] == "Available"
+    one = admin(cluster).get(f"{path}/local", nodes=cluster.members[1].address)["states"]
+    assert [row["node"] for row in one] == [2]
+    with pytest.raises(ConfigurationError, match="no node is called nobody"):
+        admin(cluster).get(f"{path}/local", nodes="nobody")
 
 
 def test_a_partition_cuts_a_node_off_until_it_is_healed(cluster: Nodes) -> None:
