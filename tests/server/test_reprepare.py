@@ -67,3 +67,25 @@ def test_what_leaves_the_columns_alone_leaves_the_statement_prepared(text: str) 
     assert table is not None
     assert found is first
     assert found.prepared.table_id == table.id
+
+
+@pytest.mark.parametrize("change", ["ALTER TYPE ks.inner ADD b int", "ALTER TYPE ks.inner RENAME a TO b"])
+def test_another_meaning_of_a_type_outdates_the_statements_that_use_it(change: str) -> None:
+    shelf = Shelf()
+    shelf.run("CREATE TYPE ks.inner (a int)")
+    shelf.run("CREATE TYPE ks.outer (i frozen<inner>)")
+    shelf.run("CREATE TABLE ks.u (k int PRIMARY KEY, v list<frozen<outer>>)")
+    using = [
+        shelf.statements.prepare(text, None)
+        for text in ("SELECT v FROM ks.u", "DELETE FROM ks.u WHERE k = ?")
+    ]
+    other = shelf.statements.prepare("SELECT * FROM ks.t", None)
+    shelf.run("CREATE TYPE ks.unrelated (a int)")
+    assert [shelf.statements.by_id(statement.id) for statement in using] == using
+    shelf.run(change)
+    for statement in using:
+        with pytest.raises(Unprepared):
+            shelf.statements.by_id(statement.id)
+    assert shelf.statements.by_id(other.id) is other
+    again = shelf.statements.prepare("SELECT v FROM ks.u", None)
+    assert again.shape_changed and again.result_id != using[0].result_id
