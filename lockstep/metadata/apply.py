@@ -49,10 +49,15 @@ def _validate_changed(before: ClusterMetadata, after: ClusterMetadata) -> None:
         after.directory.validate()
     if after.service is not before.service:
         after.service.validate()
-    if after.placements is not before.placements or not before.schema.replicates_as(after.schema):
+    if after.placements is not before.placements or not (
+        after.schema is before.schema or before.schema.replicates_as(after.schema)
+    ):
         known = before.placements.by_replication
         for ring in after.placements.rings:
             if known.get(ring.replication) is not ring:
                 ring.validate()
         assert tuple(ring.replication for ring in after.placements.rings) == after.replications
-    after.validate_operations()
+    if after.operations is not before.operations or after.locks is not before.locks:
+        after.validate_operations()
+    assert after.sessions is before.sessions or after.operations is not before.operations
+    assert after.recent_ids.last_epoch == after.epoch, "recent ids end at the epoch"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.entries import LogEntry
-from lockstep.metadata.snapshot_file import SnapshotContent
+from lockstep.metadata.snapshot_file import SnapshotContent, SnapshotFileReader
 from lockstep.node import metadata_files as files
 from lockstep.node.metadata_state import MetadataState
 from lockstep.runtime.ports import Disk
@@ -67,7 +67,7 @@ class Past:
 
     async def _read(self, disk: Disk, number: int) -> SnapshotContent:
         path = files.snapshot_path(number)
-        reader = files.SnapshotFileReader(path)
+        reader = SnapshotFileReader(path)
         for part in files.file_parts(disk, path):
             reader.feed(part)
             await asyncio.sleep(0)
