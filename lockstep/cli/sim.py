@@ -54,6 +54,20 @@ def quorums(seed: int, seeds: int, plant: str) -> int:
     return 0 if verdict.holds else 1
 
 
+@sim.command()
+@click.option("--nodes", default=1000, show_default=True, help="Nodes that follow the log.")
+@click.option("--commits", default=200, show_default=True, help="Entries that the leader commits.")
+@click.option("--loss", default=0.05, show_default=True, help="Part of the frames that are lost.")
+@click.option("--seed", default=1, show_default=True)
+def dissemination(nodes: int, commits: int, loss: float, seed: int) -> int:
+    """Let many nodes follow the metadata log, and count what that costs the leader."""
+    from lockstep.sim.dissemination import Dissemination, Setting
+
+    outcome = Dissemination(Setting(nodes=nodes, commits=commits, loss=loss, seed=seed)).run()
+    click.echo(outcome.text())
+    return 0 if outcome.holds else 1
+
+
 def _runner() -> ModuleType:
     """The simulator is large, so it is imported only when it is used."""
     from lockstep.sim import runner

@@ -12,13 +12,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
-#: Members that one member tells; four hops reach 4680 nodes.
-FAN_OUT: Final = 8
+#: Members that one member tells; four hops reach 1554 nodes.
+FAN_OUT: Final = 6
 #: Messages one node sends for one epoch, whatever happens: the roots, its own children, the children of
 #: those that seem dead, and who left.
 SENDS_MAX: Final = 32
 #: Nodes asked for a sign of life in one round; up to this cluster size that is everyone.
 PINGED_MAX: Final = 32
+#: Of them, those asked at one moment; the others follow within the round, so that nobody answers with news to
+#: so many at once.
+PINGED_AT_ONCE: Final = 4
 
 
 class Tree:

@@ -18,9 +18,12 @@ P = TypeVar("P")
 
 #: Peers remembered as having more: enough fallbacks, and bounded however many nodes speak.
 SOURCES_MAX: Final = 16
-#: How long the first request of a gap may take before another peer is asked; doubles with each that fails.
-ANSWER_MS_MIN: Final = 250
+#: How long an answer may take before another peer is asked: so many times as long as answers took lately,
+#: within bounds, and twice as long after every few failures in a row. A late answer is used all the same.
+ANSWER_TOLERANCE: Final = 4
+ANSWER_MS_MIN: Final = 200
 ANSWER_MS_MAX: Final = 4000
+_FAILURES_PER_DOUBLING: Final = 4
 #: A peer that failed rests this long; doubles with each failure in a row.
 REST_MS_MIN: Final = 50
 REST_MS_MAX: Final = 2000
@@ -47,6 +50,7 @@ class Request(msgspec.Struct, Generic[P], frozen=True):
     number: int
     peer: P
     after: int
+    asked_ms: int
     offer: Offer | None = None
     offset: int = 0
 
@@ -62,7 +66,7 @@ class _Source:
 
 
 class Puller(Generic[P]):
-    """The numbers of requests grow; what is told of another than the present request is history."""
+    """What is told of another than the present request only says how long answers take."""
 
     def __init__(self) -> None:
         self._sources: dict[P, _Source] = {}
@@ -70,6 +74,8 @@ class Puller(Generic[P]):
         self._number = 0
         self._heard = 0
         self._failures = 0
+        #: What answers took lately, smoothed.
+        self._answer_ms = 0
         self._request: Request[P] | None = None
         #: What the source was known to have when it was asked, and when the answer is late.
         self._asked_epoch = 0
@@ -98,14 +104,14 @@ class Puller(Generic[P]):
         source.heard = self._heard
         source.epoch = max(source.epoch, epoch)
 
-    def answered(self, number: int, peer_epoch: int, took: bool, now_ms: int) -> None:
+    def answered(self, request: Request[P], peer_epoch: int, took: bool, now_ms: int) -> None:
         """Entries arrived; `took`: at least one was news and is being applied.
 
         An answer without news means that the peer has no more than it says, unless it was heard of
         something newer after it was asked.
         """
-        request = self._finish(number)
-        if request is None:
+        self._measure(request, now_ms)
+        if not self._finish(request):
             return
         source = self._sources.get(request.peer)
         if source is not None:
@@ -124,10 +130,10 @@ class Puller(Generic[P]):
             self._offer, self._offset = offer, 0
         self._without = {}
 
-    def arrived(self, number: int, size_bytes: int) -> None:
-        """The next bytes of the snapshot are stored."""
-        request = self._finish(number)
-        if request is None or self._offer is None or request.offer != self._offer:
+    def arrived(self, request: Request[P], size_bytes: int, now_ms: int) -> None:
+        """The next bytes of the snapshot are here."""
+        self._measure(request, now_ms)
+        if not self._finish(request) or self._offer is None or request.offer != self._offer:
             return
         assert request.offset == self._offset, "one chunk is under way at a time"
         self._offset += size_bytes
@@ -137,20 +143,18 @@ class Puller(Generic[P]):
         if source is not None:
             source.failures = 0
 
-    def lacking(self, number: int) -> None:
+    def lacking(self, request: Request[P]) -> None:
         """The peer asked for a part of the snapshot does not have it (any more)."""
-        request = self._finish(number)
-        if request is not None:
+        if self._finish(request):
             self._without[request.peer] = None
 
     def dropped(self) -> None:
         """The snapshot under way is installed, or turned out to be of no use."""
         self._offer, self._offset, self._without = None, 0, {}
 
-    def failed(self, number: int, now_ms: int) -> None:
+    def failed(self, request: Request[P], now_ms: int) -> None:
         """No answer, or none that helps."""
-        request = self._finish(number)
-        if request is not None:
+        if self._finish(request):
             self._failed(request.peer, now_ms)
 
     def disappointed(self, peer: P, now_ms: int) -> None:
@@ -191,9 +195,9 @@ class Puller(Generic[P]):
     def behind(self, have: int) -> bool:
         return any(source.epoch > have for source in self._sources.values())
 
-    def is_current(self, number: int) -> bool:
+    def is_current(self, request: Request[P]) -> bool:
         """Whether the answer to this request is waited for; else another was asked meanwhile."""
-        return self._request is not None and self._request.number == number
+        return self._request is request
 
     def is_refused(self, peer: P, now_ms: int) -> bool:
         return now_ms < self._refused_until_ms.get(peer, now_ms)
@@ -231,17 +235,22 @@ class Puller(Generic[P]):
 
     def _ask(self, peer: P, have: int, now_ms: int) -> Request[P]:
         self._number += 1
-        self._request = Request(self._number, peer, have, self._offer, self._offset)
+        self._request = Request(self._number, peer, have, now_ms, self._offer, self._offset)
         self._asked_epoch = self._sources[peer].epoch
-        self._late_ms = now_ms + min(ANSWER_MS_MAX, ANSWER_MS_MIN << min(self._failures, 8))
+        patience_ms = max(ANSWER_MS_MIN, ANSWER_TOLERANCE * self._answer_ms)
+        doublings = min(self._failures // _FAILURES_PER_DOUBLING, 8)
+        self._late_ms = now_ms + min(ANSWER_MS_MAX, patience_ms << doublings)
         return self._request
 
-    def _finish(self, number: int) -> Request[P] | None:
-        request = self._request
-        if request is None or request.number != number:
-            return None
+    def _measure(self, request: Request[P], now_ms: int) -> None:
+        took_ms = max(0, now_ms - request.asked_ms)
+        self._answer_ms = took_ms if not self._answer_ms else (3 * self._answer_ms + took_ms) // 4
+
+    def _finish(self, request: Request[P]) -> bool:
+        if self._request is not request:
+            return False
         self._request = None
-        return request
+        return True
 
     def _failed(self, peer: P, now_ms: int) -> None:
         self._failures += 1

@@ -26,7 +26,7 @@ def announcement(cluster: ClusterMetadata) -> Announce:
 
 
 class Announcer:
-    """`behind()` says whether this node knows of epochs that it does not have: those are worth telling then.
+    """`far_behind()` says whether this node lacks many epochs: what it applies meanwhile is no news.
 
     `sent` counts messages of epochs that this node made as the leader, `forwarded` the others.
     """
@@ -38,14 +38,14 @@ class Announcer:
         own_id: Callable[[], int],
         leads: Callable[[], bool],
         alive: Callable[[int], bool],
-        behind: Callable[[], bool],
+        far_behind: Callable[[], bool],
     ) -> None:
         self._state = state
         self._internode = internode
         self._own_id = own_id
         self._leads = leads
         self._alive = alive
-        self._behind = behind
+        self._far_behind = far_behind
         self._announced = 0
         self._due = False
         #: Told by the leader itself: they are in no tree any more.
@@ -74,7 +74,7 @@ class Announcer:
         self._due = False
         cluster, own, leads = self._state.current, self._own_id(), self._leads()
         let_go, self._let_go = self._let_go, {}
-        if cluster.epoch <= self._announced or (not leads and self._behind()):
+        if cluster.epoch <= self._announced or (not leads and self._far_behind()):
             return
         self._announced = cluster.epoch
         tree = Tree(cluster.directory.present_ids, cluster.epoch)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from lockstep.gossip.dissemination import ping_rounds, pinged
+from lockstep.gossip.dissemination import PINGED_AT_ONCE, ping_rounds, pinged
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.node.messages import Ping
 from lockstep.node.metadata_state import MetadataState
@@ -105,21 +105,28 @@ class Liveness:
 
     async def _ping_loop(self) -> None:
         while True:
-            self._ping_some()
-            await asyncio.sleep(PING_INTERVAL_MS / 1000)
+            chosen = self._chosen()
+            groups = max(1, -(-len(chosen) // PINGED_AT_ONCE))
+            for first in range(0, groups * PINGED_AT_ONCE, PINGED_AT_ONCE):
+                self._ping(chosen[first : first + PINGED_AT_ONCE])
+                await asyncio.sleep(PING_INTERVAL_MS / 1000 / groups)
             for node in self._state.current.directory.nodes:
                 alive = self.alive(node.id)
                 if self._opinions.get(node.id, alive) != alive:
                     self._tell(node.id, alive)
 
-    def _ping_some(self) -> None:
-        directory = self._state.current.directory
-        present = directory.present_ids
+    def _chosen(self) -> tuple[int, ...]:
+        """Whom this round asks; the detector is told how often that is."""
+        present = self._state.current.directory.present_ids
         self._round += 1
         self._detector.expect(PING_INTERVAL_MS / 1000 * ping_rounds(len(present)))
+        return pinged(present, self._own_id(), self._round)
+
+    def _ping(self, chosen: tuple[int, ...]) -> None:
+        directory = self._state.current.directory
         ping = encode(Ping(self._generation, self._leads()))
         deadline_s = self._monotonic_s() + PING_TIMEOUT_MS / 1000
-        for node_id in pinged(present, self._own_id(), self._round):
+        for node_id in chosen:
             node = directory.by_id[NodeId(node_id)]
             address = (node.address, node.internode_port)
             self._internode.submit(address, verbs.PING, ping, deadline_s, self, node.id)

@@ -40,8 +40,8 @@ from lockstep.node.processor import Processor, committed_log_entries
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.node.raft_journal import RaftJournal
 from lockstep.node.raft_transport import METADATA_GROUP, RaftTransport
-from lockstep.node.snapshot_trigger import SnapshotTrigger
 from lockstep.node.service_driver import ServiceDriver
+from lockstep.node.snapshot_trigger import SnapshotTrigger
 from lockstep.node.submission import Submitter
 from lockstep.node.topology_driver import TopologyDriver
 from lockstep.node.voters import Voters
