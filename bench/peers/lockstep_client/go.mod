@@ -1,0 +1,3 @@
+module lockstep_client
+
+go 1.21
