@@ -4,8 +4,8 @@ interpreter that has the library.
 The library writes its journal file through a memory map and never waits for the disk. So that its members
 promise what the others do, this one syncs the map, when it changed, before it sends entries or acknowledges
 them: one sync for all that came since the last. With `--unsynced` it is left as it is. Reads commands, one
-JSON line each; the member that leads runs the submitters itself, as closed loops of callbacks, for the library
-has no protocol for clients.
+JSON line each; the member that leads runs the submitters itself, as closed loops of callbacks, for the
+library has no protocol for clients.
 """
 
 from __future__ import annotations

@@ -59,11 +59,13 @@ class Registry:
         self._since = dict(since or {})
         self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
         self._kinds: dict[type[Any], int] = {}
+        self._prepared: dict[int, bool] = {}
         for table in tables:
             for kind in sorted(table):
                 assert kind not in self._decoders, f"kind {kind} is registered twice"
                 self._decoders[kind] = codec.decoder(table[kind])
                 self._kinds[table[kind]] = kind
+                self._prepared[kind] = issubclass(table[kind], Prepared)
 
     @property
     def version(self) -> int:
@@ -77,6 +79,10 @@ class Registry:
     def kind_of(self, transformation: Transformation) -> int:
         """The kind number of a transformation; KeyError when its type is not registered."""
         return self._kinds[type(transformation)]
+
+    def is_prepared(self, kind: int) -> bool:
+        """Whether transformations of this kind are Prepared."""
+        return self._prepared.get(kind, False)
 
     def encode(self, transformation: Transformation) -> tuple[int, bytes]:
         """(kind, body) for a new entry."""

@@ -7,7 +7,9 @@ entries that are truncated are dropped with them.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
@@ -57,7 +59,7 @@ class Tip:
     def __init__(self, applied: ClusterMetadata, registry: Registry) -> None:
         self._registry = registry
         self._applied = applied
-        self._pending: list[tuple[LogEntry, ClusterMetadata]] = []
+        self._pending: deque[tuple[LogEntry, ClusterMetadata]] = deque()
 
     @property
     def applied(self) -> ClusterMetadata:
@@ -124,34 +126,53 @@ class Tip:
         except CannotApply as problem:
             raise Rejected(problem.message, hint=problem.hint) from problem
         refuse_newer_kind(tip.directory, kind, self._registry.since(kind))
-        if isinstance(transformation, Prepared):
-            transformation = transformation.prepared(tip)
+        if self._registry.is_prepared(kind):
+            transformation = cast(Prepared, transformation).prepared(tip)
             _, body = self._registry.encode(transformation)
         return body, transformation.apply(tip, tip.epoch + 1)
 
     def applied_now(self, cluster: ClusterMetadata) -> None:
         """The committed entries up to `cluster.epoch` were applied; forget their speculative values."""
         assert cluster.epoch >= self._applied.epoch, "the applied epoch never goes back"
-        for entry, _ in self._pending:
-            if entry.epoch == cluster.epoch:
-                assert entry.hash == cluster.hash, f"epoch {entry.epoch} was committed with another entry"
-        self._pending = [pair for pair in self._pending if pair[0].epoch > cluster.epoch]
+        pending = self._pending
+        while pending and pending[0][0].epoch <= cluster.epoch:
+            entry, _ = pending.popleft()
+            assert entry.epoch < cluster.epoch or entry.hash == cluster.hash, (
+                f"epoch {entry.epoch} was committed with another entry"
+            )
         self._applied = cluster
-        self.validate()
+        if pending:
+            entry, _ = pending[0]
+            assert entry.epoch == cluster.epoch + 1 and entry.previous_hash == cluster.hash, (
+                "the tip is a chain"
+            )
 
     def forked_at(self, cluster: ClusterMetadata) -> bool:
         """Whether a committed value is not what was appended here for its epoch: a later leader's entry
         was learned from a peer before this leader learned that its term had ended."""
-        return any(entry.epoch == cluster.epoch and entry.hash != cluster.hash for entry, _ in self._pending)
+        position = cluster.epoch - self._applied.epoch - 1
+        if not 0 <= position < len(self._pending):
+            return False
+        return self._pending[position][0].hash != cluster.hash
+
+    def value_at(self, entry: LogEntry, before: ClusterMetadata) -> ClusterMetadata | None:
+        """What `entry` makes of `before`, when it is a pending one that was judged at that very value."""
+        position = entry.epoch - self._applied.epoch - 1
+        pending = self._pending
+        if not 0 <= position < len(pending) or pending[position][0].hash != entry.hash:
+            return None
+        base = pending[position - 1][1] if position else self._applied
+        return pending[position][1] if base is before else None
 
     def truncate_from(self, epoch: int) -> None:
         """Entries from `epoch` on are gone from the log; drop what was built on them."""
         assert epoch > self._applied.epoch, "applied entries are committed and never truncated"
-        self._pending = [pair for pair in self._pending if pair[0].epoch < epoch]
+        while self._pending and self._pending[-1][0].epoch >= epoch:
+            self._pending.pop()
 
     def rebuild(self, applied: ClusterMetadata, entries: Sequence[LogEntry]) -> None:
         """Start over, as a new leader does: `entries` are all log entries after the applied epoch."""
-        pending: list[tuple[LogEntry, ClusterMetadata]] = []
+        pending: deque[tuple[LogEntry, ClusterMetadata]] = deque()
         value = applied
         for entry in entries:
             value = apply_entry(value, entry, self._registry)

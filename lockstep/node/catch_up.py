@@ -79,6 +79,9 @@ class CatchUp:
 
     async def _serve(self, _peer: object, request: FetchLog) -> LogEntries:
         state, after = self._state, max(request.after, 0)
+        if state.epoch <= after < state.tail[0]:
+            # Committed and on its way to the disk: the asker was told of it already.
+            await state.wait_for(after + 1)
         kept = after + 1 >= state.first_epoch
         if not kept or (state.epoch - after > SNAPSHOT_GAP_EPOCHS and not request.entries_only):
             snapshot = state.latest_snapshot()

@@ -65,6 +65,8 @@ class MetadataState:
         self.entries: list[LogEntry] = []
         self.current = empty_cluster()
         self.broken: LockstepError | None = None
+        #: What applying an entry to a value makes, where somebody has found out before; else None.
+        self.known_value: Callable[[LogEntry, ClusterMetadata], ClusterMetadata | None] = lambda *_: None
 
     @property
     def epoch(self) -> int:
@@ -266,8 +268,9 @@ class MetadataState:
     async def _apply_batch(self, batch: list[LogEntry]) -> None:
         value = self.current
         values: list[ClusterMetadata] = []
+        known_value, registry = self.known_value, self._registry
         for entry in batch:
-            value = apply_entry(value, entry, self._registry)
+            value = known_value(entry, value) or apply_entry(value, entry, registry)
             values.append(value)
         await self._runtime.probes.linger("metadata.apply.before_sync")
         await self.store.append(batch)

@@ -18,7 +18,6 @@ from lockstep.node.journal import settle
 from lockstep.node.management_group import JOURNAL_PATH
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.parts import Parts
-from lockstep.node.processor import committed_log_entries
 from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
@@ -143,11 +142,15 @@ class Node(Parts):
     # -- events ------------------------------------------------------------------------------------
 
     def _committed(self, entries: tuple[Entry, ...]) -> None:
-        self.state.offer(committed_log_entries(entries))
+        assert self.raft_processor is not None, "a member of the group has its processor"
+        logged = self.raft_processor.committed(entries)
+        if logged:
+            self.state.offer(logged)
+            self.raft_processor.settle_committed(logged)
 
     def _role_changed(self) -> None:
-        if self.processor is not None:
-            self.processor.role_changed()
+        if self.raft_processor is not None:
+            self.raft_processor.role_changed()
         self.topology.wake()
         self.snapshots.wake()
         self.service.wake()

@@ -36,7 +36,8 @@ from lockstep.node.membership import Membership
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.metadata_store import Retention
-from lockstep.node.processor import Processor, committed_log_entries
+from lockstep.node.processors.base import Processor
+from lockstep.node.processors.raft import RaftProcessor, logged_entries
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.node.raft_journal import RaftJournal
 from lockstep.node.raft_transport import METADATA_GROUP, RaftTransport
@@ -138,6 +139,7 @@ class Parts(abc.ABC):
             alive=self._alive,
         )
         self.driver: RaftDriver | None = None
+        self.raft_processor: RaftProcessor | None = None
         self.processor: Processor | None = None
         self.submitter = Submitter(
             runtime,
@@ -367,8 +369,10 @@ class Parts(abc.ABC):
             on_role=self._role_changed,
             on_broken=self._break,
         )
-        self.processor = Processor(self.runtime, self.state, self.driver, self.registry)
+        self.raft_processor = RaftProcessor(self.runtime, self.state, self.driver, self.registry)
+        self.processor = self.raft_processor
         self.submitter.processor = self.processor
+        self.state.known_value = self.raft_processor.known_value
         self.driver.start()
 
     def _member_by_log(self) -> int | None:
@@ -377,7 +381,7 @@ class Parts(abc.ABC):
         if not own or self.driver is not None:
             return None
         _, entries = RaftJournal(self.runtime.disk, METADATA_GROUP).load()
-        logged = committed_log_entries(tuple(entries[-1:])) or committed_log_entries(tuple(entries))
+        logged = logged_entries(tuple(entries[-1:])) or logged_entries(tuple(entries))
         newest = logged[-1].epoch if logged else 0
         if newest <= self.state.epoch:
             return None
@@ -394,22 +398,22 @@ class Parts(abc.ABC):
             self.runtime.tasks.spawn(self._end_consensus(), "node.end_consensus")
 
     async def _end_consensus(self) -> None:
-        driver, processor = self.driver, self.processor
+        driver, processor = self.driver, self.raft_processor
         if driver is None or processor is None or self._consensus_ends:
             return
         self._consensus_ends = True
-        self.driver = self.processor = self.submitter.processor = None
+        self.driver = self.raft_processor = self.processor = self.submitter.processor = None
         self.log("node.votes_no_more", node=self.node_id, epoch=self.state.epoch)
         processor.close()
         await driver.stop()
         self._consensus_ends = False
         self._follow_service()
 
-    def _metadata_group(self) -> tuple[RaftDriver, Processor] | None:
+    def _metadata_group(self) -> tuple[RaftDriver, RaftProcessor] | None:
         """This node's member of the metadata group, and what judges there."""
-        if self.driver is None or self.processor is None:
+        if self.driver is None or self.raft_processor is None:
             return None
-        return self.driver, self.processor
+        return self.driver, self.raft_processor
 
     # -- what is done when something happens ---------------------------------------------------------
 

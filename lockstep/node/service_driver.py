@@ -35,7 +35,7 @@ from lockstep.metadata.registry import Registry
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.messages import Submit as Submission
 from lockstep.node.metadata_state import MetadataState
-from lockstep.node.processor import Processor
+from lockstep.node.processors.raft import RaftProcessor
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.replication import verbs
 from lockstep.replication.internode import Internode
@@ -68,8 +68,8 @@ class Blocked(msgspec.Struct, frozen=True):
 
 
 class ServiceDriver:
-    """`group()` is this node's member of the metadata group and what judges there. `replace_after_ms`: a voter
-    that is unreachable for longer is substituted, 0 for never."""
+    """`group()` is this node's member of the metadata group and what judges there. `replace_after_ms`: a
+    voter that is unreachable for longer is substituted, 0 for never."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ServiceDriver:
         internode: Internode,
         registry: Registry,
         *,
-        group: Callable[[], tuple[RaftDriver, Processor] | None],
+        group: Callable[[], tuple[RaftDriver, RaftProcessor] | None],
         own_id: Callable[[], int],
         alive: Callable[[int], bool],
         replace_after_ms: int,
@@ -154,7 +154,8 @@ class ServiceDriver:
             self.blocked = None
             return LOOK_MS
         await self._do(action, driver, processor)
-        return STEP_PAUSE_MS if cluster.service.change is not None or not isinstance(action, Waits) else LOOK_MS
+        waits_for_people = isinstance(action, Waits) and cluster.service.change is None
+        return LOOK_MS if waits_for_people else STEP_PAUSE_MS
 
     def _note_term(self, term: int) -> None:
         """What an earlier leader saw is not this one's evidence."""
@@ -181,7 +182,7 @@ class ServiceDriver:
 
     # -- doing -------------------------------------------------------------------------------------
 
-    async def _do(self, action: Action, driver: RaftDriver, processor: Processor) -> None:
+    async def _do(self, action: Action, driver: RaftDriver, processor: RaftProcessor) -> None:
         if isinstance(action, Waits):
             await self._wait(action)
             return
@@ -202,7 +203,7 @@ class ServiceDriver:
         elif isinstance(action, StartLeave):
             await self._start_leave(processor, action.node)
 
-    async def _submit(self, processor: Processor, transformation: Any) -> None:
+    async def _submit(self, processor: RaftProcessor, transformation: Any) -> None:
         submission = Submission(
             self._runtime.random.bytes(16),
             self._registry.kind_of(transformation),
@@ -213,7 +214,7 @@ class ServiceDriver:
         async with asyncio.timeout(SUBMIT_TIMEOUT_MS / 1000):
             await processor.submit(submission)
 
-    async def _start_leave(self, processor: Processor, node: NodeId) -> None:
+    async def _start_leave(self, processor: RaftProcessor, node: NodeId) -> None:
         try:
             await self._submit(processor, PrepareOperation(OperationKind.DECOMMISSION, node))
         except NotLeader:

@@ -16,10 +16,10 @@ from lockstep.metadata.registry import Registry
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.messages import Submit, Submitted
 from lockstep.node.metadata_state import MetadataState
-from lockstep.node.processor import Processor
+from lockstep.node.processors.base import Processor
 from lockstep.replication import verbs
 from lockstep.replication.handshake import Address
-from lockstep.replication.internode import Internode
+from lockstep.replication.internode import Internode, Respond
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
@@ -66,15 +66,16 @@ class Submitter:
         self.processor: Processor | None = None
         #: Term in which each voter last said it leads.
         self._terms: dict[Address, int] = {}
-        internode.register(verbs.SUBMIT, Submit, Submitted, self._serve)
+        internode.register_fast(verbs.SUBMIT, Submit, Submitted, self._serve)
 
-    async def _serve(self, _peer: object, submit: Submit) -> Submitted:
+    def _serve(self, _peer: object, submit: Submit, respond: Respond) -> None:
         if self.processor is None:
             raise NotLeader(None)
         term = self.processor.leading_term()
         if submit.term != term:
-            return Submitted(0, term)
-        return Submitted(await self.processor.submit(submit), term)
+            respond(Submitted(0, term))
+        else:
+            self.processor.take(submit, _Answer(respond, term))
 
     async def submit(
         self, transformation: Any, timeout_ms: int, *, entry_id: bytes = b"", base_epoch: int | None = None
@@ -144,10 +145,21 @@ class Submitter:
         return None
 
     async def _applied_here(self, epoch: int, source: Address, deadline: float) -> None:
+        limit_ms = max(1, self._left_ms(deadline))
         try:
-            await self._catch_up.reach(epoch, source, max(1, self._left_ms(deadline)))
+            if source == self._own:
+                await self._applied_locally(epoch, limit_ms)
+            else:
+                await self._catch_up.reach(epoch, source, limit_ms)
         except PeerTimeout as error:
             raise OutcomeUnknown(f"the change is committed at epoch {epoch}, but {error.message}") from error
+
+    async def _applied_locally(self, epoch: int, limit_ms: int) -> None:
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await self._state.wait_for(epoch)
+        except TimeoutError:
+            raise PeerTimeout(f"it was not applied here within {limit_ms} ms") from None
 
     async def _see_refusal(self, refusal: Rejected, source: Address, deadline: float) -> None:
         """Apply what the refusal was judged at, so that the caller sees its reason; best effort."""
@@ -159,6 +171,22 @@ class Submitter:
     async def _pause(self) -> None:
         low, high = RETRY_PAUSE_MS
         await asyncio.sleep((low + self._runtime.random.below(high - low)) / 1000)
+
+
+class _Answer:
+    """Settles a submission of another node."""
+
+    __slots__ = ("_respond", "_term")
+
+    def __init__(self, respond: Respond, term: int) -> None:
+        self._respond = respond
+        self._term = term
+
+    def __call__(self, outcome: int | LockstepError) -> None:
+        if isinstance(outcome, LockstepError):
+            self._respond(outcome)
+        else:
+            self._respond(Submitted(outcome, self._term))
 
 
 class _Attempts:

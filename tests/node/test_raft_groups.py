@@ -10,7 +10,7 @@ from lockstep.node.node import Node
 from lockstep.node.raft_driver import RaftDriver
 from tests.node.support import Town, keyspace
 
-GROUP = 2
+GROUP = 9
 
 
 class Group:
