@@ -22,7 +22,7 @@ class RecordReader:
     def __init__(self, select: SelectPrepared) -> None:
         selection, shape = select.selection, select.shape
         self._shape = shape
-        self._width = len(selection.columns) + len(selection.cell_columns)
+        self._width = len(selection.columns) + len(selection.cells)
         self._key_slots: list[tuple[int, int]] = []
         self._clustering_slots: list[tuple[int, int]] = []
         self._value_slots: dict[int, int] = {}
@@ -37,9 +37,7 @@ class RecordReader:
                 if shape.types[column.name].is_multicell:
                     self._collections[slot] = shape.types[column.name]
         # Outputs count cell slots from the end of the record.
-        self._cell_slots = {
-            column: self._width - 1 - index for index, column in enumerate(selection.cell_columns)
-        }
+        self._cell_slots = {cell: self._width - 1 - index for index, cell in enumerate(selection.cells)}
 
     def records(
         self, partition: Partition, key_parts: Sequence[bytes], static_row_counts: bool
@@ -77,8 +75,8 @@ class RecordReader:
                     record[slot] = cell.value
                 else:
                     gathered.setdefault(slot, []).append(cell)
-            if cell_slots and cell.column in cell_slots:
-                record[cell_slots[cell.column]] = cell
+            if cell_slots and (cell.column, cell.path) in cell_slots:
+                record[cell_slots[cell.column, cell.path]] = cell
         for slot, cells in gathered.items():
             record[slot] = _assembled(self._collections[slot], cells)
 

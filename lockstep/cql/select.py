@@ -180,7 +180,7 @@ def _reads_static(statement: tree.Select, shape: TableShape, selection: Selectio
         return True
     static_ids = {column.id for column in shape.table.static}
     kinds = {column.kind for column in selection.columns}
-    return ColumnKind.STATIC in kinds or bool(static_ids & set(selection.cell_columns))
+    return ColumnKind.STATIC in kinds or bool(static_ids & {column for column, _ in selection.cells})
 
 
 def plan_select(

@@ -21,7 +21,7 @@ from lockstep.cql.prepared import ColumnSpec, Scope
 from lockstep.cql.terms import Values, assignable_type, choose_overload, compile_term, fits
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.model import Column, ColumnKind
-from lockstep.schema.types import CollectionType, CqlType, MapType, UserDefinedType, parse_type
+from lockstep.schema.types import CollectionType, CqlType, MapType, UserDefinedType, field_path, parse_type
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.rows import Cell
 from lockstep.values.tokens import token_of
@@ -50,11 +50,12 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """`columns`: needed columns by slot; `cell_columns`: column ids of the slots behind them."""
+    """`columns`: needed columns by slot; `cells`: column id and path (None for the column's
+    only cell) of the slots behind them."""
 
     outputs: tuple[Output, ...]
     columns: tuple[Column, ...]
-    cell_columns: tuple[int, ...]
+    cells: tuple[tuple[int, bytes | None], ...]
     is_wildcard: bool
     has_aggregates: bool
     plain: tuple[int, ...] | None
@@ -70,7 +71,7 @@ class _Compiler:
         self.shape = shape
         self.scope = scope
         self.slots: dict[str, int] = {}
-        self.cell_columns: dict[int, int] = {}
+        self.cells: dict[tuple[int, bytes | None], int] = {}
 
     def slot(self, name: str) -> int:
         self.shape.column(name)
@@ -163,6 +164,11 @@ class _Compiler:
 
     def _field(self, selected: tree.Field) -> tuple[Evaluate, CqlType]:
         evaluate, kind = self.expression(selected.term)
+        position = self._field_position(selected, kind)
+        assert isinstance(kind, UserDefinedType)
+        return _field_of(evaluate, kind, position), kind.elements[position]
+
+    def _field_position(self, selected: tree.Field, kind: CqlType) -> int:
         if not isinstance(kind, UserDefinedType):
             raise InvalidRequest(
                 f"Invalid field selection: {shown(selected.term)} of type {kind.text} is not a user type"
@@ -170,8 +176,7 @@ class _Compiler:
         found = kind.field(selected.field)
         if found is None:
             raise InvalidRequest(f"{kind.text} of type {shown(selected.term)} has no field {selected.field}")
-        position, of_field = found
-        return _field_of(evaluate, kind, position), of_field
+        return found[0]
 
     def _call(self, call: tree.Call) -> tuple[Evaluate, CqlType]:
         if call.name in aggregates.NAMES:
@@ -202,19 +207,24 @@ class _Compiler:
 
     def _cell_fact(self, call: tree.Call) -> tuple[Evaluate, CqlType]:
         argument = _only(call)
-        if not isinstance(argument, tree.ColumnName):
+        named = argument.term if isinstance(argument, tree.Field) else argument
+        if not isinstance(named, tree.ColumnName):
             raise InvalidRequest(f"{call.name} expects one column name")
-        column = self.shape.column(argument.name)
+        column, path = self.shape.column(named.name), None
         if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
             raise InvalidRequest(
                 f"Cannot use selection function {call.name} on PRIMARY KEY part {column.name}"
             )
-        if self.shape.types[column.name].is_multicell:
-            what = "UDT" if self.shape.types[column.name].name == "udt" else "collection"
+        kind = self.shape.types[column.name]
+        if isinstance(argument, tree.Field):
+            position = self._field_position(argument, kind)
+            path = field_path(position) if kind.is_multicell else None
+        elif kind.is_multicell:
+            what = "UDT" if kind.name == "udt" else "collection"
             raise InvalidRequest(
                 f"Cannot use selection function {call.name} on non-frozen {what} {column.name}"
             )
-        index = self.cell_columns.setdefault(column.id, len(self.cell_columns))
+        index = self.cells.setdefault((column.id, path), len(self.cells))
         if call.name == "writetime":
             return _write_time(index), parse_type("bigint")
         return _time_to_live(index), parse_type("int")
@@ -251,7 +261,7 @@ def compile_selection(
     if not has_aggregates and all(output.slot >= 0 for output in outputs):
         plain = tuple(output.slot for output in outputs)
     columns = tuple(shape.column(name) for name in compiler.slots)
-    return Selection(outputs, columns, tuple(compiler.cell_columns), wildcard, has_aggregates, plain)
+    return Selection(outputs, columns, tuple(compiler.cells), wildcard, has_aggregates, plain)
 
 
 def as_json(selection: Selection) -> Selection:

@@ -38,6 +38,7 @@ from lockstep.schema.summaries import (
 from lockstep.schema.table_options import OptionValue, checked_options
 from lockstep.schema.type_changes import TypeChange, apply_type_change
 from lockstep.schema.types import CqlType, UserDefinedType
+from lockstep.schema.user_types import mentions
 from lockstep.values.errors import Rejected
 
 ALREADY_EXISTS: Final = 0x2400
@@ -299,8 +300,9 @@ def _check_key_type(column: NewColumn, kind: CqlType) -> None:
     if kind.is_multicell:
         what = "user-defined type" if isinstance(kind, UserDefinedType) else "collection type"
         raise Rejected(f"Invalid non-frozen {what} {kind.text} for PRIMARY KEY column '{column.name}'")
-    if kind.name in ("duration", "counter"):
-        raise Rejected(f"{kind.name} type is not supported for PRIMARY KEY column '{column.name}'")
+    for name in ("duration", "counter"):
+        if mentions(kind, name):
+            raise Rejected(f"{name} type is not supported for PRIMARY KEY column '{column.name}'")
 
 
 def _check_nested(kind: CqlType) -> None:

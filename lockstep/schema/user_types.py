@@ -98,15 +98,21 @@ def _extent(kind: CqlType, extents: dict[str, tuple[int, int]]) -> tuple[int, in
     """(levels of user-defined types, fields spelled out) of a type."""
     if isinstance(kind, UserDefinedType):
         return extents[kind.type_name]
-    inner: tuple[CqlType, ...] = ()
-    if isinstance(kind, TupleType):
-        inner = kind.elements
-    elif isinstance(kind, CollectionType):
-        inner = kind.part_types()
-    elif isinstance(kind, VectorType):
-        inner = (kind.element,)
-    found = [_extent(part, extents) for part in inner]
+    found = [_extent(part, extents) for part in _inner(kind)]
     return max((depth for depth, _ in found), default=0), max(1, sum(leaves for _, leaves in found))
+
+
+def _inner(kind: CqlType) -> tuple[CqlType, ...]:
+    if isinstance(kind, TupleType):
+        return kind.elements
+    if isinstance(kind, CollectionType):
+        return kind.part_types()
+    return (kind.element,) if isinstance(kind, VectorType) else ()
+
+
+def mentions(kind: CqlType, name: str) -> bool:
+    """Whether a type is, or holds at any depth, the built-in type of this name."""
+    return kind.name == name or any(mentions(part, name) for part in _inner(kind))
 
 
 def in_order_of_use(space: Keyspace) -> tuple[UserType, ...]:

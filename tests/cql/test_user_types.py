@@ -16,7 +16,7 @@ _TYPES = (
     "CREATE TYPE point (x int, y int)",
     'CREATE TYPE "Place" ("Name" text, at frozen<point>, tags set<text>)',
 )
-_FROZEN = "CREATE TABLE t (k int PRIMARY KEY, p frozen<point>, q frozen<\"Place\">, l list<frozen<point>>)"
+_FROZEN = 'CREATE TABLE t (k int PRIMARY KEY, p frozen<point>, q frozen<"Place">, l list<frozen<point>>)'
 _APART = "CREATE TABLE u (k int, c int, s point static, p point, PRIMARY KEY (k, c))"
 
 
@@ -31,9 +31,7 @@ def test_literals_name_fields_and_leave_the_others_null() -> None:
         "[{x: 1}, {x: 2, y: 3}])",
         9,
     )
-    assert made.run("SELECT p, q, l FROM t") == [
-        ((None, 2), ("a", (1, 9), ["u", "v"]), [(1, None), (2, 3)])
-    ]
+    assert made.run("SELECT p, q, l FROM t") == [((None, 2), ("a", (1, 9), ["u", "v"]), [(1, None), (2, 3)])]
     made.run("INSERT INTO t (k, p) VALUES (2, ?)", (5,))
     made.run("INSERT INTO t (k, p) VALUES (3, ?)", None)
     made.run("INSERT INTO t (k, p) VALUES (4, {x: null})")
@@ -96,8 +94,7 @@ def test_changes_of_fields_agree_with_a_dictionary(steps: list[tuple]) -> None:
             made.run("UPDATE u SET p = ? WHERE k = 0 AND c = 0", value)
             model = {"x": value[0], "y": value[1]}
         elif what.startswith("delete"):
-            made.run(f"DELETE p{what.removeprefix('delete ').replace('x', '.x').replace('delete', '')} FROM u "
-                     "WHERE k = 0 AND c = 0")  # fmt: skip
+            made.run(f"DELETE {'p' if what == 'delete' else 'p.x'} FROM u WHERE k = 0 AND c = 0")
             model = {"x": None, "y": None if what == "delete" else model["y"]}
         else:
             made.run(f"UPDATE u SET p.{what} = ? WHERE k = 0 AND c = 0", value)
@@ -141,6 +138,17 @@ def test_a_field_added_later_is_null_in_older_values() -> None:
     assert made.run("SELECT f FROM o WHERE f = {abscissa: 1} ALLOW FILTERING") == [((1, None, None),)]
 
 
+def test_write_times_and_ttls_are_those_of_the_field() -> None:
+    made = session(_APART, _FROZEN)
+    made.run("INSERT INTO u (k, c, p, s) VALUES (1, 1, {x: 1, y: 2}, {y: 1}) USING TIMESTAMP 5")
+    made.run("UPDATE u USING TIMESTAMP 9 AND TTL 100 SET p.y = 3, s.x = 4 WHERE k = 1 AND c = 1")
+    assert made.run(
+        "SELECT writetime(p.x), writetime(p.y), ttl(p.x), ttl(p.y), writetime(s.x), p FROM u"
+    ) == [(5, 9, None, 100, 9, (1, 3))]
+    made.run("INSERT INTO t (k, p) VALUES (1, {x: 1}) USING TIMESTAMP 7")
+    assert made.run("SELECT writetime(p), writetime(p.x) FROM t") == [(7, 7)]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -165,6 +173,7 @@ def test_a_field_added_later_is_null_in_older_values() -> None:
         ("SELECT l.z FROM t", "Invalid field selection: l of type list<frozen<point>> is not a user type"),
         ("SELECT * FROM u WHERE p = {x: 1} ALLOW FILTERING",
          "Non-frozen UDT column 'p' (point) cannot be restricted by any relation"),
+        ("SELECT ttl(p.z) FROM u", "point of type p has no field z"),
         ("SELECT writetime(p) FROM u", "Cannot use selection function writetime on non-frozen UDT p"),
     ],
 )  # fmt: skip

@@ -83,6 +83,8 @@ def test_what_a_condition_allows_for_changes_nothing(text: str) -> None:
         ("DROP TYPE line", "Cannot drop user type 'ks.line' as it is still used by tables [t]"),
         ("CREATE TABLE u (k point PRIMARY KEY)",
          "Invalid non-frozen user-defined type point for PRIMARY KEY column 'k'"),
+        ("CREATE TABLE u (k frozen<list<frozen<timed>>> PRIMARY KEY)",
+         "duration type is not supported for PRIMARY KEY column 'k'"),
         ("CREATE TABLE u (k int PRIMARY KEY, v bag)",
          "Non-frozen UDTs with nested non-frozen collections are not supported"),
         ("ALTER TABLE t ADD v bag", "Non-frozen UDTs with nested non-frozen collections are not supported"),
@@ -98,6 +100,7 @@ def test_refusals_carry_code_and_words(text: str, message: str) -> None:
         _LINE,
         "CREATE TYPE bag (items list<int>)",
         "CREATE TYPE keyed (x int)",
+        "CREATE TYPE timed (d duration)",
         _TABLE,
         "CREATE TABLE by_key (k frozen<keyed> PRIMARY KEY)",
     )
