@@ -53,6 +53,8 @@ class Town:
         self.prepare: Callable[[str, Node], None] = lambda name, node: None
         #: Overrides of a node's configuration text: sections' keys, as `[section]` -> lines.
         self.cluster_lines: dict[str, str] = {}
+        #: More lines of a node's configuration: whole sections.
+        self.extra_lines: dict[str, str] = {}
 
     def __enter__(self) -> Town:
         return self
@@ -73,7 +75,7 @@ class Town:
             lines = f"founders=[{quoted}]" if host in self.founders else f"seeds=[{quoted}]"
         return parse(
             f'[network]\naddress="{host}"\n[cluster]\n{lines}\n[placement]\nnum_tokens=2\n'
-            "[timeouts]\nmetadata_ms=5000\n"
+            "[timeouts]\nmetadata_ms=5000\n" + self.extra_lines.get(name, "")
         )
 
     def main(self, name: str) -> Main:
@@ -113,8 +115,10 @@ class Town:
         """Start all founders and wait until they serve and vote."""
         numbers = range(1, len(self.founders) + 1)
         self.start(*numbers)
-        self.until(lambda: self.ready(*numbers) and self.voters_settled)
+        self.until(lambda: self.ready(*numbers) and self.voters_settled and self.management_settled)
         self.agreed(*numbers)
+        # What was being sent at this very moment is on its way before anything is cut.
+        self.wait(0.01)
 
     def node(self, number: int) -> Node:
         return self.nodes[f"n{number}"]
@@ -131,6 +135,19 @@ class Town:
             return False
         configuration = leading[0].driver.raft.configuration
         return cluster.voters == choose_voters(cluster) == configuration.voters and not configuration.learners
+
+    @property
+    def management_settled(self) -> bool:
+        """Whether the management group has followed the voters."""
+        for node in self.nodes.values():
+            group = node.management.group if node.ready else None
+            if group is not None and group.is_leader:
+                configuration, voters = group.driver.raft.configuration, self.newest.voters
+                return (
+                    not configuration.learners
+                    and configuration.voters == tuple(voters) == group.state.voters.voters
+                )
+        return False
 
     @property
     def newest(self) -> ClusterMetadata:

@@ -47,13 +47,14 @@ def test_an_epoch_is_durable_before_any_message_carries_it() -> None:
         for number in (1, 2, 3):
             town.process(number).disk.settings.sync_high_s = 0.05
         town.found()
+        begin = town.newest.epoch
         for number in range(5):
             assert town.finish(town.submit(1 + number % 3, keyspace(f"k{number}"))).error is None
         town.process(2).crash("power")
         town.start(2)
         town.until(lambda: town.ready(2))
         town.agreed(1, 2, 3)
-        assert max(shown) == 6
+        assert max(shown) == begin + 5
 
 
 @pytest.mark.parametrize("path", ["raft/group-1", "metadata/log-000000000001"])
@@ -196,7 +197,7 @@ def test_what_a_killed_predecessor_left_unsynced_is_durable_before_it_is_believe
         seen = disk.read(path)
         assert disk.durable()[path] == seen != b""
         if path == "metadata/log-000000000001":
-            assert town.node(2).state.epoch == durable_epoch(disk) == 1
+            assert town.node(2).state.epoch == durable_epoch(disk) >= 1
         town.world.network.heal()
         process.crash("power")
         town.start(2)
