@@ -172,11 +172,8 @@ class PageBuilder:
     def _add_partition(self, partition: Partition) -> bool:
         """Consume one partition; False when the page or the limit is reached."""
         cursor = self._cursor
-        if cursor is None or cursor.key != partition.key:
-            self._partition_rows = 0
-            resumed = False
-        else:
-            resumed = cursor.clustering is not None
+        entered = cursor is not None and cursor.key == partition.key
+        resumed = entered and cursor is not None and cursor.clustering is not None
         select = self._plan.select
         static_row_counts = not resumed and not select.restrictions.has_clustering
         parts = split_key(partition.key, len(select.shape.partition_types))
@@ -184,6 +181,9 @@ class PageBuilder:
             if self._is_stopped():
                 self._page_full = not self._finished
                 return False
+            if not entered:
+                # Not before: a full page's state counts the rows of the partition it ends in.
+                self._partition_rows, entered = 0, True
             # A row without clustering is all its partition has.
             place = None if select.distinct else clustering or None
             self._cursor = Position(partition.token, partition.key, place)

@@ -56,6 +56,8 @@ class Selects:
         while commands := builder.commands():
             if prepared.is_virtual:
                 builder.add([self._virtual.read(command) for command in commands])
+                # Making rows takes time: other requests come in between two rounds.
+                await asyncio.sleep(0)
             else:
                 builder.add(await self._read_all(commands, parameters.consistency, timeout_ms))
         found = builder.page()

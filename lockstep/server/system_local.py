@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from lockstep.metadata.directory import NodeInfo
 from lockstep.schema.types import parse_uuid
 from lockstep.server.schema_watch import SchemaWatch
-from lockstep.server.virtual import VirtualRow, VirtualTable, define
+from lockstep.server.virtual import VirtualTable, define
+from lockstep.server.virtual_rows import VirtualRow
 from lockstep.values.compatibility import CASSANDRA_RELEASE
 
 if TYPE_CHECKING:

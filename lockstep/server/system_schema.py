@@ -6,13 +6,16 @@ Invariant: every keyspace is listed in exactly one of the two, so that drivers s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any, Final
 
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
 from lockstep.schema.table_options import option, option_map
 from lockstep.schema.types import parse_uuid
-from lockstep.server.virtual import VirtualRow, VirtualTable, define
+from lockstep.server.named_rows import NamedRows
+from lockstep.server.virtual import VirtualTable, define
+from lockstep.server.virtual_rows import VirtualRow
 
 #: Virtual keyspaces that drivers expect in system_virtual_schema; the others pass for stored ones.
 SHOWN_AS_VIRTUAL: Final = ("system_views", "system_virtual_schema")
@@ -103,14 +106,14 @@ class SchemaTables:
                 (),
                 lambda: map(_keyspace_row, self._real()),
             ),
-            schema("tables", _TABLES, ("table_name",), lambda: map(_table_row, _tables(self._real()))),
-            schema("columns", _COLUMNS, ("table_name", "column_name"), lambda: _column_rows(self._real())),
+            schema("tables", _TABLES, ("table_name",), self._of_tables(_table_rows)),
+            schema("columns", _COLUMNS, ("table_name", "column_name"), self._of_tables(_column_rows)),
             schema(
                 "dropped_columns",
                 "keyspace_name text; table_name text; column_name text; dropped_time timestamp; "
                 "kind text; type text",
                 ("table_name", "column_name"),
-                lambda: _dropped_rows(self._real()),
+                self._of_tables(_dropped_rows),
             ),
             schema(
                 "types",
@@ -125,36 +128,50 @@ class SchemaTables:
                 "tables",
                 "keyspace_name text; table_name text; comment text",
                 ("table_name",),
-                self._virtual_tables,
+                self._of_virtual_tables(_comment_rows),
             ),
-            virtual("columns", _COLUMNS, ("table_name", "column_name"), self._virtual_columns),
+            virtual(
+                "columns",
+                _COLUMNS,
+                ("table_name", "column_name"),
+                self._of_virtual_tables(_column_rows),
+            ),
         ]
+
+    def _of_tables(self, rows: Callable[[Table], Iterable[VirtualRow]]) -> NamedRows:
+        return NamedRows(self._real, self._real_one, attrgetter("tables"), _table_named, rows)
+
+    def _of_virtual_tables(self, rows: Callable[[Table], Iterable[VirtualRow]]) -> NamedRows:
+        return NamedRows(
+            self._shown_virtual, self._shown_virtual_one, attrgetter("tables"), _table_named, rows
+        )
 
     def _real(self) -> list[Keyspace]:
         hidden = [keyspace for keyspace in self._virtual().keyspaces if keyspace.name not in SHOWN_AS_VIRTUAL]
         return [*self._stored().keyspaces, *hidden]
 
+    def _real_one(self, name: str) -> Keyspace | None:
+        found = self._stored().by_name.get(name)
+        if found is None and name not in SHOWN_AS_VIRTUAL:
+            found = self._virtual().by_name.get(name)
+        return found
+
     def _shown_virtual(self) -> list[Keyspace]:
         return [keyspace for keyspace in self._virtual().keyspaces if keyspace.name in SHOWN_AS_VIRTUAL]
 
+    def _shown_virtual_one(self, name: str) -> Keyspace | None:
+        return self._virtual().by_name.get(name) if name in SHOWN_AS_VIRTUAL else None
+
     def _virtual_keyspaces(self) -> Iterator[VirtualRow]:
         return ({"keyspace_name": keyspace.name} for keyspace in self._shown_virtual())
-
-    def _virtual_tables(self) -> Iterator[VirtualRow]:
-        for table in _tables(self._shown_virtual()):
-            comment = table.option("comment", "")
-            yield {"keyspace_name": table.keyspace, "table_name": table.name, "comment": comment}
-
-    def _virtual_columns(self) -> Iterator[VirtualRow]:
-        return _column_rows(self._shown_virtual())
 
 
 def _nothing() -> Iterator[VirtualRow]:
     return iter(())
 
 
-def _tables(keyspaces: list[Keyspace]) -> Iterator[Table]:
-    return (table for keyspace in keyspaces for table in keyspace.tables)
+def _table_named(keyspace: Keyspace, name: str) -> Table | None:
+    return keyspace.by_name.get(name)
 
 
 def replication_map(keyspace: Keyspace) -> dict[str, str]:
@@ -172,11 +189,16 @@ def _keyspace_row(keyspace: Keyspace) -> VirtualRow:
     }
 
 
-def _table_row(table: Table) -> VirtualRow:
+def _comment_rows(table: Table) -> Iterator[VirtualRow]:
+    comment = table.option("comment", "")
+    yield {"keyspace_name": table.keyspace, "table_name": table.name, "comment": comment}
+
+
+def _table_rows(table: Table) -> Iterator[VirtualRow]:
     def text(name: str) -> str:
         return option(table.options, name)
 
-    return {
+    yield {
         "keyspace_name": table.keyspace,
         "table_name": table.name,
         "additional_write_policy": text("additional_write_policy"),
@@ -206,19 +228,18 @@ def _table_row(table: Table) -> VirtualRow:
     }
 
 
-def _column_rows(keyspaces: list[Keyspace]) -> Iterator[VirtualRow]:
-    for table in _tables(keyspaces):
-        for column in table.columns:
-            yield {
-                "keyspace_name": table.keyspace,
-                "table_name": table.name,
-                "column_name": column.name,
-                "clustering_order": _order(column),
-                "column_name_bytes": column.name.encode(),
-                "kind": _KINDS[column.kind],
-                "position": column.position,
-                "type": column.type,
-            }
+def _column_rows(table: Table) -> Iterator[VirtualRow]:
+    for column in table.columns:
+        yield {
+            "keyspace_name": table.keyspace,
+            "table_name": table.name,
+            "column_name": column.name,
+            "clustering_order": _order(column),
+            "column_name_bytes": column.name.encode(),
+            "kind": _KINDS[column.kind],
+            "position": column.position,
+            "type": column.type,
+        }
 
 
 def _order(column: Column) -> str:
@@ -238,14 +259,13 @@ def _type_rows(keyspaces: list[Keyspace]) -> Iterator[VirtualRow]:
             }
 
 
-def _dropped_rows(keyspaces: list[Keyspace]) -> Iterator[VirtualRow]:
-    for table in _tables(keyspaces):
-        for column in table.dropped:
-            yield {
-                "keyspace_name": table.keyspace,
-                "table_name": table.name,
-                "column_name": column.name,
-                "dropped_time": column.dropped_at_us // 1000,
-                "kind": "regular",
-                "type": column.type,
-            }
+def _dropped_rows(table: Table) -> Iterator[VirtualRow]:
+    for column in table.dropped:
+        yield {
+            "keyspace_name": table.keyspace,
+            "table_name": table.name,
+            "column_name": column.name,
+            "dropped_time": column.dropped_at_us // 1000,
+            "kind": "regular",
+            "type": column.type,
+        }

@@ -12,7 +12,8 @@ import msgspec
 
 from lockstep.schema.types import parse_uuid
 from lockstep.server.log_text import entry_summary, kind_name
-from lockstep.server.virtual import VirtualRow, VirtualTable, define
+from lockstep.server.virtual import VirtualTable, define
+from lockstep.server.virtual_rows import VirtualRow
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node

@@ -6,45 +6,26 @@ works on them as on stored tables; nothing is kept between two reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from lockstep.cql.catalog import TableShape, shape_of
-from lockstep.cql.keys import routing_key
-from lockstep.schema.clustering import encode_prefix
-from lockstep.schema.model import (
-    Column,
-    ColumnKind,
-    KeyspaceHead,
-    Replication,
-    Table,
-    keyspace_of,
-    schema_of,
-)
-from lockstep.schema.types import CollectionType, CqlType, parse_type, uuid_text
+from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Table, keyspace_of, schema_of
+from lockstep.schema.types import parse_type, uuid_text
+from lockstep.server.named_rows import NamedReader, NamedRows
 from lockstep.server.statements import digest16
-from lockstep.values.rows import Cell, Liveness, Partition, ReadCommand, ReadResult, Row
+from lockstep.server.virtual_rows import LOCAL, RowEncoder, VirtualRow
+from lockstep.values.rows import Partition, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import token_of
 
-#: Values by column name; a missing or None value is null. Values of static columns repeat in each row.
-VirtualRow = Mapping[str, Any]
 Rows = Callable[[], Iterable[VirtualRow]]
-
-#: Generated cells have no write time; any positive one serves.
-_WRITTEN_US = 1
-_LIVE = Liveness(_WRITTEN_US)
-_LOCAL = Replication("LocalStrategy", ())
-#: Virtual tables use built-in types only.
-_NO_TYPES = keyspace_of(KeyspaceHead("system", _LOCAL))
 
 
 class VirtualTable(msgspec.Struct, frozen=True):
-    """A definition and the function that gives its present rows."""
+    """A definition and what gives its present rows: all of them, or those of things by name."""
 
     table: Table
-    rows: Rows
+    rows: Rows | NamedRows
 
 
 def define(
@@ -53,7 +34,7 @@ def define(
     columns: str,
     partition: Sequence[str],
     clustering: Sequence[str],
-    rows: Rows,
+    rows: Rows | NamedRows,
     *,
     static: Sequence[str] = (),
     comment: str = "",
@@ -78,86 +59,16 @@ def define(
 
 
 class _Generator:
-    """Turns the rows of one table into partitions."""
+    """Reads of a table all of whose rows are generated, whatever the read asks for."""
 
     def __init__(self, table: Table, rows: Rows) -> None:
-        shape = shape_of(table, _NO_TYPES)
-        self._shape = shape
+        self._encoder = RowEncoder(table)
         self._rows = rows
-        self._static = [(column, shape.types[column.name]) for column in table.static]
-        self._regular = [(column, shape.types[column.name]) for column in table.regular]
-
-    def partitions(self) -> list[Partition]:
-        """All partitions in (token, key) order, their rows in clustering order."""
-        found: dict[bytes, tuple[Row | None, dict[bytes, Row]]] = {}
-        for row in self._rows():
-            key = routing_key(self._parts(self._shape, row, partition=True))
-            clustering = encode_prefix(
-                self._shape.clustering_types,
-                self._shape.descending,
-                self._parts(self._shape, row, partition=False),
-            )
-            known = found.get(key)
-            if known is None:
-                static = Row(b"", None, None, _cells(self._static, row)) if self._static else None
-                known = found[key] = (static, {})
-            known[1][clustering] = Row(clustering, _LIVE, None, _cells(self._regular, row))
-        partitions = []
-        for token, key in sorted((token_of(key), key) for key in found):
-            static, rows = found[key]
-            partitions.append(Partition(token, key, None, (), static, tuple(rows[c] for c in sorted(rows))))
-        return partitions
-
-    @staticmethod
-    def _parts(shape: TableShape, row: VirtualRow, *, partition: bool) -> list[bytes]:
-        columns = shape.table.partition_key if partition else shape.table.clustering
-        return [shape.types[column.name].serialize(row[column.name]) for column in columns]
-
-
-def _cells(columns: Sequence[tuple[Column, CqlType]], row: VirtualRow) -> tuple[Cell, ...]:
-    cells: list[Cell] = []
-    for column, kind in columns:
-        value = row.get(column.name)
-        if value is None:
-            continue
-        data = kind.serialize(value)
-        if kind.is_multicell:
-            assert isinstance(kind, CollectionType)
-            cells += _elements(column.id, kind, kind.split(data))
-        else:
-            cells.append(Cell(column.id, data, _WRITTEN_US))
-    cells.sort(key=lambda cell: (cell.column, cell.path or b""))
-    return tuple(cells)
-
-
-def _elements(column: int, kind: CollectionType, parts: Sequence[bytes]) -> list[Cell]:
-    if kind.name == "set":
-        return [Cell(column, b"", _WRITTEN_US, path=part) for part in parts]
-    if kind.name == "list":
-        return [Cell(column, part, _WRITTEN_US, path=at.to_bytes(16, "big")) for at, part in enumerate(parts)]
-    return [Cell(column, parts[at + 1], _WRITTEN_US, path=parts[at]) for at in range(0, len(parts), 2)]
-
-
-class VirtualTables:
-    """All virtual tables of a node. `schema` is fixed; ids are the same on every node of one version, so
-    paging states of virtual tables work on all of them."""
-
-    def __init__(self, tables: Sequence[VirtualTable]) -> None:
-        ordered = sorted(tables, key=lambda found: (found.table.keyspace, found.table.name))
-        self._generators: dict[int, _Generator] = {}
-        keyspaces: dict[str, list[Table]] = {}
-        for at, virtual in enumerate(ordered):
-            table = msgspec.structs.replace(virtual.table, id=-1 - at)
-            keyspaces.setdefault(table.keyspace, []).append(table)
-            self._generators[table.id] = _Generator(table, virtual.rows)
-        self.schema = schema_of(
-            keyspace_of(KeyspaceHead(name, _LOCAL), listed) for name, listed in keyspaces.items()
-        )
 
     def read(self, command: ReadCommand) -> ReadResult:
         """The rows a command asks for; limits on rows are left to the reader, who may take fewer."""
         found = []
-        for partition in self._generators[command.table_id].partitions():
+        for partition in self._partitions():
             if command.key is not None:
                 if partition.key != command.key:
                     continue
@@ -167,6 +78,46 @@ class VirtualTables:
             if narrowed is not None:
                 found.append(narrowed)
         return ReadResult(tuple(found))
+
+    def _partitions(self) -> list[Partition]:
+        """All partitions in (token, key) order, their rows in clustering order."""
+        found: dict[bytes, tuple[Row | None, dict[bytes, Row]]] = {}
+        for row in self._rows():
+            key = self._encoder.key(row)
+            known = found.get(key)
+            if known is None:
+                known = found[key] = (self._encoder.static(row), {})
+            encoded = self._encoder.row(row)
+            known[1][encoded.clustering] = encoded
+        partitions = []
+        for token, key in sorted((token_of(key), key) for key in found):
+            static, rows = found[key]
+            partitions.append(Partition(token, key, None, (), static, tuple(rows[c] for c in sorted(rows))))
+        return partitions
+
+
+class VirtualTables:
+    """All virtual tables of a node. `schema` is fixed; ids are the same on every node of one version, so
+    paging states of virtual tables work on all of them."""
+
+    def __init__(self, tables: Sequence[VirtualTable]) -> None:
+        ordered = sorted(tables, key=lambda found: (found.table.keyspace, found.table.name))
+        self._readers: dict[int, _Generator | NamedReader] = {}
+        keyspaces: dict[str, list[Table]] = {}
+        for at, virtual in enumerate(ordered):
+            table = msgspec.structs.replace(virtual.table, id=-1 - at)
+            keyspaces.setdefault(table.keyspace, []).append(table)
+            rows = virtual.rows
+            self._readers[table.id] = (
+                NamedReader(table, rows) if isinstance(rows, NamedRows) else _Generator(table, rows)
+            )
+        self.schema = schema_of(
+            keyspace_of(KeyspaceHead(name, LOCAL), listed) for name, listed in keyspaces.items()
+        )
+
+    def read(self, command: ReadCommand) -> ReadResult:
+        """The rows a command asks for, all or (`more`) as many as are made at once."""
+        return self._readers[command.table_id].read(command)
 
 
 def _narrowed(partition: Partition, command: ReadCommand) -> Partition | None:

@@ -46,6 +46,8 @@ PREPARED_STATEMENTS_MAX: Final = 10_000
 PAGE_ROWS_MAX: Final = 100_000
 #: Rows when the client names no page size, as in the drivers.
 PAGE_ROWS_DEFAULT: Final = 5000
+#: Rows of a virtual table that are made in one go: the loop stands still meanwhile, some tens of us each.
+VIRTUAL_ROWS_AT_ONCE_MAX: Final = 256
 #: Fragments that one row may gather before a read asks for their merge in the background.
 ROW_FRAGMENTS_MERGE_AT: Final = 8
 #: Nodes of one cluster: ids are 16 bits in mutation ids' high half and on the wire.
