@@ -117,6 +117,10 @@ class ManagementState(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """None when the id was never applied, or too long ago."""
         return self._outcome_by_id.get(command_id)
 
+    def is_known(self, command_id: bytes) -> bool:
+        """Whether a command of this id would be a repetition."""
+        return command_id in self._outcome_by_id
+
     @cached_property
     def digest(self) -> bytes:
         """32 bytes over everything: equal states, and only they, have equal digests."""
@@ -171,7 +175,7 @@ def apply(state: ManagementState, index: int, command: Command) -> ManagementSta
     moved = msgspec.structs.replace(
         state, index=index, hash=hashlib.blake2b(chained, digest_size=DIGEST_BYTES).digest()
     )
-    if state.outcome_of(command.id) is not None:
+    if state.is_known(command.id):
         return moved
     if command.base_index < state.forgotten_index:
         expired = f"first sent at index {command.base_index}; ids up to {state.forgotten_index} are not kept"

@@ -38,6 +38,8 @@ from lockstep.values.errors import LockstepError
 ASK_TIMEOUT_MS = 1000
 #: A node that applies what it has just heard of is not called behind.
 SETTLE_MS = 200
+#: The end of a member's log that it does not yet know to be committed: it hears so with a heartbeat.
+UNCOMMITTED_ENTRIES = 16
 #: Nodes asked at once when all of a large cluster are.
 ASKED_AT_ONCE_MAX = 64
 
@@ -150,7 +152,7 @@ class GroupReports:
             initialized=bool(state.cluster_id),
             installing=False,
             applied=raft.commit_index,
-            known=raft.last_index if raft.leader is not None and not group.is_leader else raft.commit_index,
+            known=max(raft.commit_index, raft.last_index - UNCOMMITTED_ENTRIES),
         )
         return GroupReport(
             group=MANAGEMENT_GROUP,

@@ -95,8 +95,9 @@ class ManagementGroup:
 
         NotLeader, Overloaded: it was not proposed. OutcomeUnknown: it was, and leadership is lost.
         """
-        known = self.state.outcome_of(command.id)
-        if known is not None:
+        if self.state.is_known(command.id):
+            known = self.state.outcome_of(command.id)
+            assert known is not None, "a known id has an outcome"
             return known
         if not self.driver.is_leader:
             raise NotLeader(self.driver.raft.leader)
@@ -112,7 +113,9 @@ class ManagementGroup:
 
     def _propose(self, command: Command) -> bool:
         self._runtime.probes.reach("management.propose")
-        return self.driver.propose((encode_command(command),)) is not None
+        accepted = self.driver.propose((encode_command(command),))
+        self._runtime.probes.reach("management.proposed")
+        return accepted is not None
 
     def _leave(self, command_id: bytes, future: asyncio.Future[Outcome]) -> None:
         joined = self._waiting.get(command_id, [])

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 #: Where a node may be crashed by name.
 CRASH_PROBES = (
     "disk.sync.inflight",
+    "management.configure",
+    "management.founded",
+    "management.propose",
+    "management.proposed",
+    "membership.admitted",
     "metadata.apply.before_sync",
     "metadata.apply.after_sync",
     "processor.appended",

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from lockstep.consensus import elections
+from lockstep.metadata.management import ManagementState
 from lockstep.metadata.recent_ids import RecentIds
 from lockstep.node import node as node_module
 from lockstep.node import work as work_module
@@ -273,6 +274,11 @@ def _forget_dedup() -> contextlib.AbstractContextManager[None]:
     return replaced((RecentIds, "epoch_of", lambda self, entry_id: None))
 
 
+def _command_twice() -> contextlib.AbstractContextManager[None]:
+    """A management command that was seen before is judged again."""
+    return replaced((ManagementState, "is_known", lambda self, command_id: False))
+
+
 REGISTRY: dict[str, Planted] = {
     planted.name: planted
     for planted in (
@@ -295,6 +301,7 @@ REGISTRY: dict[str, Planted] = {
         Planted("promise_before_sync", "committed entries are lost", "log", _promise_before_sync),
         Planted("epoch_before_sync", "a node's epoch goes back", "power", _epoch_before_sync),
         Planted("unsettled_restart", "a node's epoch goes back", "log", _unsettled_restart),
+        Planted("command_twice", "a management command is applied twice", "swarm", _command_twice),
         Planted("forget_dedup", "a submission is applied twice", "log", _forget_dedup),
     )
 }

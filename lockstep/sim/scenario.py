@@ -203,7 +203,18 @@ class Run:
             node = cluster.nodes.get(name)
             if not cluster.ready(name) or node is None or node.state.epoch != newest.epoch:
                 return False
-        return True
+        return not self._management_blockers()
+
+    def _management_blockers(self) -> list[str]:
+        """Members of the management group that do not yet hold what it must hold in the end."""
+        monitor, newest, found = self.watch.management, self.cluster.newest, []
+        for name in self.cluster.in_service():
+            group = self.cluster.nodes[name].management.group if name in self.cluster.nodes else None
+            if group is not None and group.driver.raft.configuration.has_vote(group.driver.raft.identity):
+                lacking = monitor.lacking(group.state, newest)
+                if lacking:
+                    found.append(f"{name} lacks in the management group: {lacking}")
+        return found
 
     def _blockers(self) -> str:
         cluster = self.cluster
@@ -215,6 +226,7 @@ class Run:
                 parts.append(f"{name} is at epoch {cluster.nodes[name].state.epoch}")
         for node in cluster.nodes.values():
             parts.extend(f"waits for node {b.node}: {b.reason}" for b in node.topology.blocking)
+        parts.extend(self._management_blockers())
         if not self.workload.idle:
             parts.append("a client does not end")
         return "; ".join(parts)

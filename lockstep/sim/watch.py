@@ -14,6 +14,7 @@ from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.schema.model import Replication
 from lockstep.sim.checkers.log import LogMonitor
+from lockstep.sim.checkers.management import ManagementMonitor
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
 from lockstep.sim.checkers.replicas import (
     AcknowledgedWrites,
@@ -35,6 +36,7 @@ class Watch:
     def __init__(self, cluster: SimCluster, rows: int) -> None:
         self.cluster = cluster
         self.log = LogMonitor(self._first_applied, self._replayed)
+        self.management = ManagementMonitor()
         self.listeners: list[StageListener] = []
         self.inspected = 0
         self._rows = rows
@@ -44,6 +46,7 @@ class Watch:
 
     def __call__(self, now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
         self.log(now_ns, label, kind, facts)
+        self.management(now_ns, label, kind, facts)
         if kind == "raft.role" and facts["role"] == "leader" and facts["group"] == METADATA_GROUP:
             self._elected(label, facts["term"])
 
@@ -60,6 +63,7 @@ class Watch:
         cluster.newest = after
         cluster.tell(label.rpartition(".")[0], f"is first at epoch {after.epoch}{_change(before, after)}")
         check_epoch(before, after)
+        self.management.first_applied(before, after)
         check_stale(self.log.values, self._seen_by_id(after))
         self._stages(before, after)
 
