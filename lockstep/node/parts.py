@@ -14,14 +14,8 @@ from typing import Any
 from lockstep.consensus.messages import Entry
 from lockstep.consensus.settings import RaftSettings
 from lockstep.gossip.failure_detector import FailureDetector
-from lockstep.metadata import membership as service_transformations
-from lockstep.metadata import schema_change as schema_transformations
-from lockstep.metadata import snapshot_entries
-from lockstep.metadata import transformations as metadata_transformations
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
-from lockstep.metadata.registry import Registry
-from lockstep.metadata.versions import SINCE
 from lockstep.node.announcing import Announcer
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.configuration import Configuration, split_address
@@ -30,8 +24,10 @@ from lockstep.node.founding import Founding
 from lockstep.node.group_reports import GroupReports
 from lockstep.node.histories import Histories
 from lockstep.node.identity import Identity, IdentityFile
+from lockstep.node.kinds import every_kind
 from lockstep.node.liveness import Liveness
 from lockstep.node.management import Management
+from lockstep.node.members import Members
 from lockstep.node.membership import Membership
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.metadata_state import MetadataState
@@ -56,7 +52,6 @@ from lockstep.replication.streaming import StreamClient, StreamService
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store import Store
-from lockstep.topology import transformations as topology_transformations
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import mutation_id
 
@@ -84,14 +79,7 @@ class Parts(abc.ABC):
         #: The metadata value and identity for which `_known_id` was looked up: requests ask often.
         self._id_of: tuple[ClusterMetadata, Identity] | None = None
         self._known_id = 0
-        self.registry = Registry(
-            metadata_transformations.KINDS,
-            schema_transformations.KINDS,
-            service_transformations.KINDS,
-            topology_transformations.KINDS,
-            snapshot_entries.KINDS,
-            since=SINCE,
-        )
+        self.registry = every_kind()
         self.identity = IdentityFile(runtime)
         self.founders_file = FoundersFile(runtime.disk)
         self._starting: asyncio.Task[Any] | None = None
@@ -111,6 +99,15 @@ class Parts(abc.ABC):
             log,
         )
         self.catch_up = CatchUp(runtime, self.state, self.internode, self.histories, self.address, log)
+        self.members = Members(
+            runtime,
+            self.state,
+            self.internode,
+            own_address=self.address,
+            configured=self._configured(),
+            alive=self._alive,
+            log=log,
+        )
         self.announcer = Announcer(
             self.state, self.internode, self._own_id, self._leads, self._alive, self.catch_up.far_behind
         )
@@ -313,6 +310,8 @@ class Parts(abc.ABC):
             internode,
             self.submitter,
             self.management,
+            self.members,
+            self.catch_up,
             self.log,
         )
         self.membership.founding = self._founding()
@@ -338,6 +337,11 @@ class Parts(abc.ABC):
             campaign=self._campaign,
             log=self.log,
         )
+
+    def _configured(self) -> tuple[Address, ...]:
+        """Seeds first: founders may long be gone."""
+        cluster, port = self.configuration.cluster, self.configuration.network.internode_port
+        return tuple(split_address(text, port) for text in (*cluster.seeds, *cluster.founders))
 
     def _founders(self) -> tuple[Address, ...]:
         return tuple(
