@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from lockstep.gossip.dissemination import pinged
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeState
 from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.announcing import announcement
@@ -75,30 +74,28 @@ class SchemaWatch:
         return self._summaries.get(epoch)
 
     async def agreed(self, epoch: int) -> bool:
-        """Wait until all live nodes have applied the epoch, at most SCHEMA_AGREEMENT_WAIT_MS."""
-        clock = self._node.runtime.clock
+        """Wait until all nodes that are here now and live have applied the epoch, at most
+        SCHEMA_AGREEMENT_WAIT_MS."""
+        clock, node = self._node.runtime.clock, self._node
         deadline_s = clock.monotonic_s() + SCHEMA_AGREEMENT_WAIT_MS / 1000
-        while not self._is_agreed(epoch):
+        waiting = [other for other in node.cluster.directory.present_ids if other != node.node_id]
+        while True:
+            # Each node is left behind once: every sign of life wakes this up, in a large cluster very often.
+            while waiting and self._has_applied(waiting[-1], epoch):
+                waiting.pop()
             left_s = deadline_s - clock.monotonic_s()
-            if left_s <= 0:
-                return False
+            if not waiting or left_s <= 0:
+                return not waiting
             event = self._agreement
             try:
                 async with asyncio.timeout(left_s):
                     await event.wait()
             except TimeoutError:
-                return self._is_agreed(epoch)
-        return True
+                continue
 
-    def _is_agreed(self, epoch: int) -> bool:
-        node = self._node
-        return all(
-            node.topology.acknowledged(other.id) >= epoch
-            for other in node.cluster.directory.nodes
-            if other.id != node.node_id
-            and other.state is not NodeState.LEFT
-            and node.liveness.alive(other.id)
-        )
+    def _has_applied(self, other: NodeId, epoch: int) -> bool:
+        """Also said of nodes that seem dead: nobody waits for them."""
+        return self._node.topology.acknowledged(other) >= epoch or not self._node.liveness.alive(other)
 
     def _heard(self, _peer: int, _epoch: int) -> None:
         event, self._agreement = self._agreement, asyncio.Event()
