@@ -15,11 +15,13 @@ from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.management_commands import Host
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.transformations import Register, UpdateNode
+from lockstep.node.catch_up import CatchUp
 from lockstep.node.configuration import Configuration
 from lockstep.node.founding import Founding
 from lockstep.node.identity import IdentityFile
 from lockstep.node.management import Management
-from lockstep.node.messages import FetchLog, LogEntries, SelfDescription
+from lockstep.node.members import Members
+from lockstep.node.messages import AskMembers, MemberList, SelfDescription
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.submission import Submitter
 from lockstep.placement.allocation import splitting_tokens
@@ -60,6 +62,8 @@ class Membership:
         internode: Internode,
         submitter: Submitter,
         management: Management,
+        members: Members,
+        catch_up: CatchUp,
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
@@ -69,6 +73,8 @@ class Membership:
         self._internode = internode
         self._submitter = submitter
         self._management = management
+        self._members = members
+        self._catch_up = catch_up
         self._log = log
         self.founding: Founding | None = None
 
@@ -106,33 +112,39 @@ class Membership:
         )
 
     async def _meet_seeds(self) -> None:
-        """Fetch the log from any seed; a seed of another cluster is an error, a silent one is asked again."""
-        seeds = parse_addresses(self._configuration.cluster.seeds, self._configuration.network.internode_port)
-        if not seeds:
+        """Find the cluster through any live member that this node knows of, and fetch the log.
+
+        A configured seed of another cluster is an error; a silent one is asked again, after the members
+        that another one named.
+        """
+        port = self._configuration.network.internode_port
+        seeds = parse_addresses(self._configuration.cluster.seeds, port)
+        if not self._members.addresses():
             raise ConfigurationError(
                 "this node is not a founder and knows no seed",
                 hint="set [cluster] seeds to the address of any node of the cluster",
             )
         said = ""
         while self._state.epoch == 0:
-            for seed in seeds:
+            for address in self._members.addresses():
                 try:
-                    reply: LogEntries = await self._internode.request(
-                        seed, verbs.FETCH_LOG, FetchLog(0), ASK_TIMEOUT_MS
+                    reply: MemberList = await self._internode.request(
+                        address, verbs.MEMBERS, AskMembers(0), ASK_TIMEOUT_MS
                     )
-                    if reply.entries:
-                        self._state.offer(reply.entries)
-                        await self._state.wait_for(reply.entries[-1].epoch)
+                    if reply.epoch:
+                        self._members.learn(reply)
+                        await self._catch_up.reach(1, address, ASK_TIMEOUT_MS)
                         return
-                except HandshakeRefused as error:
-                    raise ConfigurationError(
-                        f"seed {seed[0]}:{seed[1]} refuses this node: {error.message}",
-                        hint="check [cluster] name and seeds, and that the data directory is this node's own",
-                    ) from error
                 except PeerError as error:
+                    if isinstance(error, HandshakeRefused) and address in seeds:
+                        raise ConfigurationError(
+                            f"seed {address[0]}:{address[1]} refuses this node: {error.message}",
+                            hint="check [cluster] name and seeds, and that the data directory is this "
+                            "node's own",
+                        ) from error
                     if str(error) != said:
                         said = str(error)
-                        self._log("join.waits", seed=seed[0], reason=said)
+                        self._log("join.waits", seed=address[0], reason=said)
             await asyncio.sleep(RETRY_MS / 1000)
 
     async def _join(self) -> None:
