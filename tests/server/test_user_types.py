@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cassandra import InvalidRequest
-from cassandra.cluster import Cluster, ExecutionProfile, Session
+from cassandra.cluster import Cluster, ExecutionProfile, ResponseFuture, Session
 from cassandra.query import tuple_factory
 
 from tests.server.parts import CQL_PORT, Nodes
@@ -167,6 +167,34 @@ def test_events_and_refusals_name_the_type(session: Session) -> None:
     session.execute("DROP TYPE IF EXISTS gone")
     with pytest.raises(InvalidRequest, match=r"Type '\w+\.gone' doesn't exist"):
         session.execute("ALTER TYPE gone ADD b int")
+
+
+def test_of_a_table_and_the_end_of_its_type_one_wins_on_whatever_nodes(three: Nodes) -> None:
+    drivers = [connect(three, member) for member in (0, 1)]
+    one, other = (driver.connect() for driver in drivers)
+    one.execute(f"CREATE KEYSPACE racing {_REPLICATION}")
+    losses = []
+    for turn in range(12):
+        one.execute(f"CREATE TYPE racing.u{turn} (a int)")
+        made = one.execute_async(f"CREATE TABLE racing.t{turn} (k int PRIMARY KEY, v frozen<u{turn}>)")
+        gone = other.execute_async(f"DROP TYPE racing.u{turn}")
+        lost = [_refusal(future) for future in (made, gone)]
+        assert lost.count(None) == 1, lost
+        losses += [words for words in lost if words is not None]
+        space = three.members[2].node.cluster.schema.by_name["racing"]
+        assert (f"t{turn}" in space.by_name) == (f"u{turn}" in space.types_by_name)
+    for words in losses:
+        assert "Unknown type racing.u" in words or "as it is still used by tables [t" in words
+    for driver in drivers:
+        driver.shutdown()
+
+
+def _refusal(future: ResponseFuture) -> str | None:
+    try:
+        future.result()
+    except InvalidRequest as error:
+        return str(error)
+    return None
 
 
 def test_cqlsh_shows_values_and_describes_types(session: Session) -> None:
