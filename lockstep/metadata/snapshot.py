@@ -24,7 +24,7 @@ from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds
 from lockstep.metadata.service import Service
 from lockstep.placement.placements import PlacedRange, Placements, RingPlacement
-from lockstep.schema.model import Replication, Schema, SchemaImage, schema_of_pieces
+from lockstep.schema.model import Replication, SchemaBuilder, SchemaImage
 from lockstep.values import codec
 from lockstep.values.errors import CorruptFile
 from lockstep.values.limits import SNAPSHOT_ITEM_BYTES_MAX, SNAPSHOT_PIECE_BYTES_MAX
@@ -140,6 +140,8 @@ class SnapshotDecoder:
         self._path = path
         self._buffer = bytearray()
         self._head: _Head | None = None
+        self._schema = SchemaBuilder()
+        self._has_schema = False
         self._parts: dict[int, list[Any]] = {section: [] for section in Section}
         self._section = 0
         self._count = 0
@@ -166,6 +168,8 @@ class SnapshotDecoder:
         """The value, once the whole stream was fed; CorruptFile when it was not, or is no valid value."""
         if not self._ended or self._buffer or self._head is None:
             raise self._damaged("the snapshot is not whole")
+        if not self._has_schema:
+            raise self._damaged("the schema is missing")
         head, parts = self._head, self._parts
         ids = tuple(entry_id for bundle in parts[Section.RECENT_IDS] for entry_id in bundle)
         cluster = ClusterMetadata(
@@ -173,7 +177,7 @@ class SnapshotDecoder:
             hash=head.hash,
             identity=head.identity,
             directory=Directory(tuple(parts[Section.NODE]), head.next_node_id),
-            schema=self._schema(parts[Section.SCHEMA]),
+            schema=self._schema.schema(),
             placements=Placements(
                 tuple(
                     RingPlacement(replication, tuple(placed for bundle in bundles for placed in bundle))
@@ -194,11 +198,9 @@ class SnapshotDecoder:
             raise self._damaged(f"the value is not valid: {broken}") from broken
         return cluster
 
-    def _schema(self, images: list[SchemaImage]) -> Schema:
-        if not images:
-            raise self._damaged("the schema is missing")
+    def _take_schema(self, image: SchemaImage) -> None:
         try:
-            return schema_of_pieces(images)
+            self._schema.add(image)
         except KeyError as missing:
             raise self._damaged(f"a table's keyspace {missing} is missing") from missing
 
@@ -215,6 +217,9 @@ class SnapshotDecoder:
         self._section = outer or section
         if section == Section.HEAD:
             self._head = value
+        elif section == Section.SCHEMA:
+            self._has_schema = True
+            self._take_schema(value)
         elif section == Section.END:
             if value != self._count:
                 raise self._damaged(f"{self._count} items are there, {value} were written")

@@ -154,7 +154,7 @@ class Keyspace(msgspec.Struct, frozen=True, dict=True):
 
 
 class SchemaImage(msgspec.Struct, frozen=True, array_like=True):
-    """Canonical stored form of a schema: keyspaces by name, tables by keyspace and name."""
+    """Canonical stored form of a schema: keyspaces by name, tables in the order of `Schema.table_tree`."""
 
     keyspaces: tuple[KeyspaceHead, ...] = ()
     tables: tuple[Table, ...] = ()
@@ -272,18 +272,23 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
     # Stored forms
 
     def image(self) -> SchemaImage:
-        tables = tuple(table for keyspace in self.keyspaces for table in keyspace.tables)
-        return SchemaImage(tuple(keyspace.head for keyspace in self.keyspaces), tables, self.next_table_id)
+        heads = tuple(keyspace.head for keyspace in self.keyspaces)
+        return SchemaImage(heads, tuple(table for _, table in self.table_tree.items()), self.next_table_id)
 
     def image_pieces(self, count: int) -> Iterator[SchemaImage]:
         """The image in pieces of at most `count` keyspaces or tables each, made one by one: all keyspaces
-        first, then the tables. At least one piece; `schema_of_pieces` joins them."""
+        first, then the tables. At least one piece; `SchemaBuilder` joins them."""
         heads = tuple(keyspace.head for keyspace in self.keyspaces)
         for at in range(0, max(len(heads), 1), count):
             yield SchemaImage(heads[at : at + count], (), self.next_table_id)
-        for keyspace in self.keyspaces:
-            for at in range(0, len(keyspace.tables), count):
-                yield SchemaImage((), keyspace.tables[at : at + count], self.next_table_id)
+        tables: list[Table] = []
+        for _, table in self.table_tree.items():
+            tables.append(table)
+            if len(tables) == count:
+                yield SchemaImage((), tuple(tables), self.next_table_id)
+                tables = []
+        if tables:
+            yield SchemaImage((), tuple(tables), self.next_table_id)
 
 
 def keyspace_of(head: KeyspaceHead, tables: Iterable[Table] = ()) -> Keyspace:
@@ -314,16 +319,50 @@ def schema_of(keyspaces: Iterable[Keyspace], next_table_id: int = 1) -> Schema:
     )
 
 
+class SchemaBuilder:
+    """Joins the pieces of an image. A piece costs what it holds, so a large schema can be built in turns."""
+
+    def __init__(self) -> None:
+        self._heads: dict[str, KeyspaceHead] = {}
+        self._tables: dict[str, HashTrieMap[str, Table]] = {}
+        self._ids = NO_IDS
+        self._uuids = NO_UUIDS
+        self._tree: HashTree[Table] = EMPTY_TREE
+        self._next_table_id = 1
+
+    def add(self, piece: SchemaImage) -> None:
+        """Take the next piece; KeyError for a table without its keyspace."""
+        self._next_table_id = piece.next_table_id
+        for head in piece.keyspaces:
+            self._heads[head.name], self._tables[head.name] = head, NO_TABLES
+        for table in piece.tables:
+            self._tables[table.keyspace] = self._tables[table.keyspace].insert(table.name, table)
+            self._ids = self._ids.insert(table.id, table)
+            self._uuids = self._uuids.insert(table.uuid, table.id)
+            self._tree = self._tree.with_value(table.id, table, blake(codec.encode(table)))
+
+    def schema(self) -> Schema:
+        keyspaces = [
+            Keyspace(
+                head.name, head.replication, head.durable_writes, self._tables[name], head.epoch, head.types
+            )
+            for name, head in self._heads.items()
+        ]
+        heads = ((key_of_text(found.name), found, blake(codec.encode(found.head))) for found in keyspaces)
+        return Schema(
+            HashTrieMap({keyspace.name: keyspace for keyspace in keyspaces}),
+            self._next_table_id,
+            self._ids,
+            self._uuids,
+            tree_of(heads),
+            self._tree,
+        )
+
+
 def schema_of_pieces(pieces: Iterable[SchemaImage]) -> Schema:
     """Inverse of `Schema.image_pieces`, and of `image` for a single piece. KeyError for a table without
     its keyspace."""
-    heads: dict[str, KeyspaceHead] = {}
-    tables: dict[str, list[Table]] = {}
-    next_table_id = 1
+    builder = SchemaBuilder()
     for piece in pieces:
-        next_table_id = piece.next_table_id
-        for head in piece.keyspaces:
-            heads[head.name], tables[head.name] = head, []
-        for table in piece.tables:
-            tables[table.keyspace].append(table)
-    return schema_of((keyspace_of(heads[name], tables[name]) for name in heads), next_table_id)
+        builder.add(piece)
+    return builder.schema()
