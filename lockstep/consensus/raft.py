@@ -117,6 +117,8 @@ class Raft:
         _EVENT_HANDLERS[type(event)](state, event)
         if state.role is Role.LEADER and state.log.commit_index > committed:
             membership.after_commit(state)
+        if state.incoming is not None:
+            snapshots.drop_overtaken(state)
         return _take_ready(state)
 
     @property
@@ -185,6 +187,11 @@ class Raft:
     @property
     def snapshot(self) -> Snapshot | None:
         return self.state.snapshot
+
+    @property
+    def arriving(self) -> Snapshot | None:
+        """The snapshot being received; what is stored of any other one may be deleted."""
+        return self.state.incoming.snapshot if self.state.incoming is not None else None
 
     def term_at(self, index: int) -> int | None:
         """None when the entry is compacted away or not there yet."""

@@ -145,8 +145,14 @@ def _is_needed(state: RaftState, snapshot: Snapshot) -> bool:
     if snapshot.index > log.commit_index and not log.matches(snapshot.index, snapshot.term):
         return True
     log.commit_to(snapshot.index)
-    state.incoming = None
     return False
+
+
+def drop_overtaken(state: RaftState) -> None:
+    """Forget what is arriving once the log has reached it; the driver's late answers are then ignored."""
+    incoming = state.incoming
+    if incoming is not None and incoming.snapshot.index <= state.log.commit_index:
+        state.incoming = None
 
 
 def _ask(state: RaftState, incoming: Incoming) -> None:

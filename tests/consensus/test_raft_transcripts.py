@@ -11,7 +11,9 @@ what happened into the files instead of comparing; read the diff before committi
     stored ID [OFFSET] | present ID ID's driver answers the offer or stores the chunk (and wants OFFSET next),
                     or says that its state machine is already there
     persist ID      its oldest outstanding write becomes durable
-    deliver A>B     the oldest message from A to B arrives (drop A>B: is lost)
+    deliver A>B [N|all]  the oldest messages from A to B arrive (drop: are lost; double: arrive and stay)
+    elect ID        campaigns and settles; leaves only who leads
+    quietly COMMAND leaves no trace
     settle [ID...]  persist and deliver (among these members only) until nothing is left
     restart ID      loses what was not durable
     show            every member's state
@@ -219,7 +221,10 @@ class Stage:
         disk.entries = [entry for entry in disk.entries if entry.index >= raft.first_index]
 
     def do_configure(self, identity: str, *parts: str) -> None:
-        lists = {name: tuple(map(int, ids.split(","))) for name, ids in (part.split("=") for part in parts)}
+        lists = {
+            name: tuple(map(int, ids.split(","))) if ids else ()
+            for name, ids in (part.split("=") for part in parts)
+        }
         self.step(int(identity), events.ProposeConfiguration(Configuration(**lists)))
 
     def do_persist(self, identity: str) -> None:
@@ -235,12 +240,33 @@ class Stage:
         self.network.remove(found)
         return decode_message(encode_message(found))
 
-    def do_deliver(self, route: str) -> None:
+    def taken(self, route: str, count: str) -> list[Message]:
+        sender, receiver = map(int, route.split(">"))
+        waiting = sum((m.sender, m.receiver) == (sender, receiver) for m in self.network)
+        return [self.take(route) for _ in range(waiting if count == "all" else int(count))]
+
+    def do_deliver(self, route: str, count: str = "1") -> None:
+        for message in self.taken(route, count):
+            self.step(message.receiver, events.Received(message))
+
+    def do_drop(self, route: str, count: str = "1") -> None:
+        self.trace.extend(message_text(message) for message in self.taken(route, count))
+
+    def do_double(self, route: str) -> None:
         message = self.take(route)
+        self.network.append(message)
         self.step(message.receiver, events.Received(message))
 
-    def do_drop(self, route: str) -> None:
-        self.trace.append(message_text(self.take(route)))
+    def do_quietly(self, *words: str) -> None:
+        self.run(" ".join(words))
+        self.trace = []
+
+    def do_elect(self, identity: str, *among: str) -> None:
+        self.do_campaign(identity)
+        self.do_settle(*among)
+        raft = self.rafts[int(identity)]
+        assert raft.is_leader, f"{identity} was not elected"
+        self.trace = [f"{identity}: leads term={raft.term}"]
 
     def do_settle(self, *among: str) -> None:
         reachable = sorted(map(int, among)) or sorted(self.rafts)
@@ -305,4 +331,4 @@ def test_transcript_leaves_the_expected_trace(path: Path) -> None:
 
 
 def test_there_are_transcripts() -> None:
-    assert len(list(DIRECTORY.glob("*.txt"))) >= 8
+    assert len(list(DIRECTORY.glob("*.txt"))) >= 60
