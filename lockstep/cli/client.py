@@ -5,13 +5,15 @@ Invariant: every answer is a JSON object with a `schema`; this module adds nothi
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
 from lockstep.local.admin_client import AdminClient
 from lockstep.node.configuration import split_address
-from lockstep.values.errors import ConfigurationError
+from lockstep.values.errors import ConfigurationError, LockstepError
 from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
 
 DEFAULT_HOST: Final = "127.0.0.1:7080"
@@ -38,9 +40,11 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def metadata(self, epoch: int | None) -> dict[str, Any]:
         return self.admin.get("/v1/metadata", epoch=epoch)
 
-    def metadata_log(self, first: int, last: int) -> dict[str, Any]:
-        """Entries `first` to `last`, both included; the node may answer fewer, from `first` on."""
-        return self.admin.get("/v1/metadata/log", **{"from": first, "to": last})
+    def metadata_log(self, first: int, last: int, *, available: bool = False) -> dict[str, Any]:
+        """Entries `first` to `last`, both included; the node may answer fewer, from `first` on, or with
+        `available` from the oldest that it keeps."""
+        wanted = "true" if available else None
+        return self.admin.get("/v1/metadata/log", **{"from": first, "to": last, "available": wanted})
 
     def metadata_diff(self, one: int, other: int) -> dict[str, Any]:
         return self.admin.get("/v1/metadata/diff", **{"from": one, "to": other})
@@ -66,16 +70,40 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def group_global(self, group: str) -> dict[str, Any]:
         return self.admin.get(f"/management/v1/recovery/{group}/state/global")
 
+    def cms_snapshots(self) -> dict[str, Any]:
+        return self.admin.get("/v1/cms/snapshots")
+
+    def cms_snapshot(self, reason: str) -> dict[str, Any]:
+        return self.admin.post("/v1/cms/snapshot", {"reason": reason})
+
+    def cms_truncate(self, epoch: int | None) -> dict[str, Any]:
+        return self.admin.post("/v1/cms/truncate", {} if epoch is None else {"epoch": epoch})
+
+    def cms_dump(self, epoch: int, *, entries: bool) -> Iterator[bytes]:
+        """The file of a dump, piece by piece."""
+        offset, size = 0, 1
+        while offset < size:
+            piece = self.admin.get(
+                "/v1/cms/dump", epoch=epoch, offset=offset, entries="true" if entries else None
+            )
+            data = base64.b64decode(piece["data"])
+            if not data:
+                raise LockstepError(f"the node answered an empty piece at byte {offset} of {size}")
+            yield data
+            offset, size = offset + len(data), int(piece["size_bytes"])
+
     def at(self, address: str, admin_port: int) -> ClusterClient:
         """The same operations at another node."""
         return ClusterClient(AdminClient(address, admin_port, self.admin.timeout_s))
 
-    def log_entries(self, first: int, last: int) -> list[dict[str, Any]]:
-        """All entries from `first` to `last`, fetched in several calls; stops where the node has no more."""
+    def log_entries(self, first: int, last: int, *, available: bool = False) -> list[dict[str, Any]]:
+        """All entries from `first` (with `available`: or the oldest that is kept) to `last`, fetched in
+        several calls; stops where the node has no more."""
         entries: list[dict[str, Any]] = []
         at = first
         while at <= last:
-            part = self.metadata_log(at, min(last, at + LOG_FETCH_ENTRIES_MAX - 1)).get("entries", [])
+            newest = last if available else min(last, at + LOG_FETCH_ENTRIES_MAX - 1)
+            part = self.metadata_log(at, newest, available=available).get("entries", [])
             if not part or int(part[-1]["epoch"]) < at:
                 break
             entries.extend(part)

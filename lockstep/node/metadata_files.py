@@ -47,6 +47,15 @@ def snapshots(disk: Disk) -> list[int]:
     return _numbers(disk, _SNAPSHOT)
 
 
+def dump_path(epoch: int, entries: bool) -> str:
+    """A dump being fetched: like every partial file it is gone after the next start."""
+    return f"{DIRECTORY}/dump-{epoch}-{'log' if entries else 'value'}{PARTIAL}"
+
+
+def dumps(disk: Disk) -> list[str]:
+    return [path for path in partial_files(disk) if path.startswith(f"{DIRECTORY}/dump")]
+
+
 def partial_files(disk: Disk) -> list[str]:
     return [f"{DIRECTORY}/{name}" for name in disk.names(DIRECTORY) if name.endswith(PARTIAL)]
 

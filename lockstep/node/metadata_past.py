@@ -52,6 +52,14 @@ class Past:
                 await asyncio.sleep(0)
         return value
 
+    async def lead_up(self, epoch: int) -> tuple[ClusterMetadata, list[LogEntry]]:
+        """The nearest value before `epoch` that a file holds (or the empty one) and all entries since.
+        Errors as of `value_at`."""
+        if not 0 <= epoch <= self._state.epoch:
+            raise ConfigurationError(f"this node has epochs up to {self._state.epoch}, not {epoch}")
+        base = await self._base(epoch - 1)
+        return base, list(self._entries(base.epoch + 1, epoch))
+
     async def _base(self, epoch: int) -> ClusterMetadata:
         """The newest value at or before `epoch` that some file holds; the empty one when that is older."""
         known = {(number, at) for at, disk in enumerate(self._disks) for number in files.snapshots(disk)}

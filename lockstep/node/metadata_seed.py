@@ -22,7 +22,7 @@ async def seed_directory(runtime: Runtime, dump: Dump) -> int:
         raise ConfigurationError("the data directory is not empty", hint="name a new one")
     if dump.snapshot is None and dump.base.epoch > 0:
         raise ConfigurationError(
-            f"this dump holds the value of epoch {dump.base.epoch} alone, without a snapshot entry to begin at",
+            f"this dump begins at epoch {dump.base.epoch} and has no snapshot entry to begin a log with",
             hint="make one with its entries: lockstep cms dump --with-entries",
         )
     store = MetadataStore(runtime, DEFAULT_RETENTION, lambda *_, **__: None)
@@ -35,4 +35,3 @@ async def seed_directory(runtime: Runtime, dump: Dump) -> int:
     for batch in entry_batches(entries):
         await store.append(batch)
     return dump.value.epoch
-

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.node.configuration import split_address
 from lockstep.server import recovery, reports
+from lockstep.server.cms import Cms
 from lockstep.server.cql_server import CqlServer
 from lockstep.server.http import (
     HttpConnection,
@@ -25,6 +26,7 @@ from lockstep.server.requests import LIVE_PATH, Requests
 from lockstep.values.errors import (
     ConfigurationError,
     LockstepError,
+    LogTruncated,
     NotLeader,
     OutcomeUnknown,
     PeerError,
@@ -65,6 +67,7 @@ class Admin:
         self._node = node
         self._cql = cql
         self._requests = Requests(node)
+        self._cms = Cms(node)
         self._connections: dict[HttpConnection, None] = {}
         self.registry = Registry(self._operations())
 
@@ -125,14 +128,22 @@ class Admin:
             _get(
                 "/v1/metadata",
                 "The metadata value at an epoch",
-                _now(self._metadata),
+                _later(self._metadata),
                 Parameter("epoch", "The newest when absent", "integer"),
             ),
-            _get("/v1/metadata/log", "Entries of the metadata log", _now(self._log), _FROM, _TO),
-            _get("/v1/metadata/diff", "What changed between two epochs", _now(self._diff), _FROM, _TO),
+            _get(
+                "/v1/metadata/log",
+                "Entries of the metadata log",
+                _now(self._log),
+                _FROM,
+                _TO,
+                Parameter("available", "Begin later when the first ones are not kept", "boolean"),
+            ),
+            _get("/v1/metadata/diff", "What changed between two epochs", _later(self._diff), _FROM, _TO),
             *self._request_operations(),
             *self._recovery_operations(),
             _get("/v1/cms", "The metadata group", _now(lambda *_: reports.cms(node))),
+            *self._cms_operations(),
             _get("/openapi.json", "This document", _now(lambda *_: self.registry.openapi())),
             Operation(
                 "GET",
@@ -167,6 +178,38 @@ class Admin:
                 "Take an operation back before reads move",
                 _later(lambda _, v: requests.cancel(v["id"])),
                 "The request",
+            ),
+        ]
+
+    def _cms_operations(self) -> list[Operation]:
+        cms = self._cms
+        return [
+            _get(
+                "/v1/cms/snapshots", "Snapshots of the metadata kept here", _now(lambda *_: cms.snapshots())
+            ),
+            Operation(
+                "POST",
+                "/v1/cms/snapshot",
+                "Take a snapshot of the metadata on every node",
+                _later(lambda request, _: cms.snapshot(request.body)),
+                "The epoch of its entry",
+                body={"type": "object", "properties": {"reason": {"type": "string"}}},
+            ),
+            Operation(
+                "POST",
+                "/v1/cms/truncate",
+                "Let nodes drop log entries that the latest snapshot holds",
+                _later(lambda request, _: cms.truncate(request.body)),
+                "The epoch of its entry",
+                body={"type": "object", "properties": {"epoch": {"type": "integer"}}},
+            ),
+            _get(
+                "/v1/cms/dump",
+                "A piece of the file of the metadata at an epoch",
+                _later(self._dump),
+                Parameter("epoch", "The newest when absent", "integer"),
+                Parameter("offset", "First byte of the piece", "integer"),
+                Parameter("entries", "Begin at the snapshot before it, with all entries since", "boolean"),
             ),
         ]
 
@@ -217,16 +260,25 @@ class Admin:
         catalog = self._cql.executor.catalogs.current()
         return reports.describe(catalog, _required(request, "keyspace"), request.query.get("table"))
 
-    def _metadata(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+    async def _metadata(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
         epoch = _integer(request, "epoch") if "epoch" in request.query else None
-        return reports.metadata(reports.metadata_at(self._node, epoch))
+        return reports.metadata(await reports.metadata_at(self._node, epoch))
 
     def _log(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
-        return reports.metadata_log(self._node, _integer(request, "from"), _integer(request, "to"))
+        available = request.query.get("available") == "true"
+        first, last = _integer(request, "from"), _integer(request, "to")
+        return reports.metadata_log(self._node, first, last, available=available)
 
-    def _diff(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
-        one = reports.metadata_at(self._node, _integer(request, "from"))
-        return reports.metadata_diff(one, reports.metadata_at(self._node, _integer(request, "to")))
+    async def _diff(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+        one = await reports.metadata_at(self._node, _integer(request, "from"))
+        return reports.metadata_diff(one, await reports.metadata_at(self._node, _integer(request, "to")))
+
+    async def _dump(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+        epoch = _integer(request, "epoch") if "epoch" in request.query else None
+        offset = _integer(request, "offset") if "offset" in request.query else 0
+        if offset < 0:
+            raise ConfigurationError("offset must not be negative")
+        return await self._cms.dump(epoch, offset, entries=request.query.get("entries") == "true")
 
     async def _metrics(self, _request: HttpRequest, _values: dict[str, str]) -> HttpResponse:
         return HttpResponse(200, exposition(self._node, self._cql), CONTENT_TYPE)
@@ -255,7 +307,7 @@ def http_status(error: LockstepError) -> int:
         return 504
     if isinstance(error, NotLeader | PeerError):
         return 503
-    if isinstance(error, ConfigurationError):
+    if isinstance(error, ConfigurationError | LogTruncated):
         return 400
     return 400 if isinstance(error, RequestError) and error.fault == "client" else 500
 

@@ -12,17 +12,17 @@ import msgspec
 
 from lockstep.cql.catalog import Catalog
 from lockstep.cql.describe import keyspace_statement, table_statement
-from lockstep.metadata.apply import apply_entry
-from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.diff import ABSENT, diff, text_of
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.entries import LogEntry
+from lockstep.node.metadata_past import Past
 from lockstep.schema.model import Replication
 from lockstep.schema.types import uuid_text
 from lockstep.server import recovery
 from lockstep.server.log_text import entry_summary, kind_name
 from lockstep.server.system_views import seen_epoch
-from lockstep.values.errors import ConfigurationError
+from lockstep.values.errors import ConfigurationError, LogTruncated
 from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
@@ -173,17 +173,13 @@ def describe(catalog: Catalog, keyspace_name: str, table_name: str | None) -> Do
 # -- the metadata and its log -----------------------------------------------------------------------
 
 
-def metadata_at(node: Node, epoch: int | None) -> ClusterMetadata:
-    """The value at an epoch, by replay. ConfigurationError when this node does not have it."""
+async def metadata_at(node: Node, epoch: int | None) -> ClusterMetadata:
+    """The value at an epoch. ConfigurationError for one that is yet to come; LogTruncated for one that this
+    node keeps no more."""
     newest = node.cluster
     if epoch is None or epoch == newest.epoch:
         return newest
-    if not 0 <= epoch <= newest.epoch:
-        raise ConfigurationError(f"this node has epochs 0 to {newest.epoch}, not {epoch}")
-    value = empty_cluster()
-    for entry in node.state.entries[:epoch]:
-        value = apply_entry(value, entry, node.registry)
-    return value
+    return await Past(node.state).value_at(epoch)
 
 
 def metadata(value: ClusterMetadata) -> Document:
@@ -237,13 +233,20 @@ def metadata_diff(one: ClusterMetadata, other: ClusterMetadata) -> Document:
     return {"schema": "metadata-diff/1", "from": one.epoch, "to": other.epoch, "changes": changes}
 
 
-def metadata_log(node: Node, first: int, last: int) -> Document:
-    """At most LOG_FETCH_ENTRIES_MAX entries from `first` on."""
+def metadata_log(node: Node, first: int, last: int, *, available: bool = False) -> Document:
+    """At most LOG_FETCH_ENTRIES_MAX entries from `first` on. LogTruncated when the first is kept no more,
+    unless what is `available` will do."""
     if first < 1 or last < first:
         raise ConfigurationError(f"epochs {first} to {last} are no range; the first epoch is 1")
-    chosen = node.state.entries[first - 1 : min(last, first - 1 + LOG_FETCH_ENTRIES_MAX)]
+    oldest = node.state.first_epoch
+    if available:
+        first = max(first, oldest)
+    if first < oldest and first <= node.state.epoch:
+        raise LogTruncated(f"this node keeps the log from epoch {oldest} on, not epoch {first}", oldest)
+    chosen = node.state.retained(first, min(last, first - 1 + LOG_FETCH_ENTRIES_MAX))
     return {
         "schema": "metadata-log/1",
+        "oldest": oldest,
         "from": first,
         "to": last,
         "entries": [_entry(node, entry) for entry in chosen],

@@ -123,12 +123,15 @@ class Requests:
         }
 
     def _ended(self) -> list[Document]:
-        """Operations that the log began and that run no more, newest first."""
+        """Operations that the log as it is kept here began and that run no more, newest first."""
         node = self._node
         live = {operation.id for operation in node.cluster.operations}
         found: dict[int, Document] = {}
-        count = 0
-        for entry in node.state.entries:
+        entries = node.state.retained(node.state.first_epoch, node.state.epoch)
+        # Operations are numbered as the log prepares them; those before the oldest entry are not known here.
+        began = sum(1 for entry in entries if entry.kind == EntryKind.PREPARE_OPERATION)
+        count = node.cluster.next_operation_id - 1 - began
+        for entry in entries:
             if entry.kind not in _OPERATION_KINDS:
                 continue
             body: Any = node.registry.decode(entry.kind, entry.body)

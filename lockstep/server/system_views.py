@@ -133,7 +133,7 @@ class ViewTables:
 
     def _log(self) -> Iterator[VirtualRow]:
         name = self._node.cluster.identity.cluster_name
-        for entry in self._node.state.entries:
+        for entry in tuple(self._node.state.entries):
             yield {
                 "cluster": name,
                 "epoch": entry.epoch,

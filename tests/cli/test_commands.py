@@ -169,7 +169,7 @@ def entries(first: int, last: int, branch: int = 10**9) -> list[dict[str, Any]]:
 def test_cms_log_shows_the_newest_entries() -> None:
     answers = {
         "GET /v1/status": status(epoch=42),
-        "GET /v1/metadata/log?from=13&to=42": {"entries": entries(13, 42)},
+        "GET /v1/metadata/log?from=13&to=42&available=true": {"entries": entries(13, 42)},
     }
     result, _ = ask(answers, "cms", "log")
     assert len(result.output.splitlines()) == 31
@@ -201,7 +201,7 @@ def test_a_long_log_is_fetched_in_parts() -> None:
 
 def verify(others: dict[str, Any], epoch: int = 5) -> tuple[Result, list[str]]:
     """Run `metadata verify` on two nodes of which the second answers `others`."""
-    log = f"GET /v1/metadata/log?from=1&to={epoch}"
+    log = f"GET /v1/metadata/log?from=1&to={epoch}&available=true"
     with FakeAdmin({}, "127.0.0.2") as second, FakeAdmin({}) as first:
         nodes = [node(1, admin_port=first.port), node(2, admin_port=second.port)]
         first.answers = {"GET /v1/status": status(), "GET /v1/nodes": {"nodes": nodes}}
