@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 from lockstep.schema.types import vint
 from lockstep.schema.types.base import CqlType, mismatch
@@ -221,6 +222,7 @@ class TupleType(CqlType):
     """Values are Python tuples with None for null fields; always frozen."""
 
     name = "tuple"
+    shown_name: ClassVar[str] = "tuple"
     is_frozen = True
     _elements: tuple[CqlType, ...]
 
@@ -251,7 +253,7 @@ class TupleType(CqlType):
             parts.append(data[at : at + length])
             at += length
         if at != size:
-            raise InvalidRequest("Invalid remaining data after end of tuple value")
+            raise InvalidRequest(f"Invalid remaining data after end of {self.shown_name} value")
         return parts
 
     def join(self, parts: Iterable[bytes | None]) -> bytes:

@@ -45,6 +45,7 @@ class UserDefinedType(TupleType):
     """
 
     name = "udt"
+    shown_name = "UDT"
 
     def __init__(self, fields: UserFields, type_name: str, spelled: str, *, frozen: bool) -> None:
         CqlType.__init__(self, f"frozen<{spelled}>" if frozen else spelled)
