@@ -167,6 +167,8 @@ class GroupReports:
             outgoing=outgoing,
             leader=raft.leader,
             reason=str(group.broken) if group.broken is not None else "",
+            learners=raft.configuration.learners,
+            settled=raft.state.configurations.changed_at <= raft.commit_index,
         )
 
     def configuration(self, group: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

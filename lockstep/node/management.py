@@ -27,10 +27,12 @@ from lockstep.metadata.management_commands import (
 )
 from lockstep.node.configuration import RaftSection
 from lockstep.node.management_group import ManagementGroup
+from lockstep.node.management_messages import AskGroup, GroupReport
 from lockstep.node.management_submission import ManagementSubmitter
 from lockstep.node.metadata_state import MetadataState
-from lockstep.node.raft_transport import RaftTransport
+from lockstep.node.raft_transport import MANAGEMENT_GROUP, RaftTransport
 from lockstep.node.voters import Voters
+from lockstep.replication import verbs
 from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
@@ -50,6 +52,8 @@ LEADER_TIMEOUT_MS = 2000
 SUBMIT_TIMEOUT_MS = 10_000
 #: A newcomer that is not admitted within this time is told so.
 ADMISSION_TIMEOUT_MS = 30_000
+#: A member that the metadata does not count asks the others whether it is out, once in so many looks.
+LOOKS_PER_QUESTION = 5
 #: Between two looks at what the leader of either group should do, when nothing woke it before.
 STEER_MS = 1000
 #: Pause after a look, so that a burst of changes is one.
@@ -80,6 +84,7 @@ class Management:
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
+        self._internode = internode
         self._transport = transport
         self._metadata = metadata
         self._voters = voters
@@ -89,8 +94,11 @@ class Management:
         self._configuration_index = configuration_index
         self._log = log
         self._wanted = asyncio.Event()
-        #: Voters and generation that this node knows to be recorded, when it is no member of the group.
+        #: What this metadata leader, being no member of the group, has had recorded: voters and generation.
         self._recorded: tuple[tuple[int, ...], int] | None = None
+        #: This node's member was removed from the group.
+        self._removed = False
+        self._looks = 0
         #: Directory and management state that agree on every node.
         self._taken_over: tuple[object, object] | None = None
         self._said = ""
@@ -120,6 +128,7 @@ class Management:
         own = self._own_member()
         if own is None or self.group is not None:
             return
+        self._removed = False
         raft = self._raft
         self.group = ManagementGroup(
             self._runtime,
@@ -143,7 +152,31 @@ class Management:
         if own is None or own.state is NodeState.LEFT:
             return None
         joins = own.id in cluster.service.members
-        return own.id if joins or ManagementGroup.exists(self._runtime) else None
+        was = not self._removed and ManagementGroup.exists(self._runtime)
+        return own.id if joins or was else None
+
+    async def _give_up_part(self) -> None:
+        """End this node's member when the group has removed it: nobody tells a member that is out."""
+        group, cluster = self.group, self._metadata.current
+        self._looks += 1
+        if group is None or group.is_leader or not cluster.voters or self._looks % LOOKS_PER_QUESTION:
+            return
+        own = group.driver.raft.identity
+        if own in cluster.service.members:
+            return
+        for member in self._voters.members().values():
+            try:
+                said: GroupReport = await self._internode.request(
+                    member.address, verbs.GROUP_REPORT, AskGroup(MANAGEMENT_GROUP), LEADER_TIMEOUT_MS
+                )
+            except LockstepError:
+                continue  # Another one knows as well, or all are asked again later.
+            if said.settled and said.leader == said.node:
+                if own not in (*said.voters, *said.outgoing, *said.learners):
+                    self.group, self._removed = None, True
+                    await group.stop()
+                    self._log("management.left", index=group.state.index)
+                return
 
     # -- founding and admission --------------------------------------------------------------------
 
@@ -199,6 +232,7 @@ class Management:
     async def _steer(self) -> None:
         """One look; what fails is tried again at the next one."""
         self.take_part()
+        await self._give_up_part()
         try:
             await self._record_voters()
             await self._take_over_nodes()
@@ -213,10 +247,12 @@ class Management:
         """At the metadata leader: have its voters recorded, after each change of them."""
         cluster = self._metadata.current
         wanted = (tuple(cluster.voters), cluster.service.recovery_generation)
-        if not cluster.voters or not self._leads() or self._recorded == wanted:
+        if not cluster.voters or not self._leads():
+            self._recorded = None
             return
         record = self.state.voters
-        if (record.voters, record.recovery_generation) != wanted:
+        known = (record.voters, record.recovery_generation) if self.group is not None else self._recorded
+        if known != wanted:
             action = RecordVoters(wanted[0], self._configuration_index(), cluster.epoch, wanted[1])
             outcome = await self.submitter.submit(action, LEADER_TIMEOUT_MS)
             if outcome.refusal is not None:

@@ -46,3 +46,6 @@ class GroupReport(msgspec.Struct, frozen=True, array_like=True):
     outgoing: tuple[int, ...] = ()
     leader: int | None = None
     reason: str = ""
+    learners: tuple[int, ...] = ()
+    #: The configuration is committed, so whom it leaves out is out.
+    settled: bool = False

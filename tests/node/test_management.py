@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.group_states import GlobalState, LocalState, Part
 from lockstep.metadata.management import ManagementState, Outcome
 from lockstep.metadata.management_commands import Admit, Command, Expel, Host, RecordVoters, encode_command
+from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.node.management import ADMISSION_TIMEOUT_MS
 from lockstep.node.management_group import ManagementGroup
 from lockstep.node.node import Node
 from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.sim.probes import CrashRule
 from lockstep.values.errors import PreconditionError
+from lockstep.values.ids import NodeId
 from tests.node.support import Town, decommission, keyspace
 
 
@@ -202,6 +205,41 @@ def test_the_members_follow_the_recorded_voters_and_keep_the_state() -> None:
         done = town.begin(1, lambda node: node.management.submitter.submit(Expel("nobody"), 20_000))
         outcome = town.finish(done).value
         assert outcome.refusal.code == "NOT_ADMITTED"
+
+
+def test_a_voter_that_leaves_is_replaced_in_the_group_too() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        settled(town, 1, 2, 3)
+        assert town.node(4).management.group is None
+        out = next(number for number in (2, 3) if not town.node(number).is_leader)
+        leave = SetService(ServiceWish.LEAVE, node=NodeId(out))
+        assert town.finish(town.submit(1, leave)).error is None
+        rest = [number for number in (1, 2, 3, 4) if number != out]
+        town.until(lambda: town.state_of(out) is NodeState.LEFT)
+        assert settled(town, *rest).voters.voters == tuple(rest)
+
+
+def test_a_node_that_no_longer_votes_ends_its_member() -> None:
+    with Town() as town:
+        town.found()
+        settled(town, 1, 2, 3)
+        for number in (1, 2, 3):
+            detach(town.node(number))
+        state = town.newest.service
+        out = next(number for number in (2, 3) if not town.node(number).is_leader)
+        rest = tuple(number for number in (1, 2, 3) if number != out)
+        counted = msgspec.structs.replace(state, voters=tuple(NodeId(number) for number in rest))
+        node = town.node(out)
+        node.state.current = msgspec.structs.replace(node.state.current, service=counted)
+        node.management._own_member = lambda: None  # type: ignore[method-assign]
+        done = town.begin(1, lambda one: one.management.submitter.submit(RecordVoters(rest, 99, 99), 5000))
+        assert town.finish(done).error is None
+        town.until(lambda: node.management.group is None)
+        assert voters(town, rest[0]) == rest
+        assert town.logged("management.left", f"n{out}")
 
 
 def detach(node: Node) -> None:
