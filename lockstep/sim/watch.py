@@ -22,6 +22,7 @@ from lockstep.sim.checkers.replicas import (
     check_held,
     check_wiped,
 )
+from lockstep.sim.checkers.schema import check_schema
 from lockstep.sim.cluster import SimCluster
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -63,6 +64,7 @@ class Watch:
         cluster.newest = after
         cluster.tell(label.rpartition(".")[0], f"is first at epoch {after.epoch}{_change(before, after)}")
         check_epoch(before, after)
+        check_schema(before, after)
         self.management.first_applied(before, after)
         check_stale(self.log.values, self._seen_by_id(after))
         self._stages(before, after)
