@@ -305,6 +305,8 @@ class MetadataState:
         if entry.kind == EntryKind.SNAPSHOT and not installed:
             self._unsaved = (before, entry)
             self._save_wanted.set()
+        elif entry.kind == EntryKind.TRUNCATE_LOG:
+            self._save_wanted.set()
         self._observe(installed=installed)
         for listener in self._listeners:
             listener(before, after, entry)

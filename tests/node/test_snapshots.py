@@ -1,0 +1,167 @@
+"""Snapshots, truncation and unknown kinds on whole nodes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.digest import state_digest
+from lockstep.metadata.registry import Registry
+from lockstep.metadata.snapshot_entries import KINDS as SNAPSHOT_KINDS
+from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
+from lockstep.metadata.transformations import SetExtension
+from lockstep.node import kinds
+from lockstep.node.configuration import Configuration, MetadataSection
+from lockstep.node.node import Node
+from lockstep.values.errors import CannotApply, Rejected
+from tests.node.support import Town
+
+
+class SnapshotTown(Town):
+    """Nodes that take a snapshot every `every` epochs and keep few entries."""
+
+    def __init__(self, every: int = 8, retain: int = 4, seed: int = 1) -> None:
+        super().__init__(seed)
+        self.section = MetadataSection(snapshot_every_epochs=every, retain_entries=retain)
+
+    def configuration(self, name: str) -> Configuration:
+        return msgspec.structs.replace(super().configuration(name), metadata=self.section)
+
+
+def grow(town: Town, count: int, through: int = 1) -> None:
+    for number in range(count):
+        outcome = town.submit(through, SetExtension(f"name-{number % 5}", str(number).encode()))
+        assert town.finish(outcome).error is None
+
+
+def snapshot_epochs(town: Town) -> list[int]:
+    epochs = [value.service.snapshot_epoch for value in town.log.values]
+    return sorted(set(epochs) - {0})
+
+
+def test_the_leader_asks_for_one_snapshot_each_interval_and_nodes_drop_what_it_holds() -> None:
+    with SnapshotTown() as town:
+        town.found()
+        grow(town, 40)
+        town.wait(1.0)
+        town.agreed(1, 2, 3)
+        taken = snapshot_epochs(town)
+        distances = [after - before for before, after in zip([0, *taken], taken, strict=False)]
+        assert len(taken) >= 4 and min(distances) >= 8, taken
+        for number in (1, 2, 3):
+            state = town.node(number).state
+            latest = state.latest_snapshot()
+            assert latest is not None and latest.epoch == taken[-1]
+            assert state.first_epoch >= taken[-3]
+            assert state.first_epoch > 1
+        digests = {town.node(n).state.latest_snapshot().digest for n in (1, 2, 3)}  # type: ignore[union-attr]
+        assert len(digests) == 1
+
+
+@pytest.mark.parametrize("kind", ["kill", "power"])
+def test_a_node_comes_back_from_its_snapshot_and_a_retried_id_gets_the_first_epoch(kind: str) -> None:
+    with SnapshotTown() as town:
+        town.found()
+        entry_id = b"0123456789abcdef"
+        first = town.finish(town.submit(1, SetExtension("mine", b"1"), entry_id=entry_id, base_epoch=1)).value
+        grow(town, 30)
+        town.wait(1.0)
+        assert town.node(1).state.first_epoch > first
+        for number in (1, 2, 3):
+            town.process(number).crash(kind)
+        town.start(1, 2, 3)
+        town.until(lambda: town.ready(1, 2, 3))
+        again = town.finish(town.submit(2, SetExtension("mine", b"1"), entry_id=entry_id, base_epoch=1))
+        assert again.error is None and again.value == first
+        grow(town, 3)
+        town.agreed(1, 2, 3)
+
+
+def test_a_newcomer_joins_although_the_first_entries_are_gone() -> None:
+    with SnapshotTown() as town:
+        town.found()
+        grow(town, 30)
+        town.wait(1.0)
+        assert town.node(1).state.first_epoch > 1
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.agreed(1, 2, 3, 4)
+        assert state_digest(town.node(4).cluster) == state_digest(town.node(1).cluster)
+
+
+def test_a_truncation_is_applied_by_every_node_and_refused_beyond_the_latest_snapshot() -> None:
+    with SnapshotTown(every=0, retain=1000) as town:
+        town.found()
+        grow(town, 5)
+        refused = town.finish(town.submit(1, TruncateLog(3)))
+        assert isinstance(refused.error, Rejected)
+        taken = town.finish(town.submit(2, TakeSnapshot("asked for"))).value
+        assert town.finish(town.submit(3, TruncateLog(taken))).error is None
+        town.wait(1.0)
+        for number in (1, 2, 3):
+            assert town.node(number).state.first_epoch == taken
+        grow(town, 3)
+        town.agreed(1, 2, 3)
+
+
+class Unheard(msgspec.Struct, frozen=True, array_like=True):
+    """A kind that one node's version does not know."""
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        return msgspec.structs.replace(cluster, extensions=cluster.extensions.insert("unheard", b"1"))
+
+
+def knowing(*tables: dict[int, type]) -> Registry:
+    everything = kinds.every_kind()
+    for table in tables:
+        for kind, found in table.items():
+            everything._decoders[kind] = msgspec.msgpack.Decoder(found)
+            everything._kinds[found] = kind
+    return everything
+
+
+def test_a_node_that_does_not_know_a_kind_stops_says_why_and_goes_on_after_an_upgrade() -> None:
+    with Town() as town:
+        old: list[str] = ["n3"]
+
+        def prepare(name: str, node: Node) -> None:
+            if name not in old:
+                newer = knowing({3000: Unheard})
+                node.registry._decoders.update(newer._decoders)
+                node.registry._kinds.update(newer._kinds)
+
+        town.prepare = prepare
+        town.found()
+        town.agreed(1, 2, 3)
+        before = town.node(3).state.epoch
+        leader = town.leader()
+        through = leader if leader != 3 else 1
+        outcome = town.finish(town.submit(through, Unheard()))
+        if leader == 3:
+            # The leader itself does not know the kind: it refuses, and nothing is in the log.
+            assert isinstance(outcome.error, Rejected) and "not known" in outcome.error.message
+            return
+        assert outcome.error is None
+        town.until(lambda: "n3" in town.ended)
+        why = town.ended["n3"]
+        assert isinstance(why, CannotApply) and "3000" in why.message and why.hint == "upgrade this node"
+        assert town.logged("node.broken", "n3")
+        assert town.node(3).state.epoch == before and not town.node(3).ready
+        grow(town, 3, through)
+        town.process(3).crash()
+        town.start(3)
+        town.until(lambda: "n3" in town.ended)
+        assert isinstance(town.ended["n3"], CannotApply)
+        old.clear()
+        town.process(3).crash()
+        town.start(3)
+        town.until(lambda: town.ready(3))
+        town.agreed(1, 2, 3)
+        assert town.node(3).cluster.extensions.get("unheard") == b"1"
+
+
+def test_the_snapshot_kinds_are_known_to_every_node() -> None:
+    registry = kinds.every_kind()
+    for kind in SNAPSHOT_KINDS:
+        assert registry.since(kind) == 1
