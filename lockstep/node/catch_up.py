@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from lockstep.gossip.pulling import Puller, Request
 from lockstep.metadata.snapshot_file import SnapshotInfo
-from lockstep.node.histories import Histories, problem_of
+from lockstep.node.histories import Histories, whole_part
 from lockstep.node.messages import (
     Announce,
     FetchLog,
@@ -209,22 +209,23 @@ class CatchUp:
 
     def _take(self, request: Request[Address], reply: LogEntries) -> bool:
         """Whether the answer had news; they wait to be applied now."""
-        entries = reply.entries
-        problem = problem_of(entries)
-        other = self._histories.contradiction(entries) if problem is None else None
-        if problem is not None:
-            self._log("metadata.fetch_damaged", peer=request.peer[0], after=request.after, problem=problem)
-            self._puller.refuse(request.peer, self._now_ms())
+        peer = request.peer
+        entries, problem, damaged = whole_part(reply.entries)
+        if damaged:
+            self._log("metadata.fetch_damaged", peer=peer[0], after=request.after, problem=problem)
+            self._puller.refuse(peer, self._now_ms())
             return False
+        other = self._histories.contradiction(entries)
         if other is not None:
-            self._refuse(request.peer, *other)
+            self._refuse(peer, *other)
             return False
         tail = self._state.tail[0]
         fresh = [entry for entry in entries if entry.epoch > tail]
         if fresh and fresh[0].epoch != tail + 1:
+            problem, fresh = f"entry {fresh[0].epoch} follows epoch {tail}", []
+        if problem:
             self.gaps_refused += 1
-            self._log("metadata.fetch_gap", peer=request.peer[0], after=tail, first=fresh[0].epoch)
-            return False
+            self._log("metadata.fetch_gap", peer=peer[0], after=tail, problem=problem)
         if fresh:
             self._state.offer(fresh)
             self.entries_fetched += len(fresh)

@@ -146,9 +146,19 @@ class _Votes:
             self.all_in.set()
 
 
-def problem_of(entries: Sequence[LogEntry]) -> str | None:
-    """Why these are no chain, wherever they begin; None when they are one."""
+def whole_part(entries: Sequence[LogEntry]) -> tuple[Sequence[LogEntry], str, bool]:
+    """(the entries up to the first hole, what is wrong, whether that is damage); "" when nothing is.
+
+    A hole, or an entry out of order, is only of no use; a wrong hash or link nobody sends by mistake, and
+    then no entry is taken.
+    """
     if not entries:
-        return None
-    first = entries[0]
-    return verify_chain(entries, epoch=first.epoch - 1, previous_hash=first.previous_hash)
+        return entries, "", False
+    epoch, previous_hash = entries[0].epoch - 1, entries[0].previous_hash
+    for count, entry in enumerate(entries):
+        problem = verify_chain((entry,), epoch=epoch, previous_hash=previous_hash)
+        if problem is not None:
+            damaged = entry.epoch == epoch + 1
+            return (() if damaged else entries[:count]), problem, damaged
+        epoch, previous_hash = entry.epoch, entry.hash
+    return entries, "", False
