@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lockstep.cli import client, options, render
+from lockstep.cli import client, options, render, voters
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
 
@@ -19,6 +19,10 @@ LOG_ENTRIES_SHOWN = 30
 @click.group()
 def cms() -> None:
     """The metadata group: its members and its log."""
+
+
+for _command in (voters.reconfigure, voters.freeze, voters.thaw):
+    cms.add_command(_command)
 
 
 @cms.command("describe")

@@ -242,6 +242,12 @@ def voters_after(service: Service) -> tuple[NodeId, ...]:
     return tuple(voter for voter in service.voters if voter != change.member)
 
 
+def without_vote(cluster: ClusterMetadata, node: NodeId) -> ClusterMetadata:
+    """What a plan is made on when `node` is to be no voter by then: nothing else about the voters holds."""
+    voters = tuple(voter for voter in cluster.service.voters if voter != node)
+    return _with(cluster, msgspec.structs.replace(cluster.service, voters=voters, change=None))
+
+
 def without_leaving(service: Service, node: NodeId) -> Service:
     """The service once the decommission of `node` has begun: its wish is granted."""
     if node not in service.leaving:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from lockstep.metadata.membership import ServiceWish
 from lockstep.node.configuration import split_address
 from lockstep.server import recovery, reports
 from lockstep.server.cms import Cms
@@ -23,6 +24,8 @@ from lockstep.server.http import (
 from lockstep.server.metrics import CONTENT_TYPE, exposition
 from lockstep.server.operations import Operation, Parameter, Registry
 from lockstep.server.requests import LIVE_PATH, Requests
+from lockstep.server.service_requests import LIVE_PATH as VOTERS_LIVE_PATH
+from lockstep.server.service_requests import ServiceRequests
 from lockstep.values.errors import (
     ConfigurationError,
     LockstepError,
@@ -51,6 +54,16 @@ _REQUEST_BODY = {
     },
     "required": ["kind", "node"],
 }
+_RECONFIGURE_BODY = {
+    "type": "object",
+    "properties": {
+        "size": {"type": "integer"},
+        "automatic": {"type": "boolean"},
+        "nodes": {"type": "array", "items": {"type": "integer"}},
+        "dry_run": {"type": "boolean"},
+    },
+}
+_REASON_BODY = {"type": "object", "properties": {"reason": {"type": "string"}}}
 _PARTITION_BODY = {
     "type": "object",
     "properties": {"peers": {"type": "array", "items": {"type": "string"}}},
@@ -67,6 +80,7 @@ class Admin:
         self._node = node
         self._cql = cql
         self._requests = Requests(node)
+        self._service = ServiceRequests(node)
         self._cms = Cms(node)
         self._connections: dict[HttpConnection, None] = {}
         self.registry = Registry(self._operations())
@@ -141,6 +155,7 @@ class Admin:
             ),
             _get("/v1/metadata/diff", "What changed between two epochs", _later(self._diff), _FROM, _TO),
             *self._request_operations(),
+            *self._service_operations(),
             *self._recovery_operations(),
             _get("/v1/cms", "The metadata group", _now(lambda *_: reports.cms(node))),
             *self._cms_operations(),
@@ -228,6 +243,44 @@ class Admin:
                 _get(f"{path}/global", f"Whether {name} is available", _later(answers.whole)),
             ]
         return operations
+
+    def _service_operations(self) -> list[Operation]:
+        """Who votes in the metadata group, and whether it takes changes."""
+        service = self._service
+
+        def wish(path: str, summary: str, wished: ServiceWish) -> Operation:
+            perform = _later(lambda request, _: service.wish(wished, request.body))
+            return Operation("POST", path, summary, perform, "The voters", body=_REASON_BODY)
+
+        return [
+            _get(
+                "/v1/cms/reconfiguration",
+                "The voters and a running change",
+                _later(lambda *_: service.status()),
+            ),
+            _get(
+                VOTERS_LIVE_PATH, "The voters as this node alone sees them", _now(lambda *_: service.live())
+            ),
+            Operation(
+                "POST",
+                "/v1/cms/reconfigure",
+                "Have another number of voters or other voters, or plan it with dry_run",
+                _later(lambda request, _: service.reconfigure(request.body)),
+                "The voters, or the plan",
+                body=_RECONFIGURE_BODY,
+            ),
+            Operation(
+                "POST",
+                "/v1/cms/cancel",
+                "Stop a change of the voters; what is done stays",
+                _later(lambda request, _: service.cancel(request.body)),
+                "The voters",
+                body=_REASON_BODY,
+            ),
+            wish("/v1/cms/resume", "Let voters be changed automatically again", ServiceWish.RESUME),
+            wish("/v1/cms/freeze", "Refuse changes of schema and topology", ServiceWish.FREEZE),
+            wish("/v1/cms/thaw", "Take changes of schema and topology again", ServiceWish.THAW),
+        ]
 
     def _fault_operations(self) -> list[Operation]:
         """Controls that tests use; none unless the configuration opens them."""

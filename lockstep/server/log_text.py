@@ -31,7 +31,7 @@ def entry_summary(registry: Registry, entry: LogEntry) -> str:
     except CannotApply as error:
         return error.message
     change = getattr(body, "change", None)
-    text = _fields(change if change is not None else body)
+    text = _fields(change if isinstance(change, msgspec.Struct) else body)
     return text if len(text) <= _SUMMARY_CHARACTERS_MAX else text[: _SUMMARY_CHARACTERS_MAX - 1] + "…"
 
 
@@ -48,7 +48,8 @@ def _fields(value: msgspec.Struct) -> str:
 
 
 def _elements(elements: tuple[Any, ...]) -> str:
-    """`(c, w)` for elements that have names, `(class: SimpleStrategy)` for pairs, `3 items` for others."""
+    """`(c, w)` for elements that have names, `(class: SimpleStrategy)` for pairs, `(1, 2)`
+    for ids, `3 items` for others."""
     texts = [_name(element) for element in elements[:_NAMES_SHOWN_MAX]]
     if "" in texts:
         return "1 item" if len(elements) == 1 else f"{len(elements)} items"
@@ -57,8 +58,8 @@ def _elements(elements: tuple[Any, ...]) -> str:
 
 
 def _name(element: Any) -> str:
-    if isinstance(element, str):
-        return element
+    if isinstance(element, str | int):
+        return str(element)
     if isinstance(element, tuple) and len(element) == 2:
         return f"{element[0]}: {element[1]}" if all(isinstance(part, str | int) for part in element) else ""
     named = getattr(element, "name", "")

@@ -13,9 +13,11 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.diff import ABSENT, diff
 from lockstep.metadata.directory import NodeInfo
+from lockstep.metadata.membership import ServiceWish, SetService, without_vote
 from lockstep.metadata.operations import Operation, OperationKind
 from lockstep.metadata.registry import EntryKind
 from lockstep.server.http import get_json
+from lockstep.server.service_requests import waiting_for_voters
 from lockstep.topology.explain import can_cancel, headline
 from lockstep.topology.stages import TABLES
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
@@ -31,6 +33,10 @@ Document = dict[str, Any]
 #: Where a node says what it knows by itself.
 LIVE_PATH = "/v1/requests/live"
 _OPERATION_KINDS = (EntryKind.PREPARE_OPERATION, EntryKind.ADVANCE_OPERATION, EntryKind.CANCEL_OPERATION)
+#: Begins the id of a decommission that waits until its node has no vote; the node's id follows.
+_LEAVE = "leave-"
+#: The step before all others, where the node votes on metadata.
+_SUBSTITUTION = {"stage": "substituting_voter", "work": "another node gets its vote"}
 #: Metadata differences that a dry run shows.
 _DIFFERENCES_SHOWN_MAX = 200
 
@@ -54,12 +60,16 @@ class Requests:
         running = [
             self._running(operation, blocking.get(operation.id, [])) for operation in node.cluster.operations
         ]
-        return {"schema": "requests-live/1", "leads": node.is_leader, "requests": running}
+        return {
+            "schema": "requests-live/1",
+            "leads": node.is_leader,
+            "requests": [*running, *self._wishes()],
+        }
 
     async def running(self) -> list[Document]:
         """Running operations as the metadata leader sees them, or as this node does when it cannot ask."""
         node = self._node
-        if node.is_leader or not node.cluster.operations:
+        if node.is_leader or not (node.cluster.operations or node.cluster.service.leaving):
             return list(self.live()["requests"])
         for info in self._leaders():
             try:
@@ -89,6 +99,8 @@ class Requests:
 
     async def one(self, request_id: str) -> Document:
         """ConfigurationError when there is no such request."""
+        if _is_wish(request_id):
+            return await self._of_wish(request_id)
         for found in await self._known():
             if found["id"] == request_id:
                 return {"schema": "request/1", **found}
@@ -161,6 +173,8 @@ class Requests:
         wanted = _wanted(body)
         if wanted.dry_run:
             return self._plan(wanted)
+        if wanted.node in self._node.cluster.service.members:
+            return await self._leave_voters(wanted)
         epoch = await self._node.submit(wanted.transformation)
         for operation in self._node.cluster.operations:
             if operation.history and operation.history[0][1] == epoch:
@@ -170,8 +184,59 @@ class Requests:
                 return {"schema": "request/1", **request}
         raise LockstepError(f"the operation of epoch {epoch} is not in the metadata of this node")
 
+    async def _leave_voters(self, wanted: _Wanted) -> Document:
+        """A voter is substituted first: the metadata keeps the wish, and any leader carries it out."""
+        cluster = self._node.cluster
+        # What would be refused without its vote is refused now, not when it has lost it.
+        wanted.transformation.apply(without_vote(cluster, NodeId(wanted.node)), cluster.epoch + 1)
+        await self._node.submit(SetService(ServiceWish.LEAVE, node=NodeId(wanted.node)))
+        return await self.one(f"{_LEAVE}{wanted.node}")
+
+    def _wishes(self) -> list[Document]:
+        """Nodes that wait for their decommission until they have no vote."""
+        node = self._node
+        return [
+            {
+                "id": f"{_LEAVE}{leaving}",
+                "kind": OperationKind.DECOMMISSION.value,
+                "node": leaving,
+                "state": "queued",
+                "stage": "substituting_voter",
+                "stage_epoch": None,
+                "ranges": 0,
+                "history": [],
+                "progress": {},
+                "waiting": waiting_for_voters(node) if node.is_leader else [],
+                "headline": f"decommission of node {leaving}: another node gets its vote first",
+                "cancellable": True,
+            }
+            for leaving in node.cluster.service.leaving
+        ]
+
+    async def _of_wish(self, request_id: str) -> Document:
+        """The decommission that a wish became; cancelled when it became none."""
+        wanted = int(request_id.removeprefix(_LEAVE))
+        for found in await self._known():
+            if found["id"] == request_id:
+                return {"schema": "request/1", **found}
+        for found in await self._known():
+            if found["node"] == wanted and found["kind"] == OperationKind.DECOMMISSION.value:
+                return {"schema": "request/1", **found}
+        return {
+            "schema": "request/1",
+            "id": request_id,
+            "kind": OperationKind.DECOMMISSION.value,
+            "node": wanted,
+            "state": "cancelled",
+            "stage": None,
+        }
+
     async def cancel(self, request_id: str) -> Document:
         """Send a running operation back. Rejected when it goes forward only."""
+        if _is_wish(request_id):
+            node = NodeId(int(request_id.removeprefix(_LEAVE)))
+            await self._node.submit(SetService(ServiceWish.STAY, node=node))
+            return await self.one(request_id)
         if not request_id.isdecimal():
             raise ConfigurationError(f"there is no request {request_id}", hint="lockstep topology requests")
         await self._node.submit(CancelOperation(int(request_id), "cancelled by an operator"))
@@ -179,6 +244,9 @@ class Requests:
 
     def _plan(self, wanted: _Wanted) -> Document:
         before = self._node.cluster
+        votes = wanted.node in before.service.members
+        if votes:
+            before = without_vote(before, NodeId(wanted.node))
         after = wanted.transformation.apply(before, before.epoch + 1)
         operation = after.operations[-1]
         gained: dict[int, int] = {}
@@ -193,15 +261,18 @@ class Requests:
             "ranges": len(operation.transitions),
             "way_back": "can be cancelled until reads move to the new replicas",
             "steps": [
-                {
-                    "stage": row.stage.value,
-                    "writes": row.writes.value,
-                    "reads": row.reads.value,
-                    "barrier": row.barrier,
-                    "drain": row.drain.value,
-                    "work": row.work.value,
-                }
-                for row in TABLES[operation.kind]
+                *([_SUBSTITUTION] if votes else []),
+                *(
+                    {
+                        "stage": row.stage.value,
+                        "writes": row.writes.value,
+                        "reads": row.reads.value,
+                        "barrier": row.barrier,
+                        "drain": row.drain.value,
+                        "work": row.work.value,
+                    }
+                    for row in TABLES[operation.kind]
+                ),
             ],
             "receives": [{"node": node, "ranges": count} for node, count in sorted(gained.items())],
             "changes": _changes(before, after),
@@ -229,6 +300,10 @@ def _wanted(body: Any) -> _Wanted:
             hint="a new node bootstraps by itself when it starts",
         )
     return wanted
+
+
+def _is_wish(request_id: str) -> bool:
+    return request_id.startswith(_LEAVE) and request_id.removeprefix(_LEAVE).isdecimal()
 
 
 def _changes(before: ClusterMetadata, after: ClusterMetadata) -> list[Document]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from lockstep.metadata.directory import NodeState
@@ -90,6 +92,14 @@ def test_voters_are_exchanged_under_constant_commits() -> None:
         assert town.finish(town.submit(4, SetExtension("alone", b"1"))).error is None
 
 
+def exchanged(town: Town, begun: Outcome) -> bool:
+    return begun.done and town.voters_settled and town.newest.voters != ids(1, 2, 3)
+
+
+def has_left(town: Town, node: int) -> bool:
+    return town.state_of(node) is NodeState.LEFT
+
+
 @pytest.mark.parametrize("kind", ["kill", "power"])
 @pytest.mark.parametrize("place", PLACES)
 def test_any_node_may_die_at_any_sub_step(place: str, kind: str) -> None:
@@ -99,9 +109,7 @@ def test_any_node_may_die_at_any_sub_step(place: str, kind: str) -> None:
             rule = CrashRule(label=place, process=name, kind=kind, hit=hit, restart_after_s=0.7)
             town.world.probes.add(rule)
             begun = town.submit(3, EXCHANGE)
-            outcomes = drive(
-                town, 60, lambda: begun.done and town.voters_settled and town.newest.voters != ids(1, 2, 3)
-            )
+            outcomes = drive(town, 60, partial(exchanged, town, begun))
             if begun.error is None:
                 assert town.newest.voters == ids(3, 4, 5)
             town.until(lambda: town.ready(1, 2, 3, 4, 5))
@@ -137,7 +145,7 @@ def test_a_voter_that_leaves_is_substituted_first_whoever_dies_meanwhile() -> No
             town.world.probes.add(rule)
             leave = SetService(ServiceWish.LEAVE, node=NodeId(leaving))
             assert town.finish(town.submit(4, leave)).error is None
-            town.until(lambda: town.state_of(leaving) is NodeState.LEFT)
+            town.until(partial(has_left, town, leaving))
             assert town.newest.service.leaving == ()
             town.until(lambda: town.voters_settled)
             assert leaving not in town.newest.voters and len(town.newest.voters) == 3

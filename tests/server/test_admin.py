@@ -68,6 +68,7 @@ def test_status_has_what_the_command_shows(cluster: Nodes) -> None:
         ["metadata", "verify"],
         ["cms", "describe"],
         ["cms", "log"],
+        ["cms", "snapshots"],
         ["recovery", "cluster", "states", "cmg"],
         ["recovery", "cluster", "states", "cmg", "--local"],
         ["recovery", "cluster", "states", "metastorage", "--global"],
@@ -104,6 +105,41 @@ def test_the_log_is_answered_in_the_range_asked(cluster: Nodes) -> None:
     assert past["entries"] == []
 
 
+def test_snapshots_truncation_and_dumps_through_the_admin_api(cluster: Nodes, tmp_path: Path) -> None:
+    host = f"{cluster.members[2].address}:{ADMIN_PORT}"
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(root, [*arguments, "--host", host])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    before = admin(cluster).get("/v1/metadata")["epoch"]
+    assert str(before + 1) in run("cms", "snapshot", "--reason", "test")
+    with pytest.raises(Rejected, match="nothing changed"):
+        admin(cluster).post("/v1/cms/snapshot", {})
+    for name, options in (("with", []), ("value", ["--value-only"]), ("past", ["--epoch", "2"])):
+        file = str(tmp_path / name)
+        run("cms", "dump", "--output", file, *options)
+        checked = CliRunner().invoke(root, ["cms", "load", file, "--check", "-o", "json"])
+        assert checked.exit_code == 0, checked.output
+        facts = json.loads(checked.stdout)
+        assert facts["epoch"] == (2 if name == "past" else before + 1)
+        assert facts["snapshot_epoch"] == (before + 1 if name == "with" else None)
+        assert facts["hash"] == admin(cluster).get("/v1/metadata", epoch=facts["epoch"])["hash"]
+    seeded = CliRunner().invoke(
+        root, ["cms", "load", str(tmp_path / "with"), "--data-directory", str(tmp_path / "d")]
+    )
+    assert seeded.exit_code == 0 and (tmp_path / "d" / "metadata").is_dir(), seeded.output
+    damaged = bytearray((tmp_path / "with").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "damaged").write_bytes(bytes(damaged))
+    refused = CliRunner().invoke(root, ["cms", "load", str(tmp_path / "damaged"), "--check"])
+    assert refused.exit_code == 1 and "CORRUPT_FILE" in refused.output
+    run("cms", "truncate")
+    with pytest.raises(Rejected, match="beyond the latest snapshot"):
+        admin(cluster).post("/v1/cms/truncate", {"epoch": before + 2})
+
+
 def test_the_value_at_an_old_epoch_is_the_one_of_then(cluster: Nodes) -> None:
     first = admin(cluster).get("/v1/metadata", epoch=1)
     assert len(first["nodes"]) == 3 and first["keyspaces"] == []
@@ -111,8 +147,8 @@ def test_the_value_at_an_old_epoch_is_the_one_of_then(cluster: Nodes) -> None:
 
 
 def test_what_a_node_refuses_keeps_its_code(cluster: Nodes) -> None:
-    with pytest.raises(Rejected, match="voter"):
-        admin(cluster, 1).post("/v1/requests", {"kind": "decommission", "node": 1, "dry_run": True})
+    with pytest.raises(Rejected, match="odd number"):
+        admin(cluster, 1).post("/v1/cms/reconfigure", {"size": 2, "dry_run": True})
     with pytest.raises(ConfigurationError, match="no keyspace"):
         admin(cluster).get("/v1/placements", keyspace="nowhere")
     with pytest.raises(ConfigurationError, match="not a request"):
@@ -121,6 +157,23 @@ def test_what_a_node_refuses_keeps_its_code(cluster: Nodes) -> None:
         admin(cluster).get("/v1/requests/77")
     with pytest.raises(LockstepError, match="knows GET"):
         admin(cluster).delete("/v1/status")
+
+
+def test_a_frozen_cluster_says_why(cluster: Nodes) -> None:
+    host = f"{cluster.members[2].address}:{ADMIN_PORT}"
+    assert "upgrade" in CliRunner().invoke(root, ["cms", "freeze", "upgrade", "--host", host]).output
+    try:
+        with pytest.raises(Rejected, match="frozen: upgrade"):
+            admin(cluster, 1).post("/v1/requests", {"kind": "decommission", "node": 4})
+    finally:
+        assert CliRunner().invoke(root, ["cms", "thaw", "--host", host]).exit_code == 0
+
+
+def test_the_decommission_of_a_voter_is_planned_with_its_substitution(cluster: Nodes) -> None:
+    body = {"kind": "decommission", "node": 1, "dry_run": True}
+    plan = admin(cluster, 1).post("/v1/requests", body)
+    assert plan["steps"][0] == {"stage": "substituting_voter", "work": "another node gets its vote"}
+    assert len(plan["steps"]) > 3
 
 
 def raw(cluster: Nodes, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
@@ -248,9 +301,39 @@ def test_a_decommission_runs_to_its_end_and_stays_in_the_list(cluster: Nodes) ->
 
 def test_the_log_and_the_keyspaces_are_told_by_names(cluster: Nodes) -> None:
     summaries = [
-        e["summary"] for e in admin(cluster).get("/v1/metadata/log", **{"from": 2, "to": 9})["entries"]
+        e["summary"] for e in admin(cluster).get("/v1/metadata/log", **{"from": 2, "to": 40})["entries"]
     ]
     assert any("replication=(class: " in summary for summary in summaries), summaries
     assert not any(
         "Replication(" in k["replication"] for k in admin(cluster).get("/v1/metadata")["keyspaces"]
     )
+
+
+def test_the_voters_are_shown_planned_and_changed(cluster: Nodes) -> None:
+    shown = admin(cluster, 3).get("/v1/cms/reconfiguration")
+    assert (shown["state"], shown["voters"], shown["target"]) == ("settled", [1, 2, 3], 3)
+    plan = admin(cluster, 3).post("/v1/cms/reconfigure", {"nodes": [2, 3, 4], "dry_run": True})
+    assert (plan["additions"], plan["removals"], plan["voters_after"]) == ([4], [1], [2, 3, 4])
+    assert admin(cluster).post("/v1/cms/reconfigure", {"size": 1, "dry_run": True})["removals"]
+    for body, why in (
+        ({"size": 0}, "one voter at least"),
+        ({"size": 9}, "more than the 4 normal nodes"),
+        ({"nodes": [1, 2]}, "odd number"),
+        ({"nodes": [9]}, "there is no node 9"),
+    ):
+        with pytest.raises(Rejected, match=why):
+            admin(cluster).post("/v1/cms/reconfigure", body)
+    with pytest.raises(ConfigurationError, match="give one of"):
+        admin(cluster).post("/v1/cms/reconfigure", {})
+    with pytest.raises(Rejected, match="no change of the voters"):
+        admin(cluster).post("/v1/cms/cancel", {})
+    for nodes_wanted in ("2,3,4", "1,2,3"):
+        command = ["cms", "reconfigure", "--nodes", nodes_wanted]
+        ran = CliRunner().invoke(root, [*command, "--host", f"{cluster.members[1].address}:{ADMIN_PORT}"])
+        assert ran.exit_code == 0, ran.output
+        assert f"settled: voters {nodes_wanted.replace(',', ', ')}" in ran.output
+    status = CliRunner().invoke(
+        root, ["cms", "reconfigure", "--status", "--host", f"{cluster.members[2].address}:{ADMIN_PORT}"]
+    )
+    assert "settled: voters 1, 2, 3" in status.output and "set by an operator" in status.output
+    admin(cluster).post("/v1/cms/reconfigure", {"automatic": True})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.metadata.service import NO_SERVICE
 from lockstep.server.requests import Requests
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
@@ -20,8 +21,8 @@ class Asked(Requests):
     def __init__(self, own: tuple[Operation, ...], leader: list[dict[str, Any]]) -> None:
         super().__init__(
             SimpleNamespace(
-                cluster=SimpleNamespace(operations=own),
-                state=SimpleNamespace(entries=()),
+                cluster=SimpleNamespace(operations=own, service=NO_SERVICE, next_operation_id=1),
+                state=SimpleNamespace(first_epoch=1, epoch=0, retained=lambda first, last: ()),
                 topology=SimpleNamespace(blocking=(), progress={}),
                 runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
                 is_leader=False,

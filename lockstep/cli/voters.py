@@ -1,0 +1,175 @@
+"""Owns `lockstep cms reconfigure`, `freeze` and `thaw`: who votes in the metadata group, and when it rests.
+
+Invariant: a wait that ends early never says the change failed; it says that it goes on, and exits 5.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+
+from lockstep.cli import client, options, render
+from lockstep.values.errors import ConfigurationError, OutcomeUnknown, PeerError
+
+#: How often a wait asks again; a person sees no delay, a node no load.
+POLL_S: Final = 0.2
+STATUS_PATH: Final = "/v1/cms/reconfiguration"
+_ENDED: Final = ("settled", "paused")
+
+
+@click.command()
+@click.argument("size", metavar="[SIZE]", required=False)
+@click.option("--nodes", metavar="ID,…", help="Exactly these voters instead of a number.")
+@click.option("--status", is_flag=True, help="Show the voters and a running change.")
+@click.option("--cancel", is_flag=True, help="Stop the running change; what is done stays.")
+@click.option("--resume", is_flag=True, help="Let voters be changed automatically again after a cancel.")
+@options.dry_run
+@options.wait
+@options.wait_timeout
+@options.host
+@options.call_timeout
+@options.output
+def reconfigure(
+    size: str | None,
+    nodes: str | None,
+    status: bool,
+    cancel: bool,
+    resume: bool,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> int:
+    """Set how many nodes vote on metadata: an odd SIZE, or `auto` to follow the size of the cluster."""
+    if (size is not None) + (nodes is not None) + status + cancel + resume != 1:
+        raise ConfigurationError("say one of SIZE, --nodes, --status, --cancel and --resume")
+    if dry_run and (status or cancel or resume):
+        raise ConfigurationError("--dry-run goes with SIZE or --nodes")
+    admin = client.connect(host, call_timeout_s).admin
+    if status:
+        _show(admin.get(STATUS_PATH), output)
+        return 0
+    if cancel:
+        answer = admin.post("/v1/cms/cancel", {})
+    elif resume:
+        answer = admin.post("/v1/cms/resume", {})
+    else:
+        answer = admin.post("/v1/cms/reconfigure", {**_wanted(size, nodes), "dry_run": dry_run})
+    if dry_run:
+        _show_plan(answer, output)
+        return 0
+    if wait:
+        answer = follow(admin, answer, timeout_s)
+    _show(answer, output)
+    return 0
+
+
+@click.command()
+@click.argument("reason")
+@options.host
+@options.call_timeout
+@options.output
+def freeze(reason: str, host: str, call_timeout_s: float, output: str) -> None:
+    """Refuse schema and topology changes from now on, with REASON; reads and writes go on."""
+    _show(client.connect(host, call_timeout_s).admin.post("/v1/cms/freeze", {"reason": reason}), output)
+
+
+@click.command()
+@options.host
+@options.call_timeout
+@options.output
+def thaw(host: str, call_timeout_s: float, output: str) -> None:
+    """Let the metadata be changed again."""
+    _show(client.connect(host, call_timeout_s).admin.post("/v1/cms/thaw", {}), output)
+
+
+def follow(admin: Any, answer: dict[str, Any], timeout_s: float, poll_s: float = POLL_S) -> dict[str, Any]:
+    """The voters once nothing changes any more; every change on the way is told on stderr.
+
+    Raises OutcomeUnknown when a change still runs after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    least = int(answer.get("epoch", 0))
+    told = ""
+    while answer.get("state") not in _ENDED or int(answer.get("epoch", 0)) < least:
+        line = _line(answer)
+        if line != told:
+            click.echo(line, err=True)
+            told = line
+        if time.monotonic() >= deadline:
+            raise OutcomeUnknown(
+                f"the voters still change after {timeout_s:g} s", hint="lockstep cms reconfigure --status"
+            )
+        time.sleep(poll_s)
+        try:
+            answer = admin.get(STATUS_PATH)
+        except PeerError as error:
+            answer = {"state": f"no answer: {error.message}"}
+    return answer
+
+
+def _wanted(size: str | None, nodes: str | None) -> dict[str, Any]:
+    if nodes is not None:
+        try:
+            return {"nodes": [int(node) for node in nodes.split(",")]}
+        except ValueError:
+            raise ConfigurationError(f"{nodes!r} is no list of node ids", hint="--nodes 3,4,5") from None
+    if size == "auto":
+        return {"automatic": True}
+    if size is None or not size.lstrip("-").isdecimal():
+        raise ConfigurationError(f"{size} is no number of voters", hint="an odd number, or auto")
+    return {"size": int(size)}
+
+
+def _line(answer: Mapping[str, Any]) -> str:
+    """The voters and the position in a change, in one line without ages."""
+    change = answer.get("change")
+    text = f"{answer.get('state')}: voters {_ids(answer.get('voters'))}"
+    if change:
+        parts = [
+            f"{word} {_ids(change.get(key))}"
+            for word, key in (("adds", "additions"), ("removes", "removals"))
+            if change.get(key)
+        ]
+        text += f"; change {change['id']} {', '.join(parts)}: {change['done']} of {change['steps']} steps"
+    for one in answer.get("waiting") or []:
+        whom = f"node {one['node']} " if one.get("node") else ""
+        text += f"; waits: {whom}{one['reason']}"
+    return text
+
+
+def _show(answer: Mapping[str, Any], output: str) -> None:
+    if output == "json":
+        render.json_out(answer, "cms-reconfiguration/1")
+        return
+    click.echo(_line(answer))
+    size = answer.get("size")
+    wanted = f"{size}, set by an operator" if size else f"{answer.get('target')}, as the cluster's size asks"
+    click.echo(f"  wanted voters: {wanted}")
+    for name in ("paused", "frozen"):
+        if answer.get(name):
+            click.echo(f"  {name}: {answer[name]}")
+    if answer.get("leaving"):
+        click.echo(f"  leaving: {_ids(answer['leaving'])}")
+
+
+def _show_plan(plan: Mapping[str, Any], output: str) -> None:
+    if output == "json":
+        render.json_out(plan, "cms-plan/1")
+        return
+    click.echo(
+        f"at epoch {plan.get('epoch')}: voters {_ids(plan.get('voters'))} -> {_ids(plan.get('voters_after'))}"
+    )
+    for number, step in enumerate(plan.get("steps") or [], 1):
+        click.echo(f"  {number}. {step}")
+    if not plan.get("steps"):
+        click.echo("  nothing to do")
+
+
+def _ids(nodes: Any) -> str:
+    return ", ".join(str(node) for node in nodes or []) or "none"

@@ -1,0 +1,201 @@
+"""The voters of the metadata group for the admin API: how they stand, what would change them, and wishes.
+
+Invariant: a wish becomes an entry of the log and nothing else; what only the metadata leader knows (whom the
+voters wait for) is asked of the leader, and without one the rest is still told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeInfo
+from lockstep.metadata.membership import CancelMembership, PrepareMembership, ServiceWish, SetService
+from lockstep.metadata.membership_step import Observed, plan
+from lockstep.metadata.service import MembershipChange
+from lockstep.metadata.voter_choice import choose_voters, target_size
+from lockstep.server.http import get_json
+from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+Document = dict[str, Any]
+
+#: Where a node says what it knows by itself.
+LIVE_PATH = "/v1/cms/reconfiguration/live"
+_BY_OPERATOR = "asked for by an operator"
+
+
+class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A number of voters, or as many as suit the cluster's size, or exactly these nodes."""
+
+    size: int | None = None
+    automatic: bool = False
+    nodes: tuple[int, ...] = ()
+    dry_run: bool = False
+
+
+class _Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    reason: str = ""
+
+
+class ServiceRequests:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def live(self) -> Document:
+        """The voters as this node alone sees them."""
+        node, cluster = self._node, self._node.cluster
+        service = cluster.service
+        document = {
+            "schema": "cms-reconfiguration/1",
+            "epoch": cluster.epoch,
+            "leads": node.is_leader,
+            "voters": list(service.voters),
+            "size": service.size,
+            "target": target_size(cluster) if cluster.epoch else 0,
+            "change": _change(service.change),
+            "paused": service.paused,
+            "frozen": service.frozen,
+            "leaving": list(service.leaving),
+            "waiting": waiting_for_voters(node),
+        }
+        settled = service.change is None and (
+            bool(service.paused) or service.voters == choose_voters(cluster)
+        )
+        return {**document, "state": _state(cluster, settled), "settled": settled}
+
+    async def status(self) -> Document:
+        """The voters as the metadata leader sees them, or as this node does when it cannot ask."""
+        node = self._node
+        own = self.live()
+        if node.is_leader:
+            return own
+        for info in self._leaders():
+            try:
+                document = await get_json(
+                    node.runtime, info.address, info.admin_port, LIVE_PATH, ADMIN_FORWARD_TIMEOUT_MS
+                )
+            except LockstepError as error:
+                node.log("admin.leader_waits", node=info.id, error=error.message)
+                continue
+            if document.get("leads") and int(document.get("epoch", 0)) >= int(own["epoch"]):
+                return document
+        return own
+
+    def _leaders(self) -> list[NodeInfo]:
+        node = self._node
+        known = node.leader_id
+        voters = sorted(node.cluster.voters, key=lambda voter: voter != known)
+        return [
+            node.cluster.directory.by_id[voter]
+            for voter in voters
+            if voter != node.node_id and node.liveness.alive(voter)
+        ]
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    async def reconfigure(self, body: Any) -> Document:
+        """Have this many voters or exactly these, or say what that would do."""
+        wanted = _converted(body, _Wanted)
+        if (wanted.size is not None) + wanted.automatic + bool(wanted.nodes) != 1:
+            raise ConfigurationError('give one of {"size": N}, {"automatic": true} and {"nodes": [ids]}')
+        cluster = self._node.cluster
+        if wanted.nodes:
+            chosen = tuple(NodeId(node) for node in sorted(set(wanted.nodes)))
+            down = tuple(node for node in chosen if not self._node.liveness.alive(node))
+            change = plan(cluster, chosen, Observed(down=down), _BY_OPERATOR, len(chosen))
+            if wanted.dry_run:
+                change.apply(cluster, cluster.epoch + 1)
+                return self._plan(chosen, change)
+            await self._node.submit(change)
+            return await self.status()
+        wish = SetService(ServiceWish.SIZE, size=wanted.size or 0)
+        if wanted.size == 0:
+            raise Rejected(
+                "the metadata group needs one voter at least", hint="`auto` follows the size of the cluster"
+            )
+        if wanted.dry_run:
+            after = wish.apply(cluster, cluster.epoch + 1)
+            chosen = choose_voters(after, down=self._down())
+            return self._plan(chosen, plan(after, chosen, Observed(down=self._down()), _BY_OPERATOR))
+        await self._node.submit(wish)
+        return await self.status()
+
+    async def cancel(self, body: Any) -> Document:
+        """Stop the running change: a half-added member is dropped, finished steps stay."""
+        reason = _converted(body, _Reason).reason or "cancelled by an operator"
+        change = self._node.cluster.service.change
+        if change is None:
+            raise Rejected("no change of the voters is running", hint="lockstep cms reconfigure --status")
+        await self._node.submit(CancelMembership(change.id, reason))
+        return await self.status()
+
+    async def wish(self, wish: ServiceWish, body: Any) -> Document:
+        """Resume, freeze or thaw."""
+        await self._node.submit(SetService(wish, text=_converted(body, _Reason).reason))
+        return await self.status()
+
+    def _down(self) -> tuple[NodeId, ...]:
+        node = self._node
+        return tuple(n.id for n in node.cluster.directory.nodes if not node.liveness.alive(n.id))
+
+    def _plan(self, after: tuple[NodeId, ...], change: PrepareMembership) -> Document:
+        steps = [f"node {node} gets the log, then a vote" for node in change.additions]
+        steps += [f"node {node} loses its vote" for node in change.removals]
+        cluster = self._node.cluster
+        return {
+            "schema": "cms-plan/1",
+            "epoch": cluster.epoch,
+            "voters": list(cluster.voters),
+            "voters_after": list(after),
+            "additions": list(change.additions),
+            "removals": list(change.removals),
+            "steps": steps,
+        }
+
+
+def waiting_for_voters(node: Node) -> list[Document]:
+    """For whom the voters wait, as the leader knows it; empty elsewhere."""
+    blocked = node.service.blocked
+    if blocked is None:
+        return []
+    since_s = max(0.0, (node.runtime.clock.wall_us() - blocked.since_us) / 1e6)
+    return [{"node": blocked.node, "reason": blocked.reason, "since_s": round(since_s, 3)}]
+
+
+def _state(cluster: ClusterMetadata, settled: bool) -> str:
+    service = cluster.service
+    if service.change is not None:
+        return "cancelling" if service.change.cancelled else "changing"
+    if service.paused:
+        return "paused"
+    return "settled" if settled else "waiting"
+
+
+def _change(change: MembershipChange | None) -> Document | None:
+    if change is None:
+        return None
+    return {
+        "id": change.id,
+        "additions": list(change.additions),
+        "removals": list(change.removals),
+        "done": change.index,
+        "steps": change.steps,
+        "cancelled": change.cancelled,
+        "reason": change.reason,
+    }
+
+
+def _converted(body: Any, kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(body or {}, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"not a request: {error}") from error
