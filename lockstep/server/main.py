@@ -23,7 +23,7 @@ from lockstep.server.admin_door import serve_admin
 from lockstep.server.cql_server import CqlServer
 from lockstep.server.log import LineLog
 from lockstep.storage.store import Store
-from lockstep.values.errors import ConfigurationError, LockstepError
+from lockstep.values.errors import CannotApply, ConfigurationError, LockstepError
 
 USAGE: Final = "usage: python -m lockstep.server.main --config FILE"
 #: How long requests in flight may take after a SIGTERM; their own timeouts are shorter by default.
@@ -118,7 +118,7 @@ async def _serve_clients(node: Node, runtime: Runtime, stop: asyncio.Future[None
         await server.start()
         _spare_the_collector()
         _say_ready(node)
-        return await _until_the_end(node, stop)
+        return await _until_the_end(node, server, stop)
     finally:
         admin.close()
         await _drain(server)
@@ -147,16 +147,22 @@ def _say_ready(node: Node) -> None:
     print(f"ready {json.dumps(facts)}", flush=True)
 
 
-async def _until_the_end(node: Node, stop: asyncio.Future[None]) -> int:
-    """0 when told to stop or when the node has left; the error's exit code when it broke."""
+async def _until_the_end(node: Node, server: CqlServer, stop: asyncio.Future[None]) -> int:
+    """0 when told to stop or when the node has left; the error's exit code when it broke.
+
+    A node that cannot apply an entry serves no client and votes no more, but answers operators until it is
+    told to stop: only an upgrade helps, and status says so.
+    """
     broken = node.broken
     assert broken is not None, "the node has started"
-    broken.add_done_callback(lambda _: _set(stop))
-    await stop
+    await asyncio.wait((broken, stop), return_when=asyncio.FIRST_COMPLETED)
     if not broken.done():
         return 0
     error = broken.result()
     print(error.render(), file=sys.stderr, flush=True)
+    if isinstance(error, CannotApply):
+        await _drain(server)
+        await stop
     return 0 if node.has_left else error.exit_code
 
 

@@ -48,6 +48,7 @@ def status(node: Node, operations: Sequence[Document]) -> Document:
         },
         "leader": node.leader_id,
         "verdict": verdict(node),
+        "broken": str(node.state.broken) if node.state.broken is not None else None,
         "groups": recovery.words(node),
         "nodes": node_list(node),
         "operations": list(operations),
@@ -105,6 +106,8 @@ def ring_shares(cluster: ClusterMetadata) -> dict[int, float]:
 def verdict(node: Node) -> str:
     """One sentence that begins with healthy, degraded or unavailable."""
     cluster = node.cluster
+    if node.state.broken is not None:
+        return f"unavailable: this node serves no more: {node.state.broken}"
     down = [
         info.id for info in cluster.directory.nodes if info.owns_tokens and not node.liveness.alive(info.id)
     ]

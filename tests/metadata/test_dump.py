@@ -60,5 +60,5 @@ def test_a_forged_dump_is_refused() -> None:
     entries = [*made.entries[:3], msgspec.structs.replace(made.entries[3], actor="mallory")]
     with pytest.raises(CorruptFile, match="hash"):
         load_file(dump_file(made.values[0], entries), REGISTRY)
-    with pytest.raises(CannotApply, match="upgrade|not known"):
+    with pytest.raises(CannotApply, match="not known"):
         load_file(dump_file(made.values[0], made.entries), Registry(KINDS))

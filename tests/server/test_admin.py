@@ -105,41 +105,6 @@ def test_the_log_is_answered_in_the_range_asked(cluster: Nodes) -> None:
     assert past["entries"] == []
 
 
-def test_snapshots_truncation_and_dumps_through_the_admin_api(cluster: Nodes, tmp_path: Path) -> None:
-    host = f"{cluster.members[2].address}:{ADMIN_PORT}"
-
-    def run(*arguments: str) -> str:
-        result = CliRunner().invoke(root, [*arguments, "--host", host])
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    before = admin(cluster).get("/v1/metadata")["epoch"]
-    assert str(before + 1) in run("cms", "snapshot", "--reason", "test")
-    with pytest.raises(Rejected, match="nothing changed"):
-        admin(cluster).post("/v1/cms/snapshot", {})
-    for name, options in (("with", []), ("value", ["--value-only"]), ("past", ["--epoch", "2"])):
-        file = str(tmp_path / name)
-        run("cms", "dump", "--output", file, *options)
-        checked = CliRunner().invoke(root, ["cms", "load", file, "--check", "-o", "json"])
-        assert checked.exit_code == 0, checked.output
-        facts = json.loads(checked.stdout)
-        assert facts["epoch"] == (2 if name == "past" else before + 1)
-        assert facts["snapshot_epoch"] == (before + 1 if name == "with" else None)
-        assert facts["hash"] == admin(cluster).get("/v1/metadata", epoch=facts["epoch"])["hash"]
-    seeded = CliRunner().invoke(
-        root, ["cms", "load", str(tmp_path / "with"), "--data-directory", str(tmp_path / "d")]
-    )
-    assert seeded.exit_code == 0 and (tmp_path / "d" / "metadata").is_dir(), seeded.output
-    damaged = bytearray((tmp_path / "with").read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    (tmp_path / "damaged").write_bytes(bytes(damaged))
-    refused = CliRunner().invoke(root, ["cms", "load", str(tmp_path / "damaged"), "--check"])
-    assert refused.exit_code == 1 and "CORRUPT_FILE" in refused.output
-    run("cms", "truncate")
-    with pytest.raises(Rejected, match="beyond the latest snapshot"):
-        admin(cluster).post("/v1/cms/truncate", {"epoch": before + 2})
-
-
 def test_the_value_at_an_old_epoch_is_the_one_of_then(cluster: Nodes) -> None:
     first = admin(cluster).get("/v1/metadata", epoch=1)
     assert len(first["nodes"]) == 3 and first["keyspaces"] == []
@@ -285,30 +250,6 @@ def test_fault_controls_are_closed_unless_configured(tmp_path: Path) -> None:
         plain.loop.call_soon_threadsafe(door.close)
 
 
-def test_a_decommission_runs_to_its_end_and_stays_in_the_list(cluster: Nodes) -> None:
-    host = f"{cluster.members[1].address}:{ADMIN_PORT}"
-    result = CliRunner().invoke(root, ["topology", "decommission", "4", "--host", host, "-o", "json"])
-    assert result.exit_code == 0, result.output
-    ended = json.loads(result.stdout)
-    assert (ended["state"], ended["kind"], ended["node"]) == ("done", "decommission", 4)
-    listed = admin(cluster, 2).get("/v1/requests")["requests"]
-    assert [(request["kind"], request["state"]) for request in listed] == [
-        ("decommission", "done"),
-        ("bootstrap", "done"),
-    ]
-    assert len(admin(cluster).get("/v1/nodes")["nodes"]) == 3
-
-
-def test_the_log_and_the_keyspaces_are_told_by_names(cluster: Nodes) -> None:
-    summaries = [
-        e["summary"] for e in admin(cluster).get("/v1/metadata/log", **{"from": 2, "to": 40})["entries"]
-    ]
-    assert any("replication=(class: " in summary for summary in summaries), summaries
-    assert not any(
-        "Replication(" in k["replication"] for k in admin(cluster).get("/v1/metadata")["keyspaces"]
-    )
-
-
 def test_the_voters_are_shown_planned_and_changed(cluster: Nodes) -> None:
     shown = admin(cluster, 3).get("/v1/cms/reconfiguration")
     assert (shown["state"], shown["voters"], shown["target"]) == ("settled", [1, 2, 3], 3)
@@ -337,3 +278,62 @@ def test_the_voters_are_shown_planned_and_changed(cluster: Nodes) -> None:
     )
     assert "settled: voters 1, 2, 3" in status.output and "set by an operator" in status.output
     admin(cluster).post("/v1/cms/reconfigure", {"automatic": True})
+
+
+def test_snapshots_truncation_and_dumps_through_the_admin_api(cluster: Nodes, tmp_path: Path) -> None:
+    host = f"{cluster.members[2].address}:{ADMIN_PORT}"
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(root, [*arguments, "--host", host])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    before = admin(cluster).get("/v1/metadata")["epoch"]
+    assert str(before + 1) in run("cms", "snapshot", "--reason", "test")
+    with pytest.raises(Rejected, match="nothing changed"):
+        admin(cluster).post("/v1/cms/snapshot", {})
+    for name, options in (("with", []), ("value", ["--value-only"]), ("past", ["--epoch", "2"])):
+        file = str(tmp_path / name)
+        run("cms", "dump", "--output", file, *options)
+        checked = CliRunner().invoke(root, ["cms", "load", file, "--check", "-o", "json"])
+        assert checked.exit_code == 0, checked.output
+        facts = json.loads(checked.stdout)
+        assert facts["epoch"] == (2 if name == "past" else before + 1)
+        assert facts["snapshot_epoch"] == (before + 1 if name == "with" else None)
+        assert facts["hash"] == admin(cluster).get("/v1/metadata", epoch=facts["epoch"])["hash"]
+    seeded = CliRunner().invoke(
+        root, ["cms", "load", str(tmp_path / "with"), "--data-directory", str(tmp_path / "d")]
+    )
+    assert seeded.exit_code == 0 and (tmp_path / "d" / "metadata").is_dir(), seeded.output
+    damaged = bytearray((tmp_path / "with").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "damaged").write_bytes(bytes(damaged))
+    refused = CliRunner().invoke(root, ["cms", "load", str(tmp_path / "damaged"), "--check"])
+    assert refused.exit_code == 1 and "CORRUPT_FILE" in refused.output
+    run("cms", "truncate")
+    with pytest.raises(Rejected, match="beyond the latest snapshot"):
+        admin(cluster).post("/v1/cms/truncate", {"epoch": before + 2})
+
+
+def test_a_decommission_runs_to_its_end_and_stays_in_the_list(cluster: Nodes) -> None:
+    host = f"{cluster.members[1].address}:{ADMIN_PORT}"
+    result = CliRunner().invoke(root, ["topology", "decommission", "4", "--host", host, "-o", "json"])
+    assert result.exit_code == 0, result.output
+    ended = json.loads(result.stdout)
+    assert (ended["state"], ended["kind"], ended["node"]) == ("done", "decommission", 4)
+    listed = admin(cluster, 2).get("/v1/requests")["requests"]
+    assert [(request["kind"], request["state"]) for request in listed] == [
+        ("decommission", "done"),
+        ("bootstrap", "done"),
+    ]
+    assert len(admin(cluster).get("/v1/nodes")["nodes"]) == 3
+
+
+def test_the_log_and_the_keyspaces_are_told_by_names(cluster: Nodes) -> None:
+    summaries = [
+        e["summary"] for e in admin(cluster).get("/v1/metadata/log", **{"from": 2, "to": 40})["entries"]
+    ]
+    assert any("replication=(class: " in summary for summary in summaries), summaries
+    assert not any(
+        "Replication(" in k["replication"] for k in admin(cluster).get("/v1/metadata")["keyspaces"]
+    )
