@@ -59,6 +59,7 @@ class CatchUp:
         self._puller: Puller[Address] = Puller()
         self._transfer = SnapshotTransfer(runtime, state, histories)
         self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
         #: A snapshot was of no use: ask for entries where there are any.
         self._entries_only = False
         #: Nothing was asked because enough waits to be applied.
@@ -74,6 +75,13 @@ class CatchUp:
         internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, self._serve_snapshot)
         internode.register_fast(verbs.ANNOUNCE, Announce, Announce, self._announced)
         state.listen(self._applied)
+
+    def stop(self) -> None:
+        """Ask nothing more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     # -- serving -------------------------------------------------------------------------------------
 
@@ -164,7 +172,7 @@ class CatchUp:
 
     def _turn(self) -> None:
         """Ask what is to be asked now, and come back when that may change."""
-        if self._state.broken is not None:
+        if self._stopped or self._state.broken is not None:
             return
         if self._queued() > QUEUED_ENTRIES_MAX:
             self._queue_full = True

@@ -114,6 +114,7 @@ class Node(Parts):
     async def stop(self) -> None:
         """Stop serving and end every task; what was acknowledged is durable already."""
         self.ready = False
+        self.catch_up.stop()
         if self._engine_open:
             self.coordinator.stop()
         await self.internode.stop()
