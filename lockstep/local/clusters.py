@@ -29,6 +29,8 @@ from lockstep.values.errors import ConfigurationError, LockstepError, PeerTimeou
 NODE_COMMAND: Final = (sys.executable, "-P", "-m", "lockstep.server.main")
 #: Founders elect and open their doors within a second; a joining node also streams its ranges.
 START_TIMEOUT_S: Final = 60.0
+#: A new cluster's metadata group grows to its size within a fraction of this.
+VOTERS_TIMEOUT_S: Final = 3.0
 #: A node that got SIGTERM flushes and closes well within this; after it the process is killed.
 STOP_TIMEOUT_S: Final = 10.0
 #: What of a log is read to find out why a node did not start.
@@ -144,6 +146,8 @@ class LocalCluster:
         for batch in [together, *([node] for node in joining)]:
             log_begins = {node.name: self._launch(node) for node in batch}
             self._wait_ready(content, batch, log_begins, timeout_s)
+        if stopped:
+            self._wait_voters(stopped[-1])
         return [node.name for node in stopped]
 
     def add(self, *, dc: str = "dc1", rack: str = "rack1", timeout_s: float = START_TIMEOUT_S) -> LocalNode:
@@ -287,6 +291,21 @@ class LocalCluster:
                 f"{names} started but does not serve after {timeout_s:g} s",
                 hint=f"tail {self.paths.log(waiting[0].name)}",
             )
+
+    def _wait_voters(self, node: LocalNode) -> None:
+        """Until those vote on metadata who should, so that a node may be lost at once; a short while at most.
+
+        It never fails: with nodes stopped on purpose there may be nobody to vote.
+        """
+        admin = self.admin(node.name, VOTERS_TIMEOUT_S)
+
+        def settled() -> bool:
+            try:
+                return bool(admin.get("/v1/cms/reconfiguration").get("settled"))
+            except LockstepError:
+                return True
+
+        processes.wait_until(settled, VOTERS_TIMEOUT_S)
 
     def _signal(self, names: Sequence[str], number: signal.Signals) -> None:
         content = self.file

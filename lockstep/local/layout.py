@@ -22,7 +22,7 @@ from lockstep.values.errors import ConfigurationError, PreconditionError
 
 #: Local clusters stop here: every node is a process with a log, a store and sockets of its own.
 LOCAL_NODES_MAX: Final = 64
-#: The metadata group starts with at most three members; further nodes join.
+#: Nodes that start a cluster together; further ones join one after another.
 LOCAL_FOUNDERS_MAX: Final = 3
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
