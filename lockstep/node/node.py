@@ -18,6 +18,7 @@ from lockstep.node.journal import settle
 from lockstep.node.management_group import JOURNAL_PATH
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.parts import Parts
+from lockstep.node.raft_journal import journal_path
 from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
@@ -27,7 +28,7 @@ from lockstep.values.errors import ConfigurationError, LockstepError, Preconditi
 #: Between two greetings of a node whose new address the metadata does not have yet.
 GREETING_MS = 500
 #: Files that are loaded when a node starts.
-JOURNALS = ("identity", FOUNDERS_PATH, f"raft/group-{METADATA_GROUP}", JOURNAL_PATH)
+JOURNALS = ("identity", FOUNDERS_PATH, journal_path(METADATA_GROUP), JOURNAL_PATH)
 
 
 class Node(Parts):

@@ -36,6 +36,7 @@ from lockstep.node.processors.base import Processor
 from lockstep.node.processors.raft import RaftProcessor, logged_entries
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.node.raft_journal import RaftJournal
+from lockstep.node.raft_snapshots import MetadataSnapshots
 from lockstep.node.raft_transport import METADATA_GROUP, RaftTransport
 from lockstep.node.service_driver import ServiceDriver
 from lockstep.node.snapshot_trigger import SnapshotTrigger
@@ -108,6 +109,7 @@ class Parts(abc.ABC):
             alive=self._alive,
             log=log,
         )
+        self.raft_snapshots = MetadataSnapshots(self.state, self._fetch_from_leader)
         self.announcer = Announcer(
             self.state, self.internode, self._own_id, self._leads, self._alive, self.catch_up.far_behind
         )
@@ -372,8 +374,12 @@ class Parts(abc.ABC):
             on_committed=self._committed,
             on_role=self._role_changed,
             on_broken=self._break,
+            snapshots=self.raft_snapshots,
         )
-        self.raft_processor = RaftProcessor(self.runtime, self.state, self.driver, self.registry)
+        self.raft_snapshots.begin(self.driver)
+        self.raft_processor = RaftProcessor(
+            self.runtime, self.state, self.driver, self.registry, self.raft_snapshots.committed
+        )
         self.processor = self.raft_processor
         self.submitter.processor = self.processor
         self.state.known_value = self.raft_processor.known_value
@@ -384,8 +390,8 @@ class Parts(abc.ABC):
         own = self._own_id()
         if not own or self.driver is not None:
             return None
-        _, entries = RaftJournal(self.runtime.disk, METADATA_GROUP).load()
-        logged = logged_entries(tuple(entries[-1:])) or logged_entries(tuple(entries))
+        entries = RaftJournal(self.runtime.disk, METADATA_GROUP).load().entries
+        logged = logged_entries(entries[-1:]) or logged_entries(entries)
         newest = logged[-1].epoch if logged else 0
         if newest <= self.state.epoch:
             return None
@@ -407,11 +413,17 @@ class Parts(abc.ABC):
             return
         self._consensus_ends = True
         self.driver = self.raft_processor = self.processor = self.submitter.processor = None
+        self.raft_snapshots.begin(None)
         self.log("node.votes_no_more", node=self.node_id, epoch=self.state.epoch)
         processor.close()
         await driver.stop()
         self._consensus_ends = False
         self._follow_service()
+
+    def _fetch_from_leader(self, epoch: int) -> None:
+        leader = self.driver.leader_address if self.driver is not None else None
+        if leader is not None:
+            self.catch_up.heard(leader, epoch)
 
     def _metadata_group(self) -> tuple[RaftDriver, RaftProcessor] | None:
         """This node's member of the metadata group, and what judges there."""

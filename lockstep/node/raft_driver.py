@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -18,16 +19,20 @@ from lockstep.consensus.configuration import Configuration
 from lockstep.consensus.effects import NOTHING, Accepted, HardState, Ready, Reason, Refused, Role, Stored
 from lockstep.consensus.events import (
     Campaign,
+    ChunkStored,
+    Compact,
     Event,
     Persisted,
     Propose,
     ProposeConfiguration,
     ReadIndex,
     Received,
+    SnapshotFailed,
+    SnapshotPresent,
     Tick,
     TransferLeadership,
 )
-from lockstep.consensus.messages import Entry, Message
+from lockstep.consensus.messages import Entry, Message, Snapshot
 from lockstep.consensus.raft import Raft, RaftStatus
 from lockstep.consensus.settings import RaftSettings
 from lockstep.node.raft_journal import RaftJournal
@@ -36,13 +41,28 @@ from lockstep.node.voters import Member
 from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import CannotApply, FrameCorrupt, LockstepError, NotLeader
+from lockstep.values.limits import RAFT_KEPT_BYTES_MAX, RAFT_KEPT_ENTRIES
 
 
 class _Write(msgspec.Struct):
     hard_state: HardState | None
+    snapshot: Snapshot | None
     entries: tuple[Entry, ...]
     persisted: Persisted | None
     messages: tuple[Message, ...]
+
+
+class Snapshots(Protocol):
+    """The state machine's side of a group's snapshots. Their bytes never travel with the group: a state
+    comes another way (`present` waits for that), or it is small and is the descriptor's data itself."""
+
+    async def present(self, snapshot: Snapshot) -> None:
+        """Return when the state machine holds that state or a later one. Only asked where it has bytes."""
+        ...
+
+    def install(self, snapshot: Snapshot) -> None:
+        """The descriptor is durable: whatever the state machine lacks of it, it takes now."""
+        ...
 
 
 class RaftDriver:
@@ -51,7 +71,7 @@ class RaftDriver:
     `voters`: those the group was founded with, equal on all founders; empty for a member that waits to be
     added and learns everything from the log. `member(id)` is where a member is now; `on_committed(entries)`
     gets committed entries in order; `on_role()` is told of each role change; `on_broken(reason)` when this
-    member must stop for good.
+    member must stop for good. A group that is never compacted needs no `snapshots`.
     """
 
     def __init__(
@@ -68,6 +88,7 @@ class RaftDriver:
         on_committed: Callable[[tuple[Entry, ...]], None],
         on_role: Callable[[], None],
         on_broken: Callable[[LockstepError], None],
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._runtime = runtime
         self._transport = transport
@@ -78,15 +99,20 @@ class RaftDriver:
         self._on_committed = on_committed
         self._on_role = on_role
         self._on_broken = on_broken
+        self._snapshots = snapshots
+        #: The snapshot that is being waited for, after a leader offered it.
+        self._offered: tuple[Snapshot, asyncio.Task[None]] | None = None
+        #: The journal is written anew at the next write.
+        self._replace_journal = False
         self._journal = RaftJournal(runtime.disk, group)
-        hard_state, entries = self._journal.load()
+        stored = self._journal.load()
         self.raft = Raft(
             group,
             identity,
             sorted(voters),
             settings,
             runtime.random.below,
-            Stored(hard_state=hard_state, entries=tuple(entries)),
+            Stored(hard_state=stored.hard_state, snapshot=stored.snapshot, entries=stored.entries),
         )
         self._writes: list[_Write] = []
         self._write_wanted = asyncio.Event()
@@ -114,6 +140,7 @@ class RaftDriver:
         if tasks:
             persisting, ticking = tasks
             ticking.cancel()
+            self._forget_offer()
             # A write under way is finished: what a file holds after half of one is not known.
             await asyncio.wait([persisting])
 
@@ -148,6 +175,28 @@ class RaftDriver:
     def transfer(self, member: int) -> Refused | None:
         """Hand leadership to a voter. None: it was started; watch `on_role`, for it may come to nothing."""
         return self._step(TransferLeadership(member)).refused if not self._halted else self._not_leading()
+
+    def compact(self, index: int, data: bytes, size_bytes: int = 0) -> None:
+        """A snapshot of the state at `index`, which was handed out as committed, is durable: `data` says
+        which (it is all of it when size_bytes is 0). Entries that members may lack are kept within bounds."""
+        raft = self.raft
+        if self._halted or index < raft.first_index:
+            return
+        keep = self._kept_up_to(index)
+        self._step(Compact(index=index, data=data, size_bytes=size_bytes, keep_entries=keep))
+        if raft.snapshot is not None and raft.snapshot.index == index:
+            self._replace_journal = True
+            self._write_wanted.set()
+
+    def _kept_up_to(self, index: int) -> int:
+        """How many entries up to `index` stay for members that lag."""
+        raft, size = self.raft, 0
+        most = min(RAFT_KEPT_ENTRIES, index - raft.first_index + 1)
+        for kept in range(most):
+            size += len(raft.entry(index - kept).data)
+            if size > RAFT_KEPT_BYTES_MAX:
+                return kept
+        return most
 
     def status(self) -> RaftStatus:
         return self.raft.status()
@@ -208,9 +257,17 @@ class RaftDriver:
             self._send(message)
         if ready.persisted is not None or ready.messages_after_persist:
             self._writes.append(
-                _Write(ready.hard_state, ready.entries, ready.persisted, ready.messages_after_persist)
+                _Write(
+                    ready.hard_state,
+                    ready.snapshot,
+                    ready.entries,
+                    ready.persisted,
+                    ready.messages_after_persist,
+                )
             )
             self._write_wanted.set()
+        if ready.chunks_wanted or ready.snapshot_offered is not None:
+            self._move_snapshots(ready)
         if ready.soft_state is not None:
             if ready.soft_state.role is Role.LEADER:
                 self._runtime.probes.reach("raft.became_leader")
@@ -228,6 +285,35 @@ class RaftDriver:
             self._finish_read(state.context, None)
         for context in ready.reads_refused:
             self._finish_read(context, NotLeader(self.raft.leader))
+
+    def _move_snapshots(self, ready: Ready) -> None:
+        for wanted in ready.chunks_wanted:
+            # Members get the state from their peers, not here; whoever asks is offered the newest again.
+            self._step(SnapshotFailed(wanted.member, wanted.snapshot))
+        offered = ready.snapshot_offered
+        if offered is None:
+            return
+        if offered.size_bytes == 0:
+            self._step(ChunkStored(offered, 0))
+        elif self._offered is None or self._offered[0] != offered:
+            self._forget_offer()
+            name = f"raft.{self.group}.snapshot"
+            self._offered = (offered, self._runtime.tasks.spawn(self._await_state(offered), name))
+
+    async def _await_state(self, offered: Snapshot) -> None:
+        assert self._snapshots is not None, "a group with snapshots has a state machine that knows them"
+        try:
+            await self._snapshots.present(offered)
+        except LockstepError as error:
+            self._fail(error)
+            return
+        self._offered = None
+        self._step(SnapshotPresent(offered))
+
+    def _forget_offer(self) -> None:
+        if self._offered is not None:
+            self._offered[1].cancel()
+            self._offered = None
 
     def _finish_read(self, context: int, error: NotLeader | None) -> None:
         future = self._reads.get(context)
@@ -262,6 +348,33 @@ class RaftDriver:
             raise
 
     async def _persist(self, writes: list[_Write]) -> None:
+        if self._replace_journal or any(write.snapshot is not None for write in writes):
+            await self._persist_anew(writes)
+        else:
+            await self._persist_more(writes)
+        if self._halted:
+            return
+        for write in writes:
+            for message in write.messages:
+                self._send(message)
+        newest = next((w.persisted for w in reversed(writes) if w.persisted is not None), None)
+        if newest is not None:
+            self._step(newest)
+
+    async def _persist_anew(self, writes: list[_Write]) -> None:
+        """Write what the machine holds now: all that was handed out to be written, and nothing else."""
+        self._replace_journal = False
+        raft = self.raft
+        entries = raft.entries(raft.first_index, raft.last_index)
+        self._runtime.probes.reach("raft.replace.before")
+        await self._journal.replace(raft.state.handed_hard_state, raft.snapshot, entries)
+        self._runtime.probes.reach("raft.replace.after")
+        if self._snapshots is not None:
+            for write in writes:
+                if write.snapshot is not None:
+                    self._snapshots.install(write.snapshot)
+
+    async def _persist_more(self, writes: list[_Write]) -> None:
         hard_state: HardState | None = None
         entries: list[Entry] = []
         for write in writes:
@@ -275,11 +388,3 @@ class RaftDriver:
             self._runtime.probes.reach("raft.persist.before")
             await self._journal.append(hard_state, tuple(entries))
             self._runtime.probes.reach("raft.persist.after")
-        if self._halted:
-            return
-        for write in writes:
-            for message in write.messages:
-                self._send(message)
-        newest = next((w.persisted for w in reversed(writes) if w.persisted is not None), None)
-        if newest is not None:
-            self._step(newest)

@@ -32,6 +32,14 @@ ENTRY_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 RECENT_ENTRY_IDS_MAX: Final = 4096
 #: Partitions one read repairs at once; a scan over a newcomer's ranges differs in every partition.
 REPAIRS_AT_ONCE_MAX: Final = 128
+#: Entries before its snapshot that a consensus group keeps for members that lag: a restart takes less.
+RAFT_KEPT_ENTRIES: Final = 1000
+#: Bytes of those entries; a member that lags by more takes the snapshot.
+RAFT_KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Bytes of entries in one record when a consensus journal is written anew; bounds what is encoded at once.
+RAFT_RECORD_BYTES: Final = 1024 * 1024
+#: Snapshot entries whose place in the consensus log is noted until their file is stored; it takes seconds.
+RAFT_SNAPSHOTS_NOTED_MAX: Final = 16
 #: Refused submissions a leader remembers in its term; a doubled frame arrives long before so many others.
 REFUSED_IDS_MAX: Final = 4096
 #: Tokens one node may own. More only slows placement down; Cassandra advises 16.

@@ -14,10 +14,12 @@ node is another matter, and what is read here waits for that.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from lockstep.consensus.messages import Entry, EntryKind
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.entries import ENTRY_DECODER, LogEntry
+from lockstep.metadata.registry import EntryKind as LogEntryKind
 from lockstep.metadata.registry import Registry
 from lockstep.metadata.tip import Appended, Expired, Judgement, Refused, Tip
 from lockstep.node.messages import Submit
@@ -41,15 +43,24 @@ def _forked(logged: list[LogEntry], applied: ClusterMetadata) -> bool:
 
 
 class RaftProcessor(Processor):
-    """Exists on voters; refuses with NotLeader unless this node leads."""
+    """Exists on members of the group; refuses with NotLeader unless this node leads.
+
+    `on_snapshot_entry(index, entry)` is told of each committed snapshot entry and its place in the group.
+    """
 
     def __init__(
-        self, runtime: Runtime, state: MetadataState, driver: RaftDriver, registry: Registry
+        self,
+        runtime: Runtime,
+        state: MetadataState,
+        driver: RaftDriver,
+        registry: Registry,
+        on_snapshot_entry: Callable[[int, LogEntry], None] = lambda *_: None,
     ) -> None:
         self._runtime = runtime
         self._state = state
         self._driver = driver
         self._registry = registry
+        self._on_snapshot_entry = on_snapshot_entry
         self._tip: Tip | None = None
         self._tip_term = 0
         #: A term in which this node leads although a later leader has committed something else.
@@ -247,6 +258,8 @@ class RaftProcessor(Processor):
             if own is None or own.term != entry.term:
                 own = ENTRY_DECODER.decode(entry.data)
             found.append(own)
+            if own.kind == LogEntryKind.SNAPSHOT:
+                self._on_snapshot_entry(entry.index, own)
         return found
 
     def settle_committed(self, entries: list[LogEntry]) -> None:
