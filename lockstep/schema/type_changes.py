@@ -8,6 +8,7 @@ those tables carry the epoch that mattered to them. A type that something uses s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -165,8 +166,19 @@ def _in_use(space: Keyspace, dropped: UserType, what: str, users: Sequence[str])
 
 
 def _tables_using(space: Keyspace, used: UserType) -> list[Table]:
-    """Tables with a column of the type, also inside others, by name; costs as many as there are."""
-    return [table for table in space.tables if used in types_of_table(space, table)]
+    """Tables with a column of the type, also inside others, by name.
+
+    Costs a look at the texts of all columns; only those in which a name of such a type occurs are parsed.
+    """
+    holders = [used, *(other for other in space.types if used in types_used(space, other.field_types))]
+    names = [holder.name.replace('"', '""') for holder in holders]
+    found = [
+        table
+        for table in space.by_name.values()
+        if any(name in column.type for column in table.columns for name in names)
+        and used in types_of_table(space, table)
+    ]
+    return sorted(found, key=attrgetter("name"))
 
 
 def _add_field(space: Keyspace, found: UserType, change: AddTypeField) -> UserType:
@@ -186,7 +198,7 @@ def _add_field(space: Keyspace, found: UserType, change: AddTypeField) -> UserTy
     # Rows lie at the token of their partition key's bytes, and one value must have one form in it.
     keyed = [
         f"{space.name}.{table.name}"
-        for table in space.tables
+        for table in _tables_using(space, found)
         if found in types_used(space, [c.type for c in table.columns if c.kind is ColumnKind.PARTITION_KEY])
     ]
     if keyed:
