@@ -107,6 +107,8 @@ class SimCluster:
         self.history = History()
         self.nodes: dict[str, Node] = {}
         self.parked: dict[str, None] = {}
+        #: Nodes that left once: also a founder then joins like any other.
+        self._rejoining: dict[str, None] = {}
         #: Ids of nodes that left and whose disks are gone.
         self.retired: dict[int, None] = {}
         self._serving: dict[str, Node] = {}
@@ -193,6 +195,7 @@ class SimCluster:
         process = self.processes[name]
         self.retired[node_id] = None
         self.parked[name] = None
+        self._rejoining[name] = None
         process.crash()
         process.wipe_disk()
         self.nodes.pop(name, None)
@@ -213,10 +216,11 @@ class SimCluster:
         shape = self.shape
         founders = tuple(f"127.0.0.{number}:7000" for number in range(1, shape.founders + 1))
         host = self.processes[name].host
-        founding = f"{host}:7000" in founders
+        founding = f"{host}:7000" in founders and name not in self._rejoining
+        seeds = tuple(f"{process.host}:7000" for process in self.processes.values() if process.host != host)
         return Configuration(
             node=NodeSection(name=name, data_directory="."),
-            cluster=ClusterSection(founders=founders if founding else (), seeds=() if founding else founders),
+            cluster=ClusterSection(founders=founders if founding else (), seeds=() if founding else seeds),
             network=NetworkSection(address=host),
             placement=PlacementSection(num_tokens=shape.tokens),
             timeouts=TimeoutsSection(write_ms=shape.write_ms, read_ms=shape.read_ms),

@@ -10,6 +10,8 @@ import asyncio
 from typing import Any
 
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.membership import CancelMembership, ServiceWish, SetService, without_vote
+from lockstep.metadata.membership_step import Observed, plan
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.schema_change import ChangeSchema
@@ -22,6 +24,7 @@ from lockstep.sim.door import KEYSPACE, Answer, DoorClient, Submission
 from lockstep.sim.streams import Stream
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.codec import encode
+from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 
 _CONNECT_MS = 500
@@ -128,6 +131,7 @@ class Operators:
             await asyncio.sleep(self._draw.expovariate(1 / self._busy_s))
             if not self.stopped:
                 await self._operate(runtime)
+        await self._end_wishes(runtime)
 
     async def _create_schema(self, runtime: Runtime) -> None:
         shape = self.cluster.shape
@@ -163,12 +167,14 @@ class Operators:
     async def _operate(self, runtime: Runtime) -> None:
         missing = [t for t in self._tables if self.cluster.newest.schema.table(KEYSPACE, t) is None]
         choices = ["join"] * (2 * bool(self.cluster.parked)) + ["leave"] * 2 + ["cancel"]
-        choices += ["table"] * bool(missing)
+        choices += ["table"] * bool(missing) + ["reconfigure"]
         chosen = self._draw.choice(choices)
         if chosen == "join":
             self.join()
         elif chosen == "leave":
             await self._leave(runtime)
+        elif chosen == "reconfigure":
+            await self._reconfigure(runtime)
         elif chosen == "table":
             await self._create_table(runtime, missing[0])
         elif self._draw.random() < self._cancel:
@@ -181,11 +187,60 @@ class Operators:
         self.cluster.start_node(name)
 
     async def _leave(self, runtime: Runtime) -> None:
+        """A decommission; a voter's is a wish that the metadata keeps until another node has its vote."""
         newest = self.cluster.newest
-        normal = [n.id for n in newest.directory.in_state(NodeState.NORMAL) if n.id not in newest.voters]
-        if normal:
-            leaving = PrepareOperation(OperationKind.DECOMMISSION, self._draw.choice(normal))
+        normal = [n.id for n in newest.directory.in_state(NodeState.NORMAL)]
+        if not normal:
+            return
+        leaving = PrepareOperation(OperationKind.DECOMMISSION, self._draw.choice(normal))
+        if leaving.node not in newest.service.members:
             await self.submit(runtime, EntryKind.PREPARE_OPERATION, leaving)
+            return
+        try:
+            leaving.apply(without_vote(newest, leaving.node), newest.epoch + 1)
+        except Rejected:
+            return
+        wish = SetService(ServiceWish.LEAVE, node=leaving.node)
+        submitted = await self.submit(runtime, EntryKind.SET_SERVICE, wish)
+        if submitted.outcome == "ok":
+            self.cluster.fact("voter asked to leave")
+
+    async def _reconfigure(self, runtime: Runtime) -> None:
+        """Another number of voters, other voters, or a change of voters taken back."""
+        newest = self.cluster.newest
+        service, change = newest.service, newest.service.change
+        if change is not None:
+            cancel = CancelMembership(change.id, "operator")
+            await self.submit(runtime, EntryKind.CANCEL_MEMBERSHIP, cancel)
+        elif service.paused and self._draw.random() < 0.5:
+            await self.submit(runtime, EntryKind.SET_SERVICE, SetService(ServiceWish.RESUME))
+        elif self._draw.random() < 0.5:
+            size = SetService(ServiceWish.SIZE, size=self._draw.choice((0, 0, 1, 3, 5)))
+            await self.submit(runtime, EntryKind.SET_SERVICE, size)
+        else:
+            await self._exchange(runtime)
+
+    async def _exchange(self, runtime: Runtime) -> None:
+        """As many voters as now, drawn anew."""
+        newest = self.cluster.newest
+        normal = [n.id for n in newest.directory.in_state(NodeState.NORMAL)]
+        count = len(newest.voters)
+        if count > len(normal):
+            return
+        self._draw.shuffle(normal)
+        wanted = tuple(sorted(normal[:count]))
+        entry = plan(newest, wanted, Observed(), "operator", count)
+        await self.submit(runtime, EntryKind.PREPARE_MEMBERSHIP, entry)
+
+    async def _end_wishes(self, runtime: Runtime) -> None:
+        """What still waits for a node to leave is withdrawn, and voters are chosen automatically again."""
+        while self.cluster.newest.service.leaving or self.cluster.newest.service.paused:
+            service = self.cluster.newest.service
+            for node in service.leaving:
+                await self.submit(runtime, EntryKind.SET_SERVICE, SetService(ServiceWish.STAY, node=node))
+            if service.paused:
+                await self.submit(runtime, EntryKind.SET_SERVICE, SetService(ServiceWish.RESUME))
+            await asyncio.sleep(0.1)
 
     async def _cancel_one(self, runtime: Runtime) -> None:
         operations = self.cluster.newest.operations

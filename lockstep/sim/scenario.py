@@ -16,6 +16,7 @@ from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.checkers.log import check_submissions
 from lockstep.sim.checkers.registers import check_registers
+from lockstep.sim.checkers.service import unsettled_voters
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
 from lockstep.sim.door import DoorClient
@@ -199,6 +200,8 @@ class Run:
         newest = cluster.newest
         if newest.operations or not self.workload.idle or not self.operators.idle:
             return False
+        if self._voters():
+            return False
         for name in cluster.in_service():
             node = cluster.nodes.get(name)
             if not cluster.ready(name) or node is None or node.state.epoch != newest.epoch:
@@ -216,9 +219,15 @@ class Run:
                     found.append(f"{name} lacks in the management group: {lacking}")
         return found
 
+    def _voters(self) -> str:
+        """Why the voters of the metadata group are not settled."""
+        leading = (node for node in self.cluster.nodes.values() if node.ready and node.is_leader)
+        return unsettled_voters(self.cluster.newest, next(leading, None))
+
     def _blockers(self) -> str:
         cluster = self.cluster
-        parts = [operation.title() + f" in {operation.stage}" for operation in cluster.newest.operations]
+        parts = [self._voters()] if self._voters() else []
+        parts += [operation.title() + f" in {operation.stage}" for operation in cluster.newest.operations]
         for name in cluster.in_service():
             if not cluster.ready(name):
                 parts.append(f"{name} is not ready (running: {cluster.processes[name].alive})")
@@ -306,6 +315,7 @@ class Run:
 
 
 _OPERATIONS = ("join completed", "decommission completed", "operation cancelled", "table created")
+_VOTERS = ("voters changed", "voters cancelled", "voter substituted", "voter asked to leave")
 #: Without faults an operation is over before anyone thinks of cancelling it.
 _UNDISTURBED = ("join completed", "decommission completed", "table created")
 _STALE = ("replica.refused.stale", "write.replanned")
@@ -319,6 +329,7 @@ SCENARIOS: dict[str, Scenario] = {
             faults=tuple(ALL_KINDS),
             sometimes=(
                 *_OPERATIONS,
+                *_VOTERS,
                 *_STALE,
                 "leader changed",
                 "coordinator crashed during an operation",

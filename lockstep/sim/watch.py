@@ -23,6 +23,7 @@ from lockstep.sim.checkers.replicas import (
     check_wiped,
 )
 from lockstep.sim.checkers.schema import check_schema
+from lockstep.sim.checkers.service import check_voters
 from lockstep.sim.cluster import SimCluster
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -65,6 +66,8 @@ class Watch:
         cluster.tell(label.rpartition(".")[0], f"is first at epoch {after.epoch}{_change(before, after)}")
         check_epoch(before, after)
         check_schema(before, after)
+        check_voters(before, after)
+        self._service(before, after)
         self.management.first_applied(before, after)
         check_stale(self.log.values, self._seen_by_id(after))
         self._stages(before, after)
@@ -83,6 +86,16 @@ class Watch:
             gone = node.id in self.cluster.retired
             seen[node.id] = after.epoch if gone else self.log.seen.get(name, 0)
         return seen
+
+    def _service(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
+        """Count what became of the voters."""
+        one, other = before.service, after.service
+        if one is other or not before.epoch:
+            return
+        if one.change is not None and other.change is None:
+            self.cluster.fact("voters cancelled" if one.change.cancelled else "voters changed")
+            if not one.change.cancelled and one.change.removals:
+                self.cluster.fact("voter substituted")
 
     def _stages(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
         for operation in after.operations:

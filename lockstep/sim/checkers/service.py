@@ -1,0 +1,46 @@
+"""CMS-1: the voters of the metadata group change one at a time, only by a running change, and the record of
+them is what Raft has in force."""
+
+from __future__ import annotations
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.voter_choice import choose_voters
+from lockstep.node.node import Node
+from lockstep.sim.checkers.violation import Violation
+
+
+def check_voters(before: ClusterMetadata, after: ClusterMetadata) -> None:
+    """At each new epoch: any majority of the voters before meets any majority of those after."""
+    if not after.voters:
+        raise Violation("CMS-1", f"epoch {after.epoch} has no voters")
+    if before.epoch and len(set(before.voters) ^ set(after.voters)) > 1:
+        raise Violation("CMS-1", f"epoch {after.epoch} takes voters {before.voters} to {after.voters}")
+    if before.voters not in ((), after.voters) and before.service.change is None:
+        raise Violation("CMS-1", f"epoch {after.epoch} changes voters without a change that runs")
+    for operation in after.operations:
+        leaves = operation.kind is OperationKind.DECOMMISSION
+        if leaves and operation.node in after.service.members:
+            raise Violation("CMS-1", f"{operation.title()} runs, and that node votes")
+    for voter in after.voters:
+        if after.directory.by_id[voter].state is NodeState.LEFT:
+            raise Violation("CMS-1", f"voter {voter} has left")
+
+
+def unsettled_voters(cluster: ClusterMetadata, leader: Node | None) -> str:
+    """Why the voters are not yet those that should be, by the metadata and by Raft; empty when they are."""
+    service = cluster.service
+    if service.change is not None:
+        return f"{service.change.title()} runs"
+    if service.leaving:
+        return f"nodes {list(service.leaving)} wait to leave"
+    if leader is None or leader.driver is None:
+        return "nobody leads"
+    configuration = leader.driver.raft.configuration
+    if configuration.voters != service.voters or configuration.learners or configuration.outgoing:
+        return f"Raft has {configuration}, recorded are {list(service.voters)}"
+    wanted = choose_voters(cluster)
+    if not service.paused and wanted != service.voters:
+        return f"voters are {list(service.voters)}, wanted are {list(wanted)}"
+    return ""
