@@ -17,7 +17,7 @@ from lockstep.values import codec
 ENTRY_ID_BYTES = 16
 
 
-class LogEntry(msgspec.Struct, frozen=True, array_like=True):
+class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`commit_time_us` is information for people; no transformation reads it. `actor` says who asked."""
 
     epoch: int

@@ -18,7 +18,9 @@ from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.snapshot_file import SnapshotInfo
 from lockstep.node import metadata_files
+from lockstep.node.epoch_waiters import EpochWaiters
 from lockstep.node.metadata_store import DEFAULT_RETENTION, MetadataStore, Retention
+from lockstep.node.snapshot_saver import SnapshotListener, SnapshotSaver
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.values.errors import CannotApply, LockstepError, LogTruncated
 from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX
@@ -26,8 +28,6 @@ from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX
 #: Told (before, after, entry) after each applied entry, in order. After an installed snapshot `before` may be
 #: many epochs older, and `entry` is the snapshot's.
 Listener = Callable[[ClusterMetadata, ClusterMetadata, LogEntry], None]
-#: Told of each snapshot that is durable here.
-SnapshotListener = Callable[[SnapshotInfo], None]
 
 
 class _Install(msgspec.Struct):
@@ -55,12 +55,9 @@ class MetadataState:
         self._pending: list[LogEntry] = []
         self._install: _Install | None = None
         self._work = asyncio.Event()
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiters = EpochWaiters()
         self._listeners: list[Listener] = []
-        self._snapshot_listeners: list[SnapshotListener] = []
-        #: The newest snapshot entry without a durable snapshot here, with the value before it.
-        self._unsaved: tuple[ClusterMetadata, LogEntry] | None = None
-        self._save_wanted = asyncio.Event()
+        self._saver = SnapshotSaver(self.store, self._retain, log)
         #: Applied entries from `first_epoch` on, those that are retained.
         self.entries: list[LogEntry] = []
         self.current = empty_cluster()
@@ -99,15 +96,15 @@ class MetadataState:
         applied = value.epoch - loaded.entries[0].epoch + 1 if loaded.entries else 0
         for entry in loaded.entries[applied:]:
             if entry.kind == EntryKind.SNAPSHOT:
-                self._unsaved = (value, entry)
+                self._saver.due(value, entry)
             value = apply_entry(value, entry, self._registry)
         self.entries, self.current = loaded.entries, value
         self._observe(installed=False)
 
     def start(self) -> None:
         self._runtime.tasks.spawn(self._apply_loop(), "metadata.apply")
-        self._runtime.tasks.spawn(self._save_loop(), "metadata.snapshots")
-        self._save_wanted.set()
+        self._runtime.tasks.spawn(self._saver.run(), "metadata.snapshots")
+        self._saver.wake()
 
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
@@ -117,7 +114,7 @@ class MetadataState:
 
     def listen_snapshots(self, listener: SnapshotListener) -> None:
         """Be told when a snapshot is durable here, also one that was installed."""
-        self._snapshot_listeners.append(listener)
+        self._saver.listeners.append(listener)
 
     # -- entries ------------------------------------------------------------------------------------
 
@@ -191,14 +188,7 @@ class MetadataState:
             return
         if self.broken is not None:
             raise self.broken
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = (epoch, future)
-        self._waiters.append(waiter)
-        try:
-            await future
-        finally:
-            if future.cancelled():
-                self._waiters = [other for other in self._waiters if other is not waiter]
+        await self._waiters.wait(epoch)
 
     def give_up(self, error: LockstepError) -> None:
         """Apply nothing more: this node's history has proved to be wrong."""
@@ -279,7 +269,7 @@ class MetadataState:
         del self._pending[: len(batch)]
         for entry, after in zip(batch, values, strict=True):
             self._show(after, entry)
-        self._wake()
+        self._waiters.reached(self.epoch)
 
     async def _apply_install(self, install: _Install) -> None:
         """Make the snapshot durable, then show its value. Entries that wait stay when they follow it."""
@@ -293,8 +283,8 @@ class MetadataState:
                 self._pending = [one for one in self._pending if one.epoch > entry.epoch]
                 self.entries = [entry]
                 self._show(after, entry, installed=True)
-                self._wake()
-                self._tell_saved(info)
+                self._waiters.reached(self.epoch)
+                self._saver.saved(info)
         finally:
             self._install = None
             if not install.done.done():
@@ -303,30 +293,14 @@ class MetadataState:
     def _show(self, after: ClusterMetadata, entry: LogEntry, *, installed: bool = False) -> None:
         before, self.current = self.current, after
         if entry.kind == EntryKind.SNAPSHOT and not installed:
-            self._unsaved = (before, entry)
-            self._save_wanted.set()
+            self._saver.due(before, entry)
         elif entry.kind == EntryKind.TRUNCATE_LOG:
-            self._save_wanted.set()
+            self._saver.wake()
         self._observe(installed=installed)
         for listener in self._listeners:
             listener(before, after, entry)
 
     # -- saving -------------------------------------------------------------------------------------
-
-    async def _save_loop(self) -> None:
-        """Write the snapshot that is due, then drop what need not be kept. A failure here is told and leaves
-        a longer log; the next snapshot tries again."""
-        while self.broken is None:
-            await self._save_wanted.wait()
-            self._save_wanted.clear()
-            unsaved, self._unsaved = self._unsaved, None
-            try:
-                async with self.store.changing:
-                    if unsaved is not None and unsaved[1].epoch not in self.store.infos:
-                        self._tell_saved(await self.store.write_snapshot(*unsaved))
-                    await self._retain()
-            except (LockstepError, OSError) as error:
-                self._log("metadata.snapshot_failed", epoch=self.epoch, error=str(error))
 
     async def _retain(self) -> None:
         first = await self.store.retain(self.current.service.truncated_epoch, self.entries)
@@ -335,30 +309,14 @@ class MetadataState:
             del self.entries[:dropped]
             self._log("metadata.log_dropped", entries=dropped, first_epoch=self.first_epoch)
 
-    def _tell_saved(self, info: SnapshotInfo) -> None:
-        self._log("metadata.snapshot", epoch=info.epoch, size_bytes=info.size_bytes)
-        for listener in self._snapshot_listeners:
-            listener(info)
-
     def _observe(self, *, installed: bool) -> None:
         self._runtime.probes.observe("metadata.applied", cluster=self.current, installed=installed)
-
-    def _wake(self) -> None:
-        epoch = self.current.epoch
-        waiting = self._waiters
-        self._waiters = [pair for pair in waiting if pair[0] > epoch and not pair[1].done()]
-        for wanted, future in waiting:
-            if wanted <= epoch and not future.done():
-                future.set_result(None)
 
     def _break(self, error: LockstepError) -> None:
         if self.broken is None:
             self.broken = error
             self._on_broken(error)
-            for _, future in self._waiters:
-                if not future.done():
-                    future.set_exception(error)
-            self._waiters = []
+            self._waiters.fail(error)
             if self._install is not None and not self._install.done.done():
                 self._install.done.set_result(None)
 
