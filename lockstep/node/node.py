@@ -8,6 +8,7 @@ whose disk failed, stops serving and says why.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from lockstep.consensus.messages import Entry
 from lockstep.metadata.cluster import ClusterMetadata
@@ -15,20 +16,20 @@ from lockstep.node.announcing import announcement
 from lockstep.node.configuration import split_address
 from lockstep.node.founders_file import FOUNDERS_PATH
 from lockstep.node.journal import settle
-from lockstep.node.management_group import JOURNAL_PATH
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.parts import Parts
 from lockstep.node.raft_journal import journal_path
-from lockstep.node.raft_transport import METADATA_GROUP
+from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
 from lockstep.storage.engine import StorageEngine
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
+from lockstep.values.limits import TABLES_DROPPED_AT_ONCE_MAX
 
 #: Between two greetings of a node whose new address the metadata does not have yet.
 GREETING_MS = 500
 #: Files that are loaded when a node starts.
-JOURNALS = ("identity", FOUNDERS_PATH, journal_path(METADATA_GROUP), JOURNAL_PATH)
+JOURNALS = ("identity", FOUNDERS_PATH, journal_path(METADATA_GROUP), journal_path(MANAGEMENT_GROUP))
 
 
 class Node(Parts):
@@ -163,8 +164,9 @@ class Node(Parts):
         if before.service is not after.service:
             self._follow_service()
         if before.schema is not after.schema:
-            for table_id in before.schema.table_ids_gone_in(after.schema):
-                self.runtime.tasks.spawn(self._forget_table(table_id), f"storage.drop.{table_id}")
+            gone = before.schema.table_ids_gone_in(after.schema)
+            if gone:
+                self.runtime.tasks.spawn(self._forget_tables(gone), f"storage.drop.{after.epoch}")
         own, host_id = self._own_id(), self.identity.value.host_id
         if own and host_id not in before.directory.by_host_id:
             self.internode.introduce()
@@ -182,12 +184,13 @@ class Node(Parts):
         ):
             self.log("node.left", node=self.node_id, epoch=self.state.epoch)
 
-    async def _forget_table(self, table_id: int) -> None:
-        """Its id is never given again, so what a failure leaves behind is only space."""
+    async def _forget_tables(self, table_ids: Sequence[int]) -> None:
+        """Their ids are never given again, so what a failure leaves behind is only space."""
         try:
-            await self.engine.drop_table(table_id)
+            for at in range(0, len(table_ids), TABLES_DROPPED_AT_ONCE_MAX):
+                await self.engine.drop_tables(table_ids[at : at + TABLES_DROPPED_AT_ONCE_MAX])
         except LockstepError as error:
-            self.log("storage.drop_failed", table=table_id, error=str(error))
+            self.log("storage.drop_failed", first=table_ids[0], tables=len(table_ids), error=str(error))
 
     def _peer_epoch(self, peer: PeerInfo, epoch: int) -> None:
         self.voters.seen(peer.host_id, peer.endpoint)

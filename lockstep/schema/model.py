@@ -29,7 +29,7 @@ class ColumnKind(enum.IntEnum):
     REGULAR = 3
 
 
-class Column(msgspec.Struct, frozen=True, array_like=True):
+class Column(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`type` is the canonical CQL text of the type, such as `map<text, frozen<list<int>>>`."""
 
     id: int
@@ -40,7 +40,7 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
     descending: bool = False
 
 
-class DroppedColumn(msgspec.Struct, frozen=True, array_like=True):
+class DroppedColumn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A column that was dropped: its cells at or below the time are dead, and its id is never reused."""
 
     id: int
@@ -220,9 +220,10 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
 
     def without_keyspace(self, name: str) -> Schema:
         """Drop a keyspace with its tables; KeyError when there is none."""
-        ids, uuids, tree = self.tables_by_id, self.table_ids, self.table_tree
-        for table in self.by_name[name].tables:
-            ids, uuids, tree = ids.remove(table.id), uuids.remove(table.uuid), tree.without(table.id)
+        ids, uuids, dropped = self.tables_by_id, self.table_ids, self.by_name[name].by_name
+        for table in dropped.values():
+            ids, uuids = ids.remove(table.id), uuids.remove(table.uuid)
+        tree = self.table_tree.without_all(table.id for table in dropped.values())
         keyspace_tree = self.keyspace_tree.without(key_of_text(name))
         return Schema(self.by_name.remove(name), self.next_table_id, ids, uuids, keyspace_tree, tree)
 

@@ -112,7 +112,7 @@ class Tracer:
 
     async def _make_tables(self) -> None:
         found = self._catalog().schema.by_name.get(KEYSPACE)
-        if found is not None and len(found.tables) == len(_DEFINITIONS) - 1:
+        if found is not None and len(found.by_name) == len(_DEFINITIONS) - 1:
             return
         for text in _DEFINITIONS:
             context = self._context_of(QueryParameters(Consistency.ONE))

@@ -174,9 +174,9 @@ class StorageEngine:
         """Forget all content of a table, durably."""
         await self._delete_ranges([keys.table_bounds(table_id)])
 
-    async def drop_table(self, table_id: int) -> None:
-        """As truncate; table ids are never given again."""
-        await self._delete_ranges([keys.table_bounds(table_id)])
+    async def drop_tables(self, table_ids: Sequence[int]) -> None:
+        """As truncate, of several; table ids are never given again."""
+        await self._delete_ranges([keys.table_bounds(table_id) for table_id in table_ids])
 
     async def _delete_ranges(self, ranges: Sequence[tuple[bytes, bytes]]) -> None:
         self._commit.admit()

@@ -119,6 +119,22 @@ class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True):
         made = _Bucket(pairs[:place] + pairs[place + 1 :], digests[:place] + digests[place + 1 :])
         return self._with_bucket(branch, at, made, self.count - 1)
 
+    def without_all(self, keys: Iterable[int]) -> HashTree[V]:
+        """Remove keys that are there, all at once; AssertionError otherwise."""
+        gone: dict[int, dict[int, dict[int, None]]] = {}
+        count = 0
+        for key in keys:
+            branch, at = _place(key)
+            gone.setdefault(branch, {}).setdefault(at, {})[key] = None
+            count += 1
+        branches = list(self.branches)
+        for branch, buckets in gone.items():
+            children = list(branches[branch].children)
+            for at, leaving in buckets.items():
+                children[at] = _left_of(children[at], leaving)
+            branches[branch] = _branch(children)
+        return HashTree(tuple(branches), self.count - count)
+
     def items(self) -> Iterator[tuple[int, V]]:
         """All pairs, in the order of the tree's places."""
         for branch in self.branches:
@@ -130,6 +146,22 @@ class HashTree(msgspec.Struct, Generic[V], frozen=True, dict=True):
         children = self.branches[branch].children
         made = _Branch((*children[:at], bucket, *children[at + 1 :]))
         return HashTree((*self.branches[:branch], made, *self.branches[branch + 1 :]), count)
+
+
+def _left_of(bucket: _Bucket, leaving: dict[int, None]) -> _Bucket:
+    kept = [place for place, (key, _) in enumerate(bucket.pairs) if key not in leaving]
+    assert len(kept) == len(bucket.pairs) - len(leaving), "a key to be removed is not there"
+    if not kept:
+        return _EMPTY_BUCKET
+    return _Bucket(
+        tuple([bucket.pairs[place] for place in kept]), tuple([bucket.digests[place] for place in kept])
+    )
+
+
+def _branch(children: list[_Bucket]) -> _Branch:
+    if all(child is _EMPTY_BUCKET for child in children):
+        return _EMPTY_BRANCH
+    return _Branch(tuple(children))
 
 
 def _position(pairs: tuple[tuple[int, Any], ...], key: int) -> int:
@@ -160,8 +192,7 @@ def tree_of(triples: Iterable[tuple[int, V, bytes]]) -> HashTree[V]:
             found = sorted(buckets.get((branch, at), ()), key=itemgetter(0))
             pairs = tuple((key, value) for key, value, _ in found)
             children.append(_Bucket(pairs, tuple(t[2] for t in found)) if found else _EMPTY_BUCKET)
-        empty = all(child is _EMPTY_BUCKET for child in children)
-        branches.append(_EMPTY_BRANCH if empty else _Branch(tuple(children)))
+        branches.append(_branch(children))
     return HashTree(tuple(branches), count)
 
 

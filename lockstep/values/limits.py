@@ -56,6 +56,8 @@ PAGE_ROWS_MAX: Final = 100_000
 PAGE_ROWS_DEFAULT: Final = 5000
 #: Rows of a virtual table that are made in one go: the loop stands still meanwhile, some tens of us each.
 VIRTUAL_ROWS_AT_ONCE_MAX: Final = 256
+#: Tables whose content is dropped with one sync, while the loop stands still for some us each.
+TABLES_DROPPED_AT_ONCE_MAX: Final = 256
 #: Fragments that one row may gather before a read asks for their merge in the background.
 ROW_FRAGMENTS_MERGE_AT: Final = 8
 #: Nodes of one cluster: ids are 16 bits in mutation ids' high half and on the wire.
@@ -213,3 +215,5 @@ ENTRIES_PER_TURN_MAX: Final = 64
 MEMBERS_ASKED_AT_ONCE_MAX: Final = 16
 #: The file of members: the largest cluster, with 200 bytes a node.
 MEMBERS_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Entries of the management group's log between two snapshots of its state; a few per node that joins.
+MANAGEMENT_SNAPSHOT_ENTRIES: Final = 256

@@ -409,7 +409,7 @@ def test_wipe_and_truncate_touch_only_their_range_and_table(kind: str, tmp_path:
         await engine.wipe([7], Range(9, TOKEN_MAX))
         assert await left(7) == [p for p in everything if p[0] == -5]
         await engine.truncate(7)
-        await engine.drop_table(6)
+        await engine.drop_tables([6])
         assert await left(7) == await left(6) == [] and await left(8) == everything
         await engine.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,19 @@ def test_any_history_gives_the_digest_and_the_pairs_of_its_end(
     keys = sorted(before.keys() | held.keys())
     wanted = [(key, before.get(key), held.get(key)) for key in keys if before.get(key) is not held.get(key)]
     assert changed(tree, later) == wanted
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(KEYS, st.sampled_from("xyz")), st.data())
+def test_keys_removed_at_once_leave_what_is_left(held: dict[int, str], data: st.DataObject) -> None:
+    tree = tree_of((key, value, leaf(key, value)) for key, value in held.items())
+    gone = data.draw(st.lists(st.sampled_from(sorted(held)), unique=True)) if held else []
+    kept = {key: value for key, value in held.items() if key not in gone}
+    left = tree.without_all(gone)
+    assert left == tree_of((key, value, leaf(key, value)) for key, value in kept.items())
+    assert left.digest == slow_digest(kept)
+    with pytest.raises(AssertionError):
+        left.without_all([12345])
 
 
 def test_a_change_keeps_all_other_nodes() -> None:
