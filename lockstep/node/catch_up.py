@@ -59,6 +59,7 @@ class CatchUp:
         self._puller: Puller[Address] = Puller()
         self._transfer = SnapshotTransfer(runtime, state, histories)
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_ms: int | None = None
         self._stopped = False
         #: A snapshot was of no use: ask for entries where there are any.
         self._entries_only = False
@@ -183,13 +184,22 @@ class CatchUp:
             self._transfer.forget()
         if request is not None:
             self._runtime.tasks.spawn(self._ask(request), f"metadata.fetch.{request.peer[0]}")
+        wake_ms = self._puller.wake_ms()
+        if wake_ms != self._wake_ms:
+            self._set_timer(wake_ms, now_ms)
+
+    def _set_timer(self, wake_ms: int | None, now_ms: int) -> None:
+        self._wake_ms = wake_ms
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        wake_ms = self._puller.wake_ms()
         if wake_ms is not None:
             delay_s = max(1, wake_ms - now_ms) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._turn)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._woken)
+
+    def _woken(self) -> None:
+        self._timer = self._wake_ms = None
+        self._turn()
 
     async def _ask(self, request: Request[Address]) -> None:
         try:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from lockstep.gossip.dissemination import PINGED_AT_ONCE, ping_rounds, pinged
 from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.messages import Ping
 from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
@@ -60,7 +61,13 @@ class Liveness:
         internode.register_fast(verbs.PING, Ping, Ping, self._receive)
 
     def start(self) -> None:
+        self._state.listen(self._applied)
         self._runtime.tasks.spawn(self._ping_loop(), "liveness.ping")
+
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        """A newcomer that learns of others asks them at once: it may soon need to know who is there."""
+        if not before.directory.nodes and after.directory.nodes:
+            self._ping(self._chosen())
 
     def listen(self, listener: LivenessListener) -> None:
         self._listeners.append(listener)
