@@ -12,6 +12,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -167,11 +168,14 @@ def snapshot_bytes(index: int, state: int) -> bytes:
     return b"%d;%d;" % (index, state) + b"".join(b"%d." % place for place in range(state % 9))
 
 
-class Group:
-    """`bugs` names faults of the driver to plant (see `_deliver_effects` and `_write`). A `storm` is three
-    voters with nothing that calms elections, for faults that need several leaders within a few entries."""
+Weather = Literal["mixed", "storm", "snapshots", "changes"]
 
-    def __init__(self, seed: int, bugs: frozenset[str] = frozenset(), storm: bool = False) -> None:
+
+class Group:
+    """`bugs` names faults of the driver to plant (see `_deliver_effects` and `_write`); `weather` makes some
+    things happen more often than a mixed schedule does (see `_make_weather`)."""
+
+    def __init__(self, seed: int, bugs: frozenset[str] = frozenset(), weather: Weather = "mixed") -> None:
         self.random = random.Random(seed)
         self.bugs = bugs
         rng = self.random
@@ -190,11 +194,6 @@ class Group:
             pre_vote=rng.random() < 0.6,
             check_quorum=rng.random() < 0.6,
         )
-        if storm:
-            self.size, self.voters = 3, (1, 2, 3)
-            self.settings = msgspec.structs.replace(
-                self.settings, append_bytes_max=1, in_flight_appends_max=1, pre_vote=False, check_quorum=False
-            )
         self.history = History()
         self.history.configurations.append((0, Configuration(self.voters)))
         #: How often each interesting thing happened; a run in which one never does proves nothing about it.
@@ -205,14 +204,36 @@ class Group:
         self.loss, self.double = rng.choice(((0.0, 0.0), (0.05, 0.05), (0.2, 0.1)))
         self.steps = 0
         #: Share of actions that disturb, and how often a turn of each member's disk completes a write.
-        self.chaos = 0.1 if storm else rng.choice((0.01, 0.03, 0.1))
-        self.disk_speed = [rng.choice((0.03, 0.5, 1.0)) for _ in range(self.size + 1)]
+        self.chaos = rng.choice((0.01, 0.03, 0.1))
+        self.disk_speed = [rng.choice((0.03, 0.5, 1.0)) for _ in range(6)]
         self.changes_members = rng.random() < 0.5
+        self.change_share, self.shuffle = 0.1, 0.2
         #: How often a member gets a state another way than from the leader, and how often members compact.
         self.pulls = rng.choice((0.0, 0.0, 0.3))
         self.compacts = rng.choice((0.02, 0.3))
         self.chunk_speed, self.damage = rng.choice((0.1, 0.5)), rng.choice((0.0, 0.05))
+        self._make_weather(weather)
         self.members = {i: Member(self._raft(i, Stored())) for i in range(1, self.size + 1)}
+
+    def _make_weather(self, weather: Weather) -> None:
+        """storm: three voters, nothing that calms elections, slow disks: many leaders within a few entries.
+        snapshots: members compact all the time, chunks are small, and the network shuffles them.
+        changes: five members, and leaders are mostly asked to change who belongs to the group."""
+        rng = self.random
+        if weather == "mixed":
+            return
+        self.chaos, self.size, self.voters = 0.1, 3, (1, 2, 3)
+        calm: dict[str, int] = {"pre_vote": False, "check_quorum": False}
+        if weather == "storm":
+            calm |= {"append_bytes_max": 1, "in_flight_appends_max": 1}
+            self.disk_speed = [rng.choice((0.03, 0.3)) for _ in range(6)]
+        elif weather == "snapshots":
+            calm |= {"chunk_bytes_max": rng.choice((3, 8)), "chunk_ticks": 1, "election_ticks": 10}
+            self.compacts, self.loss, self.double, self.shuffle = 1.0, 0.05, 0.3, 0.7
+        else:
+            self.size = 5
+            self.voters, self.changes_members, self.change_share = (1, 2, 3), True, 0.7
+        self.settings = msgspec.structs.replace(self.settings, **calm)
 
     def _raft(self, identity: int, stored: Stored) -> Raft:
         voters = self.voters if identity in self.voters else ()
@@ -534,7 +555,10 @@ class Group:
     def ask(self, leader: int) -> None:
         """Something a client or operator wants of who believes to lead."""
         rng = self.random
-        kind = rng.randrange(20)
+        if rng.random() < self.change_share and self.changes_members:
+            self.change_members(leader)
+            return
+        kind = rng.randrange(18)
         if kind < 9:
             data = tuple(b"%d-%d" % (self.steps, n) for n in range(rng.randrange(1, 4)))
             self.step(leader, Propose(data))
@@ -543,11 +567,9 @@ class Group:
             self.step(leader, ReadIndex(self.steps))
         elif kind < 17:
             self.step(leader, TransferLeadership(rng.choice(list(self.members))))
-        elif kind < 18:
+        else:
             self.step(leader, Unreachable(rng.choice(list(self.members))))
             self.step(rng.choice(list(self.members)), ForgetLeader())
-        elif self.changes_members:
-            self.change_members(leader)
 
     def disturb(self) -> None:
         rng = self.random
@@ -575,7 +597,7 @@ class Group:
             if rng.random() < self.compacts / 10:
                 self.compact(rng.choice(identities))
             if dice < 0.5 and self.network:
-                window = len(self.network) if rng.random() < 0.2 else min(4, len(self.network))
+                window = len(self.network) if rng.random() < self.shuffle else min(4, len(self.network))
                 self.deliver(rng.randrange(window))
             elif dice < 0.75:
                 identity = rng.choice(identities)
@@ -645,9 +667,9 @@ class Group:
         return accepted is not None and raft.commit_index >= accepted.last_index
 
 
-def simulate(seed: int, *, actions: int = 1500, bugs: frozenset[str] = frozenset()) -> Group:
+def simulate(seed: int, weather: Weather = "mixed", actions: int = 1500) -> Group:
     """One seed from start to a healed end. Violation or AssertionError when a promise is broken."""
-    group = Group(seed, bugs)
+    group = Group(seed, weather=weather)
     group.run(actions)
     group.settle()
     return group

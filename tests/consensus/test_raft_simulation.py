@@ -13,11 +13,12 @@ from lockstep.consensus.events import Campaign, Propose, Tick
 from lockstep.consensus.log import Log
 from lockstep.consensus.state import RaftState
 from lockstep.consensus.writes import Writes
-from tests.consensus.raft_simulator import Group, Violation, simulate
+from tests.consensus.raft_simulator import Group, Violation, Weather, simulate
 
-SEEDS = 600
+SEEDS = 800
+WEATHERS: tuple[Weather, ...] = ("mixed", "storm", "snapshots", "changes")
 #: How many seeds a planted fault may stay hidden. The rarest one needs some hundred.
-PLANTED_SEEDS_MAX = 4000
+PLANTED_SEEDS_MAX = 2000
 
 
 #: What must happen somewhere in the seeds; otherwise they prove nothing about it.
@@ -59,9 +60,9 @@ SOMETIMES = (
 
 
 def test_every_seed_keeps_all_promises_and_settles_after_healing() -> None:
-    groups = [simulate(seed) for seed in range(SEEDS)]
+    groups = [simulate(seed, WEATHERS[seed % len(WEATHERS)]) for seed in range(SEEDS)]
     assert sum(len(group.history.leaders) for group in groups) > 2 * SEEDS
-    assert sum(group.history.committed_max for group in groups) > 20 * SEEDS
+    assert sum(group.history.committed_max for group in groups) > 10 * SEEDS
     seen = sum((group.seen for group in groups), Counter[str]())
     never = [name for name in SOMETIMES if not seen[name]]
     assert not never, f"vacuous: never happened in {SEEDS} seeds: {never}"
@@ -76,11 +77,10 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 def seeds_until_found(bugs: frozenset[str] = frozenset()) -> int | None:
-    """The first seed whose safety checks fail; the settling at the end is left out, it finds other things.
-    Every second schedule is a storm."""
+    """The first seed whose safety checks fail; the settling at the end is left out, it finds other things."""
     for seed in range(PLANTED_SEEDS_MAX):
         try:
-            Group(seed, bugs, storm=seed % 2 == 1).run(1500)
+            Group(seed, bugs, WEATHERS[seed % len(WEATHERS)]).run(1500)
         except AssertionError:
             return seed
     return None
@@ -181,6 +181,7 @@ def takes_snapshots_without_their_configuration(patch: pytest.MonkeyPatch) -> No
 
 def installs_snapshots_that_the_log_has_passed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(snapshots, "_is_needed", lambda state, snapshot: True)
+    patch.setattr(snapshots, "drop_overtaken", lambda state: None)
 
 
 @pytest.mark.parametrize(
@@ -255,10 +256,10 @@ def lose_everything(group: Group) -> None:
 
 
 def test_an_entry_of_an_older_term_is_not_committed_by_counting_holders() -> None:
-    replace_a_majority_entry(Group(1, storm=True))
+    replace_a_majority_entry(Group(1, weather="storm"))
 
 
 def test_committing_entries_of_older_terms_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replication, "is_committable", lambda state, index: True)
     with pytest.raises(Violation):
-        replace_a_majority_entry(Group(1, storm=True))
+        replace_a_majority_entry(Group(1, weather="storm"))
