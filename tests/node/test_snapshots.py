@@ -21,9 +21,11 @@ from tests.node.support import Town
 class SnapshotTown(Town):
     """Nodes that take a snapshot every `every` epochs and keep few entries."""
 
-    def __init__(self, every: int = 8, retain: int = 4, seed: int = 1) -> None:
-        super().__init__(seed)
-        self.section = MetadataSection(snapshot_every_epochs=every, retain_entries=retain)
+    def __init__(self, every: int = 8, retain: int = 4, every_bytes: int = 0) -> None:
+        super().__init__()
+        self.section = MetadataSection(
+            snapshot_every_epochs=every, retain_entries=retain, snapshot_every_bytes=every_bytes
+        )
 
     def configuration(self, name: str) -> Configuration:
         return msgspec.structs.replace(super().configuration(name), metadata=self.section)
@@ -57,6 +59,27 @@ def test_the_leader_asks_for_one_snapshot_each_interval_and_nodes_drop_what_it_h
             assert state.first_epoch > 1
         digests = {town.node(n).state.latest_snapshot().digest for n in (1, 2, 3)}  # type: ignore[union-attr]
         assert len(digests) == 1
+
+
+def test_a_snapshot_is_also_due_by_size_and_a_new_leader_asks_for_one_that_is_due() -> None:
+    with SnapshotTown(every=0, every_bytes=2000) as town:
+        town.found()
+        grow(town, 30)
+        town.wait(1.0)
+        assert 1 <= len(snapshot_epochs(town)) <= 4
+        reasons = {entry.body for entry in town.node(1).state.entries if entry.kind in SNAPSHOT_KINDS}
+        assert all(b"2000 bytes" in body for body in reasons)
+    with SnapshotTown(every=0) as town:
+        town.found()
+        grow(town, 12)
+        town.wait(1.0)
+        assert snapshot_epochs(town) == []
+        town.section = MetadataSection(snapshot_every_epochs=8)
+        for number in (1, 2, 3):
+            town.process(number).crash()
+        town.start(1, 2, 3)
+        town.until(lambda: town.ready(1, 2, 3))
+        town.until(lambda: len(snapshot_epochs(town)) == 1, limit_s=10.0)
 
 
 @pytest.mark.parametrize("kind", ["kill", "power"])
