@@ -16,7 +16,7 @@ the log is; an answer that was carried out already is not given again.
     cancelled, adds N      N is learner                                 CONFIGURE without N
     cancelled              otherwise                                    SUBMIT advance, which ends it
     none                   learners                                     CONFIGURE without them
-    none                   a leaving node is no voter                   START its LEAVE
+    none                   a leaving node is no voter in either group   START its LEAVE
     none                   voters are not the wanted ones, not paused   SUBMIT prepare
     any                    configuration entry not committed            WAIT
 """
@@ -52,13 +52,15 @@ class Observed(msgspec.Struct, frozen=True):
 
     reached: newest epoch each node is known to have applied. down: nodes its failure detector convicts.
     lost: voters that were down for longer than the policy tolerates. refused: leaving nodes whose
-    decommission was refused lately, with the reason.
+    decommission was refused lately, with the reason. follows: why the group that follows the voters still
+    needs nodes that vote no more; empty when it needs none.
     """
 
     reached: Mapping[NodeId, int] = {}
     down: tuple[NodeId, ...] = ()
     lost: tuple[NodeId, ...] = ()
     refused: Mapping[NodeId, str] = {}
+    follows: str = ""
 
 
 class Configure(msgspec.Struct, frozen=True):
@@ -114,10 +116,11 @@ def next_step(cluster: ClusterMetadata, view: GroupView, observed: Observed) -> 
         return Waits(f"voters are {list(view.members.voters)}, recorded are {list(service.voters)}")
     if view.members.learners:
         return Configure(Members(service.voters))
-    for node in service.leaving:
-        if node not in service.voters and node not in observed.refused:
-            return StartLeave(node)
-    return _resize(cluster, observed)
+    ready = [n for n in service.leaving if n not in service.voters and n not in observed.refused]
+    if ready and not observed.follows:
+        return StartLeave(ready[0])
+    action = _resize(cluster, observed)
+    return Waits(observed.follows) if ready and isinstance(action, Idle) else action
 
 
 def _change_step(

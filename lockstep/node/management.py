@@ -112,6 +112,20 @@ class Management:
         """As far as this node knows; empty on a node that is no member."""
         return self.group.state if self.group is not None else EMPTY_STATE
 
+    def unsettled(self) -> str:
+        """Why the group may not have followed the metadata's voters yet, as far as this node knows; empty
+        when it has: whoever is no voter is no member then."""
+        voters = tuple(self._metadata.current.voters)
+        group = self.group
+        if group is None:
+            return "this leader is no member of the management group yet"
+        configuration = group.driver.status().configuration
+        if configuration.is_joint or configuration.learners or configuration.voters != voters:
+            return f"the management group has members {list(configuration.members())}"
+        if self.state.voters.voters != voters:
+            return "the management group has not recorded the voters yet"
+        return ""
+
     def start(self) -> None:
         """Take part if this node is a member, from now on and whenever it becomes one."""
         self._metadata.listen(lambda *_: self.wake())

@@ -177,6 +177,7 @@ class Parts(abc.ABC):
             group=self._metadata_group,
             own_id=self._own_id,
             alive=self._alive,
+            follows=self.management.unsettled,
             replace_after_ms=configuration.cms.replace_after_ms,
             log=log,
         )

@@ -68,8 +68,9 @@ class Blocked(msgspec.Struct, frozen=True):
 
 
 class ServiceDriver:
-    """`group()` is this node's member of the metadata group and what judges there. `replace_after_ms`: a
-    voter that is unreachable for longer is substituted, 0 for never."""
+    """`group()` is this node's member of the metadata group and what judges there. `follows()` says why the
+    group that follows the voters has not done so yet, empty when it has. `replace_after_ms`: a voter that is
+    unreachable for longer is substituted, 0 for never."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class ServiceDriver:
         group: Callable[[], tuple[RaftDriver, RaftProcessor] | None],
         own_id: Callable[[], int],
         alive: Callable[[int], bool],
+        follows: Callable[[], str],
         replace_after_ms: int,
         log: Callable[..., None],
     ) -> None:
@@ -91,6 +93,7 @@ class ServiceDriver:
         self._group = group
         self._own_id = own_id
         self._alive = alive
+        self._follows = follows
         self._replace_after_ms = replace_after_ms
         self._log = log
         self._wake = asyncio.Event()
@@ -178,7 +181,8 @@ class ServiceDriver:
         change = cluster.service.change
         coming = change.additions if change is not None else ()
         reached = {node: self._reached[node] for node in coming if node in self._reached}
-        return Observed(reached, down, lost, dict(self._refused))
+        follows = self._follows() if cluster.service.leaving else ""
+        return Observed(reached, down, lost, dict(self._refused), follows)
 
     # -- doing -------------------------------------------------------------------------------------
 

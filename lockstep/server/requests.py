@@ -173,7 +173,7 @@ class Requests:
         wanted = _wanted(body)
         if wanted.dry_run:
             return self._plan(wanted)
-        if wanted.node in self._node.cluster.service.members:
+        if self._votes(wanted.node):
             return await self._leave_voters(wanted)
         epoch = await self._node.submit(wanted.transformation)
         for operation in self._node.cluster.operations:
@@ -183,6 +183,12 @@ class Requests:
             if request["began_epoch"] == epoch:
                 return {"schema": "request/1", **request}
         raise LockstepError(f"the operation of epoch {epoch} is not in the metadata of this node")
+
+    def _votes(self, node: int) -> bool:
+        """Whether either consensus group still needs this node, as far as is known here."""
+        management = self._node.management.group
+        members = management.driver.status().configuration.members() if management is not None else ()
+        return node in self._node.cluster.service.members or node in members
 
     async def _leave_voters(self, wanted: _Wanted) -> Document:
         """A voter is substituted first: the metadata keeps the wish, and any leader carries it out."""
@@ -244,7 +250,7 @@ class Requests:
 
     def _plan(self, wanted: _Wanted) -> Document:
         before = self._node.cluster
-        votes = wanted.node in before.service.members
+        votes = self._votes(wanted.node)
         if votes:
             before = without_vote(before, NodeId(wanted.node))
         after = wanted.transformation.apply(before, before.epoch + 1)

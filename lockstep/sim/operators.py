@@ -193,7 +193,7 @@ class Operators:
         if not normal:
             return
         leaving = PrepareOperation(OperationKind.DECOMMISSION, self._draw.choice(normal))
-        if leaving.node not in newest.service.members:
+        if leaving.node not in self._members():
             await self.submit(runtime, EntryKind.PREPARE_OPERATION, leaving)
             return
         try:
@@ -204,6 +204,14 @@ class Operators:
         submitted = await self.submit(runtime, EntryKind.SET_SERVICE, wish)
         if submitted.outcome == "ok":
             self.cluster.fact("voter asked to leave")
+
+    def _members(self) -> list[int]:
+        """Nodes that either consensus group needs, as its members say."""
+        members = [int(node) for node in self.cluster.newest.service.members]
+        for node in self.cluster.nodes.values():
+            if node.management.group is not None:
+                members += node.management.group.driver.status().configuration.members()
+        return members
 
     async def _reconfigure(self, runtime: Runtime) -> None:
         """Another number of voters, other voters, or a change of voters taken back."""
