@@ -52,7 +52,15 @@ class ViewTables:
                 ("cluster",),
                 ("epoch",),
                 self._log,
-                "The metadata log, one entry an epoch",
+                "The metadata log as far as this node keeps it, one entry an epoch",
+            ),
+            _view(
+                "cluster_metadata_snapshots",
+                "cluster text; epoch bigint; taken_at timestamp; size_bytes bigint; digest blob; hash blob",
+                ("cluster",),
+                ("epoch",),
+                self._snapshots,
+                "Snapshots of the metadata that this node keeps",
             ),
             _view(
                 "cluster_metadata_directory",
@@ -145,6 +153,18 @@ class ViewTables:
                 "previous_hash": entry.previous_hash,
                 "hash": entry.hash,
                 "summary": entry_summary(self._node.registry, entry),
+            }
+
+    def _snapshots(self) -> Iterator[VirtualRow]:
+        name = self._node.cluster.identity.cluster_name
+        for info in tuple(self._node.state.store.infos.values()):
+            yield {
+                "cluster": name,
+                "epoch": info.epoch,
+                "taken_at": info.entry.commit_time_us // 1000,
+                "size_bytes": info.size_bytes,
+                "digest": info.digest,
+                "hash": info.entry.hash,
             }
 
     def _directory(self) -> Iterator[VirtualRow]:
