@@ -1,9 +1,9 @@
 """Who tells whom of a new epoch, and who asks whom for a sign of life.
 
-Invariants: nobody sends more than SENDS_MAX announcements for one epoch however large the cluster is, and
-every member is told by somebody when nothing is lost; what an epoch's announcements look like follows from
-the members at that epoch alone, so that nodes agree on it without talking; in each round of pings a node
-asks at most PINGED_MAX others, is asked by as many, and over the rounds by every other.
+Invariants: nobody sends more than ANNOUNCEMENTS_MAX announcements for one epoch however large the cluster is,
+and every member is told by somebody when nothing is lost; what an epoch's announcements look like follows from
+the members at that epoch alone, so that nodes agree on it without talking; in each round of pings a node asks
+at most PINGED_MAX others, is asked by as many, and over the rounds by every other.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from lockstep.values.limits import ANNOUNCEMENTS_MAX, PINGED_MAX
+
 #: Members that one member tells; four hops reach 1554 nodes.
 FAN_OUT: Final = 6
-#: Messages one node sends for one epoch, whatever happens: the roots, its own children, the children of
-#: those that seem dead, and who left.
-SENDS_MAX: Final = 32
-#: Nodes asked for a sign of life in one round; up to this cluster size that is everyone.
-PINGED_MAX: Final = 32
-#: Of them, those asked at one moment; the others follow within the round, so that nobody answers with news to
-#: so many at once.
+#: Of the nodes asked for a sign of life in one round, those asked at one moment; the others follow within the
+#: round, so that nobody answers with news to so many at once.
 PINGED_AT_ONCE: Final = 4
 
 
@@ -75,7 +72,7 @@ def receivers(tree: Tree, own: int, *, leads: bool, alive: Callable[[int], bool]
         if node == own or node in chosen:
             continue
         chosen[node] = None
-        if len(chosen) == SENDS_MAX:
+        if len(chosen) == ANNOUNCEMENTS_MAX:
             break
         if not alive(node):
             places.extend(tree.below(place))

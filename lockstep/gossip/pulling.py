@@ -14,10 +14,10 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from lockstep.values.limits import FETCH_SOURCES_MAX
+
 P = TypeVar("P")
 
-#: Peers remembered as having more: enough fallbacks, and bounded however many nodes speak.
-SOURCES_MAX: Final = 16
 #: How long an answer may take before another peer is asked: so many times as long as answers took lately,
 #: within bounds, and twice as long after every few failures in a row. A late answer is used all the same.
 ANSWER_TOLERANCE: Final = 4
@@ -97,7 +97,7 @@ class Puller(Generic[P]):
             del self._refused_until_ms[peer]
         source = self._sources.get(peer)
         if source is None:
-            if len(self._sources) >= SOURCES_MAX:
+            if len(self._sources) >= FETCH_SOURCES_MAX:
                 self._drop_one()
             source = self._sources[peer] = _Source()
         self._heard += 1
@@ -165,7 +165,7 @@ class Puller(Generic[P]):
 
     def refuse(self, peer: P, now_ms: int) -> None:
         """The peer's answers are wrong: ask it nothing for a good while."""
-        if len(self._refused_until_ms) >= SOURCES_MAX:
+        if len(self._refused_until_ms) >= FETCH_SOURCES_MAX:
             del self._refused_until_ms[next(iter(self._refused_until_ms))]
         self._refused_until_ms[peer] = now_ms + REFUSED_MS
         self._sources.pop(peer, None)
@@ -283,7 +283,7 @@ class Puller(Generic[P]):
         del known[max(known, key=lambda peer: (known[peer].failures, -known[peer].heard))]
 
     def validate(self) -> None:
-        assert len(self._sources) <= SOURCES_MAX and len(self._refused_until_ms) <= SOURCES_MAX
+        assert len(self._sources) <= FETCH_SOURCES_MAX and len(self._refused_until_ms) <= FETCH_SOURCES_MAX
         assert not set(self._sources) & set(self._refused_until_ms), "a refused peer is no source"
         if self._offer is None:
             assert self._offset == 0 and not self._without, "progress belongs to a snapshot"

@@ -1,8 +1,8 @@
 """Telling other nodes of a new epoch, along the epoch's announcement tree.
 
 A node passes an epoch on once it has applied it, so whoever it tells can fetch from it. Invariant: at most
-one round of announcements for one epoch, of at most SENDS_MAX messages and as many to nodes that the metadata
-just let go; all epochs of one turn of the loop are one round.
+one round of announcements for one epoch, of at most ANNOUNCEMENTS_MAX messages, and NODES_LET_GO_TOLD_MAX to
+nodes that the metadata just let go; all epochs of one turn of the loop are one round.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from lockstep.gossip.dissemination import SENDS_MAX, Tree, receivers
+from lockstep.gossip.dissemination import Tree, receivers
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.node.messages import Announce
@@ -18,7 +18,7 @@ from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
 from lockstep.replication.internode import Internode
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import NODES_LET_GO_TOLD_MAX
+from lockstep.values.limits import ANNOUNCEMENTS_MAX, NODES_LET_GO_TOLD_MAX
 
 
 def announcement(cluster: ClusterMetadata) -> Announce:
@@ -79,7 +79,7 @@ class Announcer:
         self._announced = cluster.epoch
         tree = Tree(cluster.directory.present_ids, cluster.epoch)
         chosen = receivers(tree, own, leads=leads, alive=self._alive)
-        assert len(chosen) <= SENDS_MAX, "one round is bounded"
+        assert len(chosen) <= ANNOUNCEMENTS_MAX, "one round is bounded"
         told = [cluster.directory.by_id[NodeId(node)] for node in chosen]
         told.extend(node for node in let_go.values() if node.id != own)
         message = announcement(cluster)

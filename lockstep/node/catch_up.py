@@ -28,14 +28,17 @@ from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError, PeerTimeout
-from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX, SNAPSHOT_CHUNK_BYTES, SNAPSHOT_GAP_EPOCHS
+from lockstep.values.limits import (
+    FETCHED_ENTRIES_QUEUED_MAX,
+    LOG_FETCH_ENTRIES_MAX,
+    SNAPSHOT_CHUNK_BYTES,
+    SNAPSHOT_GAP_EPOCHS,
+)
 
 #: How long a node waits for an epoch unless the caller says otherwise.
 REACH_TIMEOUT_MS = 2000
 #: An answer that takes longer is lost. Other peers are asked long before; a late answer is still used.
 FETCH_TIMEOUT_MS = 10_000
-#: Entries that may wait to be applied while more are fetched.
-QUEUED_ENTRIES_MAX = 2 * LOG_FETCH_ENTRIES_MAX
 
 
 class CatchUp:
@@ -175,7 +178,7 @@ class CatchUp:
         """Ask what is to be asked now, and come back when that may change."""
         if self._stopped or self._state.broken is not None:
             return
-        if self._queued() > QUEUED_ENTRIES_MAX:
+        if self._queued() > FETCHED_ENTRIES_QUEUED_MAX:
             self._queue_full = True
             return
         now_ms = self._now_ms()

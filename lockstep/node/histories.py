@@ -20,6 +20,7 @@ from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import CannotApply, LockstepError
+from lockstep.values.limits import LOG_CHECKPOINT_EPOCHS
 
 #: One question to the voters; who does not answer in it does not count.
 VOTE_TIMEOUT_MS = 1000
@@ -82,18 +83,37 @@ class Histories:
             confirmed = await self.majority_hash(epoch, self.known_voters())
         finally:
             self._judging = False
+        if not self._lost(epoch, confirmed):
+            self._log("metadata.fork_refused", peer=peer[0], epoch=epoch, confirmed=confirmed is not None)
+
+    async def diverged(self) -> bool:
+        """Whether a majority of the voters has another history than this node, which then gives up.
+
+        They are asked for this node's newest epoch, or where they do not keep it, the last one of which
+        everybody keeps the hash. False also when neither is known to them.
+        """
+        newest = self._state.epoch
+        for epoch in (newest, newest - newest % LOG_CHECKPOINT_EPOCHS):
+            if epoch and self._state.hash_at(epoch) is not None:
+                confirmed = await self.majority_hash(epoch, self.known_voters())
+                if confirmed is not None:
+                    return self._lost(epoch, confirmed)
+        return False
+
+    def _lost(self, epoch: int, confirmed: bytes | None) -> bool:
+        """Give up when the voters have confirmed another hash than this node's."""
         own = self._state.hash_at(epoch)
-        if confirmed is not None and own is not None and confirmed != own:
-            self._log("metadata.fork_lost", peer=peer[0], epoch=epoch, own=own.hex(), voters=confirmed.hex())
-            self._state.give_up(
-                CannotApply(
-                    f"the log has forked: this node holds the entry {own.hex()[:16]} at epoch {epoch}, and a "
-                    f"majority of the voters holds {confirmed.hex()[:16]}",
-                    hint="keep its data directory for analysis; remove or replace this node",
-                )
+        if confirmed is None or own is None or confirmed == own:
+            return False
+        self._log("metadata.fork_lost", epoch=epoch, own=own.hex(), voters=confirmed.hex())
+        self._state.give_up(
+            CannotApply(
+                f"the log has forked: this node holds the entry {own.hex()[:16]} at epoch {epoch}, and a "
+                f"majority of the voters holds {confirmed.hex()[:16]}",
+                hint="keep its data directory for analysis; remove or replace this node",
             )
-            return
-        self._log("metadata.fork_refused", peer=peer[0], epoch=epoch, confirmed=confirmed is not None)
+        )
+        return True
 
     async def majority_hash(self, epoch: int, voters: Sequence[Member]) -> bytes | None:
         """What more than half of `voters` hold at `epoch`; None when that cannot be found out now."""

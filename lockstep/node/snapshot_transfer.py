@@ -67,6 +67,9 @@ class SnapshotTransfer:
         problem = problem_with(snapshot)
         if problem is None and self._state.epoch:
             problem = await self._unconfirmed(snapshot, self._histories.known_voters())
+            if problem is None and await self._histories.diverged():
+                # A snapshot must not hide that this node applied what was never committed.
+                problem = "this node's own history is another one"
         if problem is None and snapshot != self.snapshot:
             self.snapshot = snapshot
             self._reader = SnapshotFileReader(f"snapshot of epoch {snapshot.epoch}")

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from lockstep.gossip.dissemination import PINGED_AT_ONCE, PINGED_MAX, SENDS_MAX, Tree, pinged, receivers
+from lockstep.gossip.dissemination import PINGED_AT_ONCE, Tree, pinged, receivers
 from lockstep.gossip.pulling import Puller, Request
 from lockstep.metadata.cluster import GENESIS_HASH
 from lockstep.metadata.entries import ENTRY_ID_BYTES, LogEntry, seal, verify_chain
 from lockstep.sim.streams import stream
-from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
+from lockstep.values.limits import ANNOUNCEMENTS_MAX, LOG_FETCH_ENTRIES_MAX, PINGED_MAX
 
 #: What the leader may send for one commit, and how long the last commit may take to reach everyone.
 LEADER_MESSAGES_MAX = 32
@@ -64,7 +64,7 @@ class Outcome(msgspec.Struct, frozen=True):
             not self.behind
             and self.converged_s <= CONVERGED_S_MAX
             and self.leader_messages_max <= LEADER_MESSAGES_MAX
-            and self.node_announcements_max <= SENDS_MAX
+            and self.node_announcements_max <= ANNOUNCEMENTS_MAX
             and self.node_pings_max <= PINGED_MAX
         )
 

@@ -217,3 +217,12 @@ MEMBERS_ASKED_AT_ONCE_MAX: Final = 16
 MEMBERS_FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 #: Entries of the management group's log between two snapshots of its state; a few per node that joins.
 MANAGEMENT_SNAPSHOT_ENTRIES: Final = 256
+#: Announcements one node sends for one epoch, whatever happens: the tree's roots, its own children in the
+#: tree, and the children of those that seem dead.
+ANNOUNCEMENTS_MAX: Final = 32
+#: Nodes asked for a sign of life in one round; up to this cluster size that is everyone.
+PINGED_MAX: Final = 32
+#: Peers remembered as having more of the log: enough fallbacks, and bounded however many nodes speak.
+FETCH_SOURCES_MAX: Final = 16
+#: Fetched entries that may wait to be applied while more are fetched.
+FETCHED_ENTRIES_QUEUED_MAX: Final = 512

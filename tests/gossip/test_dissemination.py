@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 
 from lockstep.gossip.dissemination import (
     FAN_OUT,
-    PINGED_MAX,
-    SENDS_MAX,
     Tree,
     ping_rounds,
     pinged,
     receivers,
 )
+from lockstep.values.limits import ANNOUNCEMENTS_MAX, PINGED_MAX
 
 IDS = st.lists(st.integers(1, 5000), min_size=1, max_size=400, unique=True).map(sorted)
 
@@ -60,7 +59,7 @@ def test_nobody_sends_more_than_the_limit_whoever_is_dead(
 ) -> None:
     leader = data.draw(st.sampled_from(ids))
     dead = frozenset(data.draw(st.lists(st.sampled_from(ids), unique=True))) - {leader}
-    assert all(count <= SENDS_MAX for count in told(ids, epoch, leader, dead).values())
+    assert all(count <= ANNOUNCEMENTS_MAX for count in told(ids, epoch, leader, dead).values())
 
 
 def test_a_dead_member_hides_the_news_from_nobody() -> None:

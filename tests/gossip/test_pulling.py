@@ -11,11 +11,11 @@ from lockstep.gossip.pulling import (
     ANSWER_MS_MAX,
     ANSWER_MS_MIN,
     REFUSED_MS,
-    SOURCES_MAX,
     Offer,
     Puller,
     Request,
 )
+from lockstep.values.limits import FETCH_SOURCES_MAX
 
 OFFER = Offer(100, b"h", b"d", 10)
 
@@ -189,7 +189,7 @@ def test_whatever_is_lost_everything_is_fetched_once_a_peer_answers(seed: int) -
             puller.answered(request, epochs[request.peer], took, now_ms)
         request = puller.next(have, now_ms)
         puller.validate()
-        assert len(puller._sources) <= SOURCES_MAX
+        assert len(puller._sources) <= FETCH_SOURCES_MAX
         if request is not None:
             assert request.after == have < epochs[request.peer]
             if request.peer == 0 or rng.random() < 0.5:

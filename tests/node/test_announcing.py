@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lockstep.gossip.dissemination import FAN_OUT, PINGED_AT_ONCE, PINGED_MAX
+from lockstep.gossip.dissemination import FAN_OUT, PINGED_AT_ONCE
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
@@ -19,6 +19,7 @@ from lockstep.node.messages import Announce, HashAt
 from lockstep.replication import verbs
 from lockstep.replication.handshake import Address
 from lockstep.values.ids import NodeId
+from lockstep.values.limits import PINGED_MAX
 from tests.node.support import Town, decommission, keyspace
 
 

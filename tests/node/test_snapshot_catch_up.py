@@ -238,6 +238,32 @@ def test_without_a_majority_of_the_voters_no_snapshot_is_taken(newcomer: bool) -
         same_state(town, number)
 
 
+def test_a_snapshot_does_not_hide_that_a_node_has_another_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catch_up, "SNAPSHOT_GAP_EPOCHS", 16)
+    with town_of(LONG) as town:
+        with_a_node_away(town, 2)
+        town.world.monitors.clear()  # the checker of one history would see it at once
+        for number in (1, 2, 3):
+            town.world.network.block(town.process(4).host, town.process(number).host)
+            town.world.network.block(town.process(number).host, town.process(4).host)
+        town.start(4)
+        town.until(lambda: "n4" in town.nodes and town.node(4).state.epoch > 0)
+        at = town.node(4).state.epoch
+        entry = town.node(1).state.retained(at + 1, at + 1)[0]
+        forged = msgspec.structs.replace(entry, actor="somebody else")
+        forged = msgspec.structs.replace(forged, hash=hash_of(forged))
+
+        async def apply(node: Node) -> None:
+            node.state.offer((forged,))
+            await node.state.wait_for(at + 1)
+
+        assert town.finish(town.begin(4, apply)).error is None
+        grow(town, 40)
+        town.world.network.heal()
+        town.until(lambda: "n4" in town.ended, limit_s=20)
+        assert "forked" in str(town.ended["n4"]) and town.node(4).catch_up.snapshots_fetched == 0
+
+
 def disturbed(rng: random.Random, entries: tuple[LogEntry, ...]) -> tuple[LogEntry, ...]:
     """Doubled, out of order, with holes, cut short; or as they are."""
     found = list(entries)
