@@ -189,6 +189,11 @@ class Raft:
         return self.state.snapshot
 
     @property
+    def hard_state(self) -> HardState:
+        """The newest one handed out to be persisted."""
+        return self.state.handed_hard_state
+
+    @property
     def arriving(self) -> Snapshot | None:
         """The snapshot being received; what is stored of any other one may be deleted."""
         return self.state.incoming.snapshot if self.state.incoming is not None else None

@@ -367,7 +367,7 @@ class RaftDriver:
         raft = self.raft
         entries = raft.entries(raft.first_index, raft.last_index)
         self._runtime.probes.reach("raft.replace.before")
-        await self._journal.replace(raft.state.handed_hard_state, raft.snapshot, entries)
+        await self._journal.replace(raft.hard_state, raft.snapshot, entries)
         self._runtime.probes.reach("raft.replace.after")
         if self._snapshots is not None:
             for write in writes:
