@@ -1,9 +1,9 @@
 """Who tells whom of a new epoch, and who asks whom for a sign of life.
 
 Invariants: nobody sends more than ANNOUNCEMENTS_MAX announcements for one epoch however large the cluster is,
-and every member is told by somebody when nothing is lost; what an epoch's announcements look like follows from
-the members at that epoch alone, so that nodes agree on it without talking; in each round of pings a node asks
-at most PINGED_MAX others, is asked by as many, and over the rounds by every other.
+and every member is told by somebody when nothing is lost; what an epoch's announcements look like follows
+from the members at that epoch alone, so that nodes agree on it without talking; in each round of pings a node
+asks at most PINGED_MAX others, is asked by as many, and over the rounds by every other.
 """
 
 from __future__ import annotations
