@@ -7,6 +7,7 @@ recorded, so that LOG-2 can be judged at the end. What is refused is dropped; wh
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from lockstep.metadata.directory import NodeState
@@ -61,6 +62,8 @@ class Operators:
         self._tables = tables
         self._draw: Stream = cluster.world.stream("operators")
         self._number = 0
+        #: Called when the schema is there: more operators may begin.
+        self.on_ready: Callable[[Runtime], None] = lambda runtime: None
 
     def start(self) -> None:
         """Create the schema, then go on with operations until `stopped`."""
@@ -124,6 +127,7 @@ class Operators:
     async def _run(self, runtime: Runtime) -> None:
         await self._create_schema(runtime)
         self.ready = True
+        self.on_ready(runtime)
         if self._churn_ms:
             for number in range(_CHURNERS):
                 runtime.tasks.spawn(self._churn(runtime, number), "churn")

@@ -24,6 +24,7 @@ from lockstep.sim.faults import ALL_KINDS, STAGE_FAULTS
 from lockstep.sim.history import Change, Event, Look, Outcome
 from lockstep.sim.nemesis import Nemesis, draw_swarm
 from lockstep.sim.operators import Operators
+from lockstep.sim.schema_operators import SchemaOperators
 from lockstep.sim.watch import Watch
 from lockstep.sim.workload import Client, Load, Workload, draw_load
 from lockstep.sim.world import World, WorldSettings
@@ -53,6 +54,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     sync_ms: tuple[float, ...] = (4.0,)
     #: Mean pause between two changes of a table's comment; 0 is none.
     churn_ms: float = 0.0
+    #: Mean pause between two schema changes of each operator that does nothing else; 0 is none.
+    schema_ms: float = 0.0
     #: Most bytes of log entries that a metadata leader sends at once, one of these.
     append_bytes: tuple[int, ...] = (1 << 20,)
     #: How many clients; 0 leaves it to the seed.
@@ -115,6 +118,10 @@ class Run:
             churn_ms=scenario.churn_ms,
             tables=tables,
         )
+        self.schema_operators: SchemaOperators | None = None
+        if scenario.schema_ms:
+            self.schema_operators = SchemaOperators(self.operators, scenario.schema_ms, tables)
+            self.operators.on_ready = self.schema_operators.start
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
         self.judged = 0
@@ -304,6 +311,8 @@ class Run:
     def _judge(self) -> None:
         self.judged = check_registers(self.cluster.history.events, self.workload.load.rows)
         self.watch.inspect("REP-1", self.cluster.newest)
+        if self.schema_operators is not None:
+            self.schema_operators.judge(self.watch.log.values)
         for name in self.cluster.in_service():
             kept = self.cluster.nodes[name].state.current.recent_ids
             check_submissions(enumerate(kept.listed(), kept.first_epoch), self.operators.submissions)
@@ -388,6 +397,19 @@ SCENARIOS: dict[str, Scenario] = {
                 *("isolate_winners", "loss", "latency", "blackhole", "flapping"),
             ),
             sometimes=("leader changed", "fault.all_down", "disk.torn"),
+        ),
+        Scenario(
+            name="schema",
+            chaos_s=10.0,
+            founders=(3,),
+            spares=1,
+            busy_s=4.0,
+            schema_ms=120.0,
+            faults=(
+                *("kill", "power", "kill_then_power", "pause", "slow_node", "partition", "isolate_leader"),
+                *("partial_partition", "loss", "latency", "flapping", "crash_at_probe", "linger"),
+            ),
+            sometimes=("leader changed", "schema change ok", "schema change rejected", *_STALE),
         ),
         Scenario(name="calm", chaos_s=8.0, sometimes=_UNDISTURBED),
     )
