@@ -10,6 +10,7 @@ the log is; an answer that was carried out already is not given again.
     adds N                 N is learner, its log is behind              WAIT for N
     adds N                 N is learner and caught up                   CONFIGURE with voter N
     adds N                 N is voter                                   SUBMIT advance
+    removes N              N is voter, the other group is behind        WAIT
     removes N              N is voter and this leader                   TRANSFER to a voter that stays
     removes N              N is voter                                   CONFIGURE without N
     removes N              N is no voter                                SUBMIT advance
@@ -135,6 +136,9 @@ def _change_step(
     if joins and member not in view.members.learners and observed.reached.get(member, 0) < change.id:
         # So it runs its part of consensus, and a node that is down never gets into the configuration.
         return Waits("has not applied the change that adds it", member, change.id)
+    if not change.adds and member in view.members.voters and observed.follows:
+        # So the other group always has most of the voters, and finds them.
+        return Waits(observed.follows)
     step = group_membership.next_step(voters_after(cluster.service), view.members, view.caught_up, view.own)
     match step:
         case group_membership.Configure(members=members):

@@ -168,15 +168,25 @@ class Group:
                 if n not in behind and NodeId(n) not in self.down
             ),
         )
-        action = next_step(
-            self.tip, view, Observed(self.reached, down=tuple(sorted(self.down)), refused=self._refused)
+        follows = "behind" if self.draw.random() < 0.2 else ""
+        observed = Observed(
+            self.reached, down=tuple(sorted(self.down)), refused=self._refused, follows=follows
         )
+        action = next_step(self.tip, view, observed)
+        self._check_order(action, follows)
         self._idle = self._idle + 1 if isinstance(action, Idle) else 0
         if isinstance(action, Waits):
             self.waits.append(action)
             if action.reason.startswith("cannot leave") or action.reason.startswith("too few"):
                 self._idle = 4
         self._do(action)
+
+    def _check_order(self, action: Any, follows: str) -> None:
+        """Nobody goes while the other group may need it."""
+        if follows:
+            assert not isinstance(action, StartLeave | Transfer)
+            if isinstance(action, Configure):
+                assert set(action.members.voters) >= set(self.log[-1].members.voters)
 
     def _configured(self) -> int:
         """Position of the entry that brought the configuration in force."""
