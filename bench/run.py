@@ -82,6 +82,14 @@ def startup(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def schema(quick: bool) -> dict[str, Any]:
+    import schema_scale as benchmark
+
+    figures = benchmark.measure(1_000 if quick else benchmark.TABLES)
+    benchmark.show(figures)
+    return figures
+
+
 def internode(quick: bool) -> dict[str, Any]:
     return _lines("internode_path.py", *(("20000", "6000") if quick else ()))
 
@@ -111,6 +119,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "layers": layers,
     "startup": startup,
+    "schema": schema,
     "internode": internode,
     "cql": cql,
     "storage": storage,

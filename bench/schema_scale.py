@@ -1,9 +1,9 @@
 """What a schema of many tables costs: CREATE TABLE beside few and many others, snapshots, replay.
 
 One client creates tables one after the other through one node of a three-node cluster; the last thousand
-must take at most 1.5 times as long as the first. Then many clients create tables at once. Without a cluster:
-the snapshot of a large schema in pieces, and the replay of a long log. The calls are the product's own.
-Usage: python bench/schema_scale.py [tables] [--only ddl|clients|snapshot|replay ...]
+must take at most 1.5 times as long as the first. Then many clients change tables at once, a driver reads the
+whole schema, and a node that was down follows a long log. Without a cluster: the snapshot of a large schema
+in pieces, and the replay of a long log. Usage: python bench/schema_scale.py [tables] [--only PART ...]
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from cassandra.cluster import Cluster, ExecutionProfile
+from cassandra.policies import WhiteListRoundRobinPolicy
 from measuring import ROOT, CpuMeter, percentile, resident_mb, save, table
 from quorum_path import pids_of, running_cluster
 
@@ -24,6 +26,7 @@ from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import Opcode
 from lockstep.cql.wire.frames import EnvelopeReader, encode_request
 from lockstep.cql.wire.messages import QueryParameters
+from lockstep.local.clusters import LocalCluster
 from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.digest import state_digest
@@ -46,6 +49,7 @@ CLIENTS = 50
 TABLES_OF_A_CLIENT = 10
 SNAPSHOT_TABLES = 30_000
 REPLAYED = 100_000
+BEHIND = 50_000
 _VERSION = 4
 _KEYSPACE = "CREATE KEYSPACE many WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}"
 _COLUMNS = "(k int, c timeuuid, v text, n bigint, tags set<text>, PRIMARY KEY (k, c))"
@@ -145,6 +149,67 @@ async def _many_clients(hosts: Sequence[str], port: int) -> dict[str, Any]:
     }
 
 
+def _full_read(hosts: Sequence[str], port: int) -> dict[str, Any]:
+    """A driver that connects reads the whole schema; meanwhile another connection asks for little."""
+
+    async def asking(stop: asyncio.Event) -> list[float]:
+        client, found = await Client.connect(hosts[0], port), []
+        while not stop.is_set():
+            found.append(await client.query("SELECT key FROM system.local"))
+            await asyncio.sleep(0.005)
+        client.close()
+        return found
+
+    async def body() -> dict[str, Any]:
+        stop = asyncio.Event()
+        asked = asyncio.create_task(asking(stop))
+        began_s = time.perf_counter()
+        profile = ExecutionProfile(WhiteListRoundRobinPolicy([hosts[0]]))
+        driver = Cluster([hosts[0]], port=port, execution_profiles={"default": profile})
+        await asyncio.to_thread(driver.connect)
+        seconds = time.perf_counter() - began_s
+        stop.set()
+        found = {"connect_s": seconds, "tables": len(driver.metadata.keyspaces["many"].tables)}
+        found |= {f"others_{name}": value for name, value in _spread(await asked).items()}
+        driver.shutdown()
+        return found
+
+    return asyncio.run(body())
+
+
+async def _many_entries(hosts: Sequence[str], port: int, count: int) -> None:
+    async def one(number: int) -> None:
+        client = await Client.connect(hosts[number % len(hosts)], port)
+        for at in range(count // CLIENTS):
+            await client.query(f"ALTER TABLE many.t000000 WITH comment = '{number}/{at}'")
+        client.close()
+
+    await asyncio.gather(*(one(number) for number in range(CLIENTS)))
+
+
+def _catch_up(cluster: LocalCluster, entries: int) -> dict[str, Any]:
+    """One node is down while the others commit entries; then it is started, and serves when it has them."""
+    last = cluster.file.nodes[-1]
+
+    def epoch(name: str) -> int:
+        return int(cluster.admin(name).get("/v1/cms")["epoch"])
+
+    cluster.stop([last.name])
+    before, began_s = epoch(cluster.file.nodes[0].name), time.perf_counter()
+    asyncio.run(_many_entries(cluster.contact_points[:-1], cluster.file.cql_port, entries))
+    committing_s, wanted = time.perf_counter() - began_s, epoch(cluster.file.nodes[0].name)
+    began_s = time.perf_counter()
+    cluster.start([last.name])
+    while epoch(last.name) < wanted:
+        time.sleep(0.01)
+    found_s = time.perf_counter() - began_s
+    return {
+        "behind": wanted - before,
+        "committed_per_second": (wanted - before) / committing_s,
+        "seconds": found_s,
+    }
+
+
 def on_cluster(tables: int, chosen: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with running_cluster("schema-scale") as cluster:
@@ -155,6 +220,10 @@ def on_cluster(tables: int, chosen: Sequence[str]) -> dict[str, Any]:
             found["ddl"]["resident_mb"] = [resident_mb(pid) for pid in pids]
         else:
             asyncio.run(_create_tables(hosts[0], port, 2, pids))
+        if "driver" in chosen:
+            found["driver"] = _full_read(hosts, port)
+        if "catch-up" in chosen:
+            found["catch-up"] = _catch_up(cluster, BEHIND * tables // TABLES)
         if "clients" in chosen:
             found["clients"] = asyncio.run(_many_clients(hosts, port))
     return found
@@ -255,7 +324,8 @@ def replay(entries: int) -> dict[str, Any]:
     return found
 
 
-ALL = ("ddl", "clients", "snapshot", "replay")
+ALL = ("snapshot", "replay", "ddl", "clients", "driver", "catch-up")
+_OF_CLUSTER = ("ddl", "clients", "driver", "catch-up")
 
 
 def measure(tables: int = TABLES, chosen: Sequence[str] = ALL) -> dict[str, Any]:
@@ -264,7 +334,7 @@ def measure(tables: int = TABLES, chosen: Sequence[str] = ALL) -> dict[str, Any]
         found["snapshot"] = snapshot(SNAPSHOT_TABLES * tables // TABLES)
     if "replay" in chosen:
         found["replay"] = replay(REPLAYED * tables // TABLES)
-    if "ddl" in chosen or "clients" in chosen:
+    if any(name in chosen for name in _OF_CLUSTER):
         found |= on_cluster(tables, chosen)
     return found
 
@@ -288,7 +358,7 @@ def show(figures: dict[str, Any]) -> None:
         print(table("Schema changes through one node of three", rows))
     if "ddl" in figures:
         print(f"last to first: {figures['ddl']['ratio']:.2f}; target: at most {TARGET_RATIO:g}")
-    for name in ("snapshot", "replay"):
+    for name in ("snapshot", "replay", "driver", "catch-up"):
         if name in figures:
             print(table(name, [list(figures[name]), list(figures[name].values())]))
 
