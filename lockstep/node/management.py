@@ -43,6 +43,7 @@ from lockstep.values.errors import (
     PeerTimeout,
     PreconditionError,
 )
+from lockstep.values.limits import MANAGEMENT_SNAPSHOT_ENTRIES
 
 #: A tick of this group against one of the metadata group: nobody waits for it while all is well.
 TICK_FACTOR = 4
@@ -52,6 +53,8 @@ LEADER_TIMEOUT_MS = 2000
 SUBMIT_TIMEOUT_MS = 10_000
 #: A newcomer that is not admitted within this time is told so.
 ADMISSION_TIMEOUT_MS = 30_000
+#: One question to a member.
+QUESTION_TIMEOUT_MS = 500
 #: A member that the metadata does not count asks the others whether it is out, once in so many looks.
 LOOKS_PER_QUESTION = 5
 #: Between two looks at what the leader of either group should do, when nothing woke it before.
@@ -99,6 +102,8 @@ class Management:
         #: This node's member was removed from the group.
         self._removed = False
         self._looks = 0
+        #: Of the group's log, between two snapshots of this node's member.
+        self.snapshot_entries = MANAGEMENT_SNAPSHOT_ENTRIES
         #: Directory and management state that agree on every node.
         self._taken_over: tuple[object, object] | None = None
         self._said = ""
@@ -154,6 +159,7 @@ class Management:
             tick_ms=raft.tick_ms * TICK_FACTOR,
             on_change=self.wake,
             on_broken=lambda error: self._log("management.broken", error=str(error)),
+            snapshot_entries=self.snapshot_entries,
         )
         self.group.start()
 
@@ -178,19 +184,24 @@ class Management:
         own = group.driver.raft.identity
         if own in cluster.service.members:
             return
+        said = await self._leaders_report()
+        if said is not None and said.settled and own not in (*said.voters, *said.outgoing, *said.learners):
+            self.group, self._removed = None, True
+            await group.stop()
+            self._log("management.left", index=group.state.index)
+
+    async def _leaders_report(self) -> GroupReport | None:
+        """What the group's leader says; None when nobody that answers leads."""
         for member in self._voters.members().values():
             try:
                 said: GroupReport = await self._internode.request(
-                    member.address, verbs.GROUP_REPORT, AskGroup(MANAGEMENT_GROUP), LEADER_TIMEOUT_MS
+                    member.address, verbs.GROUP_REPORT, AskGroup(MANAGEMENT_GROUP), QUESTION_TIMEOUT_MS
                 )
             except LockstepError:
                 continue  # Another one knows as well, or all are asked again later.
-            if said.settled and said.leader == said.node:
-                if own not in (*said.voters, *said.outgoing, *said.learners):
-                    self.group, self._removed = None, True
-                    await group.stop()
-                    self._log("management.left", index=group.state.index)
-                return
+            if said.leader == said.node:
+                return said
+        return None
 
     # -- founding and admission --------------------------------------------------------------------
 

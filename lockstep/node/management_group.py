@@ -13,19 +13,24 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from lockstep.consensus.effects import Role
-from lockstep.consensus.messages import Entry, EntryKind
+from lockstep.consensus.messages import Entry, EntryKind, Snapshot
 from lockstep.consensus.settings import RaftSettings
 from lockstep.metadata import management
-from lockstep.metadata.management import EMPTY_STATE, Outcome
+from lockstep.metadata.management import (
+    EMPTY_STATE,
+    ManagementState,
+    Outcome,
+    decode_state,
+    encode_state,
+)
 from lockstep.metadata.management_commands import Command, decode_command, encode_command
 from lockstep.node.raft_driver import RaftDriver
+from lockstep.node.raft_journal import journal_path
 from lockstep.node.raft_transport import MANAGEMENT_GROUP, RaftTransport
 from lockstep.node.voters import Member
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import CannotApply, LockstepError, NotLeader, OutcomeUnknown, Overloaded
-
-#: Where the member keeps its votes and log.
-JOURNAL_PATH = f"raft/group-{MANAGEMENT_GROUP}"
+from lockstep.values.limits import MANAGEMENT_SNAPSHOT_ENTRIES
 
 
 class ManagementGroup:
@@ -43,12 +48,15 @@ class ManagementGroup:
         tick_ms: int,
         on_change: Callable[[], None],
         on_broken: Callable[[LockstepError], None],
+        snapshot_entries: int = MANAGEMENT_SNAPSHOT_ENTRIES,
     ) -> None:
+        self._snapshot_entries = snapshot_entries
         self._runtime = runtime
         self._on_change = on_change
         self._on_broken = on_broken
         self._waiting: dict[bytes, list[asyncio.Future[Outcome]]] = {}
         self.state = EMPTY_STATE
+        runtime.probes.observe("management.began")
         self.broken: LockstepError | None = None
         #: Set once the first command is applied here.
         self.founded = asyncio.Event()
@@ -64,7 +72,10 @@ class ManagementGroup:
             on_committed=self._committed,
             on_role=self._role_changed,
             on_broken=self._broke,
+            snapshots=self,
         )
+        if self.driver.raft.snapshot is not None:
+            self.install(self.driver.raft.snapshot)
 
     def start(self) -> None:
         self.driver.start()
@@ -88,7 +99,7 @@ class ManagementGroup:
     @staticmethod
     def exists(runtime: Runtime) -> bool:
         """Whether this node ever had a member of the group."""
-        return runtime.disk.exists(JOURNAL_PATH)
+        return runtime.disk.exists(journal_path(MANAGEMENT_GROUP))
 
     async def submit(self, command: Command) -> Outcome:
         """The outcome of the command's id, applied here.
@@ -128,6 +139,30 @@ class ManagementGroup:
         for entry in entries:
             if entry.kind is EntryKind.NORMAL:
                 self._apply(entry)
+        snapshot, last = self.driver.raft.snapshot, entries[-1].index
+        if last - (snapshot.index if snapshot is not None else 0) >= self._snapshot_entries:
+            # Not within the step that handed the entries out.
+            asyncio.get_running_loop().call_soon(self._compact, last, self.state)
+        self._on_change()
+
+    def _compact(self, index: int, state: ManagementState) -> None:
+        """The state is small, so it is the snapshot's descriptor itself."""
+        self._runtime.probes.reach("management.compact")
+        self.driver.compact(index, encode_state(state))
+
+    async def present(self, snapshot: Snapshot) -> None:
+        raise AssertionError("a snapshot of the management group has no bytes beside its descriptor")
+
+    def install(self, snapshot: Snapshot) -> None:
+        """The state of a snapshot, from this node's journal or from the leader."""
+        if snapshot.index <= self.state.index:
+            return
+        self.state = decode_state(snapshot.data)
+        self._runtime.probes.observe("management.installed", state=self.state)
+        if self.state.cluster_id:
+            self.founded.set()
+        for command_id in list(self._waiting):
+            self._answer(command_id)
         self._on_change()
 
     def _apply(self, entry: Entry) -> None:
@@ -139,9 +174,14 @@ class ManagementGroup:
         self._runtime.probes.observe("management.applied", state=self.state, command_id=command.id)
         if self.state.cluster_id:
             self.founded.set()
-        outcome = self.state.outcome_of(command.id)
-        for future in self._waiting.pop(command.id, ()):
-            if outcome is not None and not future.done():
+        self._answer(command.id)
+
+    def _answer(self, command_id: bytes) -> None:
+        outcome = self.state.outcome_of(command_id)
+        if outcome is None:
+            return
+        for future in self._waiting.pop(command_id, ()):
+            if not future.done():
                 future.set_result(outcome)
 
     def _role_changed(self) -> None:

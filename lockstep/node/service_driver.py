@@ -8,7 +8,7 @@ must survive is in the log, so any other leader goes on from it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -57,8 +57,6 @@ QUERY_TIMEOUT_MS = 1000
 SUBMIT_TIMEOUT_MS = 10_000
 #: A member whose log ends this close to the leader's may get a vote: the rest is one append.
 CAUGHT_UP_ENTRIES = 64
-#: Without an answer for this long the management group has no leader and will have none soon.
-RELEASE_TIMEOUT_MS = 15_000
 
 
 class Blocked(msgspec.Struct, frozen=True):
@@ -86,7 +84,6 @@ class ServiceDriver:
         alive: Callable[[int], bool],
         follows: Callable[[], str],
         replace_after_ms: int,
-        released: Callable[[int], Awaitable[bool | None]],
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
@@ -98,7 +95,6 @@ class ServiceDriver:
         self._alive = alive
         self._follows = follows
         self._replace_after_ms = replace_after_ms
-        self._released_by_management = released
         self._log = log
         self._wake = asyncio.Event()
         self._term = 0
@@ -109,8 +105,6 @@ class ServiceDriver:
         #: What the last look that found nothing to do had looked at.
         self._settled: tuple[object, ...] | None = None
         self._said = ""
-        #: When the management group was first asked in vain.
-        self._unanswered_since: float | None = None
         #: What the voters wait for, for people; None when nothing is to be done or this node does not lead.
         self.blocked: Blocked | None = None
         state.listen(self._applied)
@@ -202,10 +196,6 @@ class ServiceDriver:
             self._runtime.probes.reach("service.submit")
             await self._submit(processor, action.transformation)
         elif isinstance(action, Configure):
-            gone = [voter for voter in driver.raft.configuration.voters if voter not in action.members.voters]
-            if gone and not await self._released(NodeId(gone[0])):
-                await self._wait(Waits("the management group has not yet let it go", NodeId(gone[0]), 0))
-                return
             self._runtime.probes.reach("service.configure")
             wanted = Configuration(action.members.voters, (), action.members.learners)
             answer = driver.propose_configuration(wanted)
@@ -216,19 +206,6 @@ class ServiceDriver:
             driver.transfer(action.to)
         elif isinstance(action, StartLeave):
             await self._start_leave(processor, action.node)
-
-    async def _released(self, voter: NodeId) -> bool:
-        """Whether nothing else needs this voter's vote; a management group without a leader has lost it."""
-        answer = await self._released_by_management(voter)
-        now = self._runtime.clock.monotonic_s()
-        if answer is not None:
-            self._unanswered_since = None
-            return answer
-        since = self._unanswered_since = self._unanswered_since or now
-        if now - since < RELEASE_TIMEOUT_MS / 1000:
-            return False
-        self._say("no leader of the management group answers: its members are not asked for")
-        return True
 
     async def _submit(self, processor: RaftProcessor, transformation: Any) -> None:
         submission = Submission(

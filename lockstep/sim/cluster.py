@@ -56,6 +56,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     store_log_bytes: int = 1 << 22
     #: The slowest sync of a healthy disk.
     sync_ms: float = 4.0
+    #: Entries of the management group's log between two snapshots.
+    management_entries: int = 256
     #: Probability that an internode frame is delivered a second time, later.
     duplicate: float = 0.0
 
@@ -83,6 +85,7 @@ def draw_shape(
         sync_ms=draw.choice(sync_ms),
         store_log_bytes=draw.choice((2000, 20_000, 1 << 22)),
         duplicate=draw.choice((0.0, 0.0, 0.02)),
+        management_entries=draw.choice((3, 8, 256)),
     )
 
 
@@ -239,6 +242,7 @@ class SimCluster:
                 return
             node = SmallAppends(runtime, self.configuration(name), self._open_store, self._log(name))
             node.append_bytes_max = self.append_bytes_max
+            node.management.snapshot_entries = self.shape.management_entries
             if self.shape.duplicate:
                 node.internode.duplicate = self._duplicate
             self.nodes[name] = node

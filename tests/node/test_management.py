@@ -10,7 +10,15 @@ import pytest
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.group_states import GlobalState, LocalState, Part
 from lockstep.metadata.management import ManagementState, Outcome
-from lockstep.metadata.management_commands import Admit, Command, Expel, Host, RecordVoters, encode_command
+from lockstep.metadata.management_commands import (
+    Action,
+    Admit,
+    Command,
+    Expel,
+    Host,
+    RecordVoters,
+    encode_command,
+)
 from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.node.management import ADMISSION_TIMEOUT_MS
 from lockstep.node.management_group import ManagementGroup
@@ -265,6 +273,45 @@ def test_the_state_survives_power_loss_of_all() -> None:
         after = agreed(town, 1, 2, 3)
         assert after.lineage == before.lineage
         assert after.index >= before.index
+
+
+# -- snapshots
+
+
+def compacting(name: str, node: Node) -> None:
+    node.management.snapshot_entries = 4
+
+
+def test_a_log_that_was_shortened_survives_power_loss_and_reaches_a_new_member() -> None:
+    with Town() as town:
+        town.prepare = compacting
+        town.found()
+        settled(town, 1, 2, 3)
+        for number in range(40):
+            action = Admit(Host(f"host {number}", "127.0.0.9", 7000 + number), 1)
+            assert town.finish(submitted(town, 1, action)).error is None
+        group = town.node(leader(town, 1, 2, 3)).management.group
+        assert group is not None
+        assert group.driver.raft.first_index > 1 or group.driver.raft.snapshot is not None
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        for number in (1, 2, 3, 4):
+            detach(town.node(number))
+        assert town.finish(submitted(town, 1, RecordVoters((1, 3, 4), 99, 99))).error is None
+        town.until(lambda: voters(town, 1) == (1, 3, 4))
+        before = agreed(town, 1, 3, 4)
+        assert len([node for node in before.nodes if node.host_id.startswith("host")]) == 40
+        for number in (1, 2, 3, 4):
+            town.process(number).crash("power")
+        town.start(1, 2, 3, 4)
+        town.until(lambda: town.ready(1, 2, 3, 4))
+        after = agreed(town, 1, 3, 4)
+        assert after.lineage == before.lineage
+        assert set(before.nodes) == set(after.nodes)
+
+
+def submitted(town: Town, number: int, action: Action) -> Any:
+    return town.begin(number, lambda node: node.management.submitter.submit(action, 5000))
 
 
 # -- loss of the majority

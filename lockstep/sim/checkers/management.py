@@ -30,19 +30,21 @@ class ManagementMonitor:
         self._admitted: dict[str, None] = {}
 
     def __call__(self, _now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
-        if kind == "management.applied":
+        if kind == "management.began":
+            self._at.pop(label, None)
+        elif kind == "management.installed":
+            self._same(label, facts["state"])
+            self._at[label] = facts["state"]
+        elif kind == "management.applied":
             self.applied(label, facts["state"], facts["command_id"])
 
     def applied(self, label: str, state: ManagementState, command_id: bytes) -> None:
-        """`label` is name.incarnation; each incarnation begins with nothing, or with a snapshot."""
+        """`label` is name.incarnation; each member begins with nothing, or with a snapshot."""
         before = self._at.get(label)
         if before is not None and state.index <= before.index:
             raise Violation("CMG-1", f"{label} applied {state.index} after {before.index}")
         self._at[label] = state
-        known = self._states.get(state.index)
-        if known is not None:
-            if (known.hash, known.digest) != (state.hash, state.digest):
-                raise Violation("CMG-1", f"{label} has another state at index {state.index}")
+        if self._same(label, state):
             return
         self._states[state.index] = state
         if state.index < self.newest.index:
@@ -51,6 +53,15 @@ class ManagementMonitor:
         state.validate()
         self.newest = state
         self._admitted.update(dict.fromkeys(node.host_id for node in state.nodes))
+
+    def _same(self, label: str, state: ManagementState) -> bool:
+        """Whether another member was at this index before; then it had this state."""
+        known = self._states.get(state.index)
+        if known is None:
+            return False
+        if (known.hash, known.digest) != (state.hash, state.digest):
+            raise Violation("CMG-1", f"{label} has another state at index {state.index}")
+        return True
 
     def _once(self, label: str, before: ManagementState, after: ManagementState, command_id: bytes) -> None:
         at = self._ids.setdefault(command_id, after.index)
