@@ -165,8 +165,9 @@ def describe(catalog: Catalog, keyspace_name: str, table_name: str | None) -> Do
     statements: list[Document] = []
     if table_name is None:
         statements.append({"type": "keyspace", "name": found.name, "cql": keyspace_statement(found)})
-    for table in found.tables:
-        if table_name in (None, table.name):
+    one = found.by_name.get(table_name) if table_name is not None else None
+    for table in found.tables if table_name is None else (one,):
+        if table is not None:
             statements.append({"type": "table", "name": table.name, "cql": table_statement(table)})
     if not statements:
         raise ConfigurationError(f"there is no table {keyspace_name}.{table_name}")
