@@ -135,7 +135,7 @@ class MetadataStore:
                 run, kept = [], []
             kept.append(first)
             run.extend(files.read_segment(self._disk, first))
-        if base and run and run[-1].epoch < base:
+        if kept and (run[-1].epoch if run else kept[-1] - 1) < base:
             # A snapshot was installed; the log before it ends earlier.
             run, kept = [], []
         if base and kept and kept[0] > base + 1:

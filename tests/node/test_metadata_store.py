@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -478,3 +479,90 @@ def test_writing_a_snapshot_lets_others_work() -> None:
         latest = place.state.latest_snapshot()
         assert latest is not None and latest.epoch == 46 and latest.size_bytes > 4_000_000
         assert len(sizes) > 12, "each piece of 256 KiB is a turn of its own"
+
+
+def long_history_with_truncations() -> History:
+    made = history(17)
+    made.submit(TruncateLog(15))
+    while made.now.epoch < 70:
+        epoch = made.now.epoch + 1
+        if epoch % 5 == 0:
+            made.submit(TakeSnapshot("test", made.now.service.snapshot_epoch))
+        elif epoch % 23 == 0:
+            made.submit(TruncateLog(made.now.service.snapshot_epoch))
+        else:
+            made.submit(SetExtension(f"name-{epoch % 7}", bytes((epoch,))))
+    return made
+
+
+TRUNCATED = long_history_with_truncations()
+
+
+class Crashes:
+    """One node that is struck at random syncs, again and again, while it follows a log or jumps ahead."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        retention = Retention(self.draw.choice((0, 3, 12)), self.draw.choice((1, 2, 3)))
+        self.place = Place(seed, retention)
+        if self.draw.random() < 0.4:
+            self.place.archive = SimDisk(self.place.world, "archive")
+        self.acknowledged = 0
+
+    async def feed(self, state: MetadataState) -> None:
+        step = self.draw.choice((1, 1, 4))
+        if self.draw.random() < 0.3 and state.epoch < 60:
+            epoch = self.draw.choice([e for e in range(state.epoch + 3, 68) if e % 5 == 0])
+            entries = TRUNCATED.entries[epoch : epoch + 2]
+            await state.install(TRUNCATED.values[epoch - 1], TRUNCATED.entries[epoch - 1], entries)
+            self.acknowledged = epoch
+        while state.epoch < 70:
+            end = min(state.epoch + step, 70)
+            state.offer(TRUNCATED.entries[state.epoch : end])
+            await state.wait_for(end)
+            self.acknowledged = end
+
+    def round(self) -> None:
+        board = self.place.world.probes
+        board.clear()
+        reached = board.process_counts.get(("n1", SYNC_IN_FLIGHT), 0)
+        kind = self.draw.choice(("kill", "power", "power"))
+        board.add(CrashRule(label=SYNC_IN_FLIGHT, kind=kind, hit=reached + self.draw.randrange(1, 25)))
+        self.place.run(self.feed, 2.0)
+        assert self.place.failed is None and not self.place.broken
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_series_of_crashes_loses_an_acknowledged_epoch(seed: int) -> None:
+    crashes = Crashes(seed)
+    with crashes.place as place:
+        for _ in range(30):
+            crashes.round()
+            if place.process.alive:
+                break
+        place.world.probes.clear()
+        place.process.crash("power")
+        place.run()
+        assert place.failed is None and place.state.epoch >= crashes.acknowledged
+        same(place.state, TRUNCATED, place.state.epoch)
+
+
+def test_an_installation_over_a_segment_that_was_never_written_is_not_stopped_by_it() -> None:
+    with Place() as place:
+        place.archive = SimDisk(place.world, "archive")
+        place.run(feeding(LONG.entries[:20]))
+        place.process.crash()
+        place.disk.append(files.segment_path(21), b"")
+
+        async def jump(state: MetadataState) -> None:
+            await state.install(LONG.values[34], LONG.entries[34])
+
+        place.run(jump)
+        place.process.crash()
+        place.disk.append(files.segment_path(21), b"")
+
+        async def again(state: MetadataState) -> None:
+            await state.install(LONG.values[39], LONG.entries[39])
+
+        place.run(again)
+        same(place.state, LONG, 40)
