@@ -279,12 +279,13 @@ class MetadataState:
                 after = apply_entry(install.value, entry, self._registry)
                 async with self.store.changing:
                     info = await self.store.write_snapshot(install.value, entry)
-                    await self.store.discard_older(entry.epoch, self.entries)
+                    await self.store.pass_over(entry.epoch, self.entries)
                 self._pending = [one for one in self._pending if one.epoch > entry.epoch]
                 self.entries = [entry]
                 self._show(after, entry, installed=True)
                 self._waiters.reached(self.epoch)
                 self._saver.saved(info)
+                self._saver.wake()
         finally:
             self._install = None
             if not install.done.done():

@@ -53,6 +53,10 @@ class MetadataStore:
         self._retention = retention
         self._log = log
         self._segments: list[int] = []
+        #: Segments before a gap that a snapshot has closed: nothing is read from them any more.
+        self._stale: list[int] = []
+        #: Snapshots that cannot be read, by epoch.
+        self._unreadable: list[int] = []
         #: The segment that takes the next entry; None: it begins with that entry.
         self._active: Journal | None = None
         self._last_epoch = 0
@@ -106,6 +110,12 @@ class MetadataStore:
             if problem is not None:
                 raise CorruptFile(files.DIRECTORY, 0, problem)
         self._last_epoch = entries[-1].epoch if entries else epoch
+        lost = max(self._unreadable, default=0)
+        if lost > self._last_epoch:
+            path = files.snapshot_path(lost)
+            raise CorruptFile(
+                path, 0, f"it cannot be read, and all else here ends at epoch {self._last_epoch}"
+            )
         self._open_last(entries)
         return Loaded(base, entries)
 
@@ -118,6 +128,7 @@ class MetadataStore:
                     base = files.read_snapshot(self._disk, epoch)
                 self.infos[epoch] = files.snapshot_info(self._disk, epoch)
             except CorruptFile as damage:
+                self._unreadable.append(epoch)
                 self._log("metadata.snapshot_unreadable", epoch=epoch, error=str(damage))
         self.infos = dict(sorted(self.infos.items()))
         return base
@@ -140,9 +151,7 @@ class MetadataStore:
             run, kept = [], []
         if base and kept and kept[0] > base + 1:
             raise CorruptFile(files.DIRECTORY, 0, f"entries {base + 1} to {kept[0] - 1} are missing")
-        for first in files.segments(self._disk):
-            if first not in kept:
-                self._disk.remove(files.segment_path(first))
+        self._stale = [first for first in files.segments(self._disk) if first not in kept]
         self._segments = kept
         return run
 
@@ -220,6 +229,7 @@ class MetadataStore:
         Retention by count never drops what stepping back from an unreadable snapshot needs; what a
         truncation entry allows goes as soon as the newest snapshot holds it.
         """
+        await self._drop_stale()
         known = list(self.infos)
         held = known[-self._retention.snapshots] if len(known) >= self._retention.snapshots else 0
         floor = min(self._last_epoch - self._retention.entries, held)
@@ -275,20 +285,31 @@ class MetadataStore:
                 self._disk.remove(files.snapshot_path(epoch))
         for epoch in files.snapshots(self._disk):
             if epoch < next(iter(self.infos), 0):
-                # It could not be read, or came back after a power cut.
+                # It cannot be read, lies before a gap, or came back after a power cut.
+                await self._archived(files.snapshot_path(epoch))
                 self._disk.remove(files.snapshot_path(epoch))
 
-    async def discard_older(self, epoch: int, entries: Sequence[LogEntry]) -> None:
-        """A snapshot of `epoch` was installed over a gap: what lies before the gap goes."""
-        self._active = None
-        for first in list(self._segments):
-            await self._drop_segment(first, entries[-1].epoch if entries else 0, entries)
+    async def _drop_stale(self) -> None:
+        while self._stale:
+            path = files.segment_path(self._stale[0])
+            await self._archived(path)
+            self._disk.remove(path)
+            del self._stale[0]
+
+    async def pass_over(self, epoch: int, entries: Sequence[LogEntry]) -> None:
+        """A snapshot of `epoch` was installed over a gap: what lies before the gap goes with the next
+        `retain`. `entries` are those in memory."""
+        self._stale += self._segments
+        self._segments, self._active = [], None
         self._last_epoch = epoch
         self.log_bytes = 0
-        for known in [known for known in self.infos if known < epoch]:
-            await self._archived(files.snapshot_path(known))
-            del self.infos[known]
-            self._disk.remove(files.snapshot_path(known))
+        self.infos = {known: info for known, info in self.infos.items() if known >= epoch}
+        if entries:
+            try:
+                await self._checkpoint(entries[0].epoch, entries[-1].epoch, entries)
+            except LockstepError as failed:
+                # Only proofs of the past are missing then.
+                self._log("metadata.checkpoints_failed", error=str(failed))
 
     async def _archived(self, path: str) -> None:
         """Return when the archive, if there is one, holds the file."""

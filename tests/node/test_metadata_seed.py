@@ -13,7 +13,7 @@ from lockstep.node.metadata_seed import seed_directory
 from lockstep.node.metadata_state import MetadataState
 from lockstep.runtime.real import real_runtime
 from lockstep.values.errors import ConfigurationError
-from tests.node.test_metadata_store import LONG, REGISTRY
+from tests.node.metadata_place import LONG, REGISTRY
 
 
 @pytest.mark.parametrize(("base", "first"), [(0, 40), (12, 40), (39, 40), (40, None), (0, None)])

@@ -1,10 +1,8 @@
-"""The metadata directory through crashes: segments, snapshots, dropped entries, installed snapshots."""
+"""The metadata directory: segments, snapshots, dropped entries, installed snapshots, the archive."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -12,128 +10,18 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.digest import state_digest
-from lockstep.metadata.entries import LogEntry
-from lockstep.metadata.registry import EntryKind, Registry
-from lockstep.metadata.snapshot_entries import KINDS as SNAPSHOT_KINDS
+from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.snapshot_file import SnapshotFileReader
-from lockstep.metadata.tip import Duplicate, Expired, Tip
-from lockstep.metadata.transformations import KINDS, Initialize, SetExtension
+from lockstep.metadata.transformations import SetExtension
 from lockstep.node import metadata_files as files
 from lockstep.node import metadata_store
 from lockstep.node.metadata_past import Past
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.metadata_store import Retention
-from lockstep.runtime.ports import Runtime
-from lockstep.sim.disk import DiskPort, SimDisk
-from lockstep.sim.probes import SYNC_IN_FLIGHT, CrashRule
-from lockstep.sim.world import World, WorldSettings
+from lockstep.sim.disk import SimDisk
 from lockstep.values.errors import CannotApply, CorruptFile, LockstepError, LogTruncated, Rejected
-from tests.metadata.histories import History, founder
-
-REGISTRY = Registry(KINDS, SNAPSHOT_KINDS)
-
-
-def history(epochs: int, every: int = 5, value_bytes: int = 20) -> History:
-    """Epochs divisible by `every` are snapshots."""
-    made = History(REGISTRY)
-    made.submit(Initialize("id", "name", (founder(1, (0,)),)))
-    while made.now.epoch < epochs:
-        epoch = made.now.epoch + 1
-        if epoch % every == 0:
-            made.submit(TakeSnapshot("test", made.now.service.snapshot_epoch))
-        else:
-            made.submit(SetExtension(f"name-{epoch % 7}", epoch.to_bytes(value_bytes, "big")))
-    return made
-
-
-LONG = history(43)
-KEEPS_LITTLE = Retention(entries=5, snapshots=2)
-Work = Callable[[MetadataState], Coroutine[Any, Any, Any]]
-
-
-class Place:
-    """One simulated host with nothing on it but a metadata state."""
-
-    def __init__(self, seed: int = 1, retention: Retention = KEEPS_LITTLE) -> None:
-        self.world = World(seed, WorldSettings())
-        self.retention = retention
-        self.state: MetadataState
-        self.broken: list[LockstepError] = []
-        self.said: list[tuple[str, dict[str, Any]]] = []
-        self.archive: SimDisk | None = None
-        self.registry = REGISTRY
-        self.failed: LockstepError | None = None
-        self.process = self.world.process("n1", "127.0.0.1")
-
-    def __enter__(self) -> Place:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self.world.close()
-
-    @property
-    def disk(self) -> SimDisk:
-        return self.process.disk
-
-    def start(self, work: Work | None = None) -> None:
-        async def main(runtime: Runtime) -> None:
-            if self.archive is not None:
-                loop = self.process.loop
-                assert loop is not None
-                port = DiskPort(self.archive, loop, runtime.probes)  # type: ignore[arg-type]
-                runtime = msgspec.structs.replace(runtime, archive=port)
-            state = MetadataState(
-                runtime,
-                self.registry,
-                self.broken.append,
-                lambda event, **facts: self.said.append((event, facts)),
-                self.retention,
-            )
-            try:
-                await state.store.settle()
-                state.load()
-            except LockstepError as error:
-                self.failed = error
-                return
-            self.state = state
-            state.start()
-            if work is not None:
-                await work(state)
-            await asyncio.Event().wait()
-
-        self.failed = None
-        self.process.start(main)
-
-    def run(self, work: Work | None = None, limit_s: float = 5.0) -> None:
-        """Start (again), work, and come to rest."""
-        self.start(work)
-        self.world.run_for(limit_s)
-        self.world.check()
-
-    def restart(self, kind: str = "power") -> None:
-        self.process.crash(kind)
-        self.run()
-
-    def log(self, event: str) -> list[dict[str, Any]]:
-        return [facts for what, facts in self.said if what == event]
-
-
-def feeding(entries: Sequence[LogEntry], group: int = 1) -> Work:
-    async def feed(state: MetadataState) -> None:
-        rest = [entry for entry in entries if entry.epoch > state.epoch]
-        for at in range(0, len(rest), group):
-            state.offer(rest[at : at + group])
-            await state.wait_for(rest[min(at + group, len(rest)) - 1].epoch)
-
-    return feed
-
-
-def same(state: MetadataState, made: History, epoch: int) -> None:
-    assert state.epoch == epoch
-    assert state.current.hash == made.values[epoch].hash
-    assert state_digest(state.current) == state_digest(made.values[epoch])
-    assert [e.hash for e in state.entries] == [e.hash for e in made.entries[state.first_epoch - 1 : epoch]]
+from tests.node.metadata_place import LONG, REGISTRY, Place, damage, feeding, history, same
 
 
 @pytest.mark.parametrize("group", [1, 3, 100])
@@ -169,57 +57,6 @@ def test_what_was_dropped_is_refused_clearly_and_hashes_of_it_are_kept_sparsely(
                 known = epoch % 4 == 0 or epoch >= 34
                 assert state.hash_at(epoch) == (LONG.values[epoch].hash if known else None), epoch
             place.restart()
-
-
-@pytest.mark.parametrize("kind", ["kill", "power"])
-@pytest.mark.parametrize("first", range(0, 120, 20))
-def test_a_crash_at_any_sync_leaves_a_directory_that_loads(kind: str, first: int) -> None:
-    made = history(23)
-    for hit in range(first + 1, first + 21):
-        with Place(seed=hit) as place:
-            acknowledged = 0
-
-            async def feed(state: MetadataState) -> None:
-                nonlocal acknowledged
-                for entry in made.entries[state.epoch :]:
-                    state.offer([entry])
-                    await state.wait_for(entry.epoch)
-                    acknowledged = entry.epoch
-
-            place.world.probes.add(CrashRule(label=SYNC_IN_FLIGHT, kind=kind, hit=hit))
-            place.run(feed, 2.0)
-            if place.process.alive:
-                continue
-            place.run(None, 2.0)
-            assert place.failed is None
-            assert place.state.epoch >= acknowledged
-            same(place.state, made, place.state.epoch)
-            place.process.crash(kind)
-            place.run(feed, 2.0)
-            same(place.state, made, 23)
-            assert place.state.latest_snapshot().epoch == 20  # type: ignore[union-attr]
-            assert not files.partial_files(place.state._runtime.disk)
-
-
-@pytest.mark.parametrize(
-    "label", ["metadata.snapshot.before_rename", "metadata.snapshot.durable", "metadata.drop_segment"]
-)
-@pytest.mark.parametrize("kind", ["kill", "power"])
-@pytest.mark.parametrize("hit", [1, 3, 6])
-def test_a_crash_while_a_snapshot_is_written_or_entries_are_dropped(label: str, kind: str, hit: int) -> None:
-    with Place(seed=hit) as place:
-        place.world.probes.add(CrashRule(label=label, kind=kind, hit=hit))
-        place.run(feeding(LONG.entries))
-        assert not place.process.alive
-        place.run(feeding(LONG.entries))
-        same(place.state, LONG, 43)
-        assert files.snapshots(place.state._runtime.disk) == [35, 40]
-
-
-def damage(disk: SimDisk, path: str) -> None:
-    file = disk.file(path)
-    file.durable[len(file.durable) // 2] ^= 1
-    file.cache[:] = file.durable
 
 
 def test_an_unreadable_snapshot_is_stepped_back_from_and_written_again() -> None:
@@ -335,26 +172,6 @@ def test_a_snapshot_is_installed_over_a_gap(known: int) -> None:
         same(place.state, LONG, 43)
 
 
-@pytest.mark.parametrize("hit", range(4, 14))
-@pytest.mark.parametrize("kind", ["kill", "power"])
-def test_a_crash_during_an_installation_leaves_the_old_or_the_new_state(hit: int, kind: str) -> None:
-    with Place(seed=hit) as place:
-
-        async def jump(state: MetadataState) -> None:
-            state.offer(LONG.entries[:3])
-            await state.wait_for(3)
-            await state.install(LONG.values[39], LONG.entries[39])
-
-        place.world.probes.add(CrashRule(label=SYNC_IN_FLIGHT, kind=kind, hit=hit))
-        place.run(jump)
-        if place.process.alive:
-            assert place.state.epoch == 40
-            return
-        place.run()
-        assert place.failed is None and place.state.epoch in (0, 1, 2, 3, 40)
-        same(place.state, LONG, place.state.epoch)
-
-
 def test_an_older_snapshot_is_not_installed_and_a_wrong_one_is_refused() -> None:
     with Place() as place:
         refused: list[LockstepError] = []
@@ -371,31 +188,6 @@ def test_an_older_snapshot_is_not_installed_and_a_wrong_one_is_refused() -> None
         place.run(work)
         assert len(refused) == 2 and not place.broken
         same(place.state, LONG, 12)
-
-
-def test_entry_ids_survive_a_restart_from_a_snapshot_and_an_installation() -> None:
-    def judged(value: ClusterMetadata, entry_id: bytes, base_epoch: int) -> Any:
-        kind, body = REGISTRY.encode(SetExtension("again", b"1"))
-        return Tip(value, REGISTRY).judge(entry_id, kind, body, "test", 0, 9, base_epoch=base_epoch)
-
-    with Place() as place:
-        place.run(feeding(LONG.entries))
-        place.restart()
-        for entry in LONG.entries:
-            assert judged(place.state.current, entry.entry_id, 0) == Duplicate(entry.epoch, committed=True)
-    with Place() as place:
-
-        async def jump(state: MetadataState) -> None:
-            await state.install(LONG.values[39], LONG.entries[39])
-
-        place.run(jump)
-        for entry in LONG.entries[:40]:
-            assert judged(place.state.current, entry.entry_id, 0) == Duplicate(entry.epoch, committed=True)
-    ids = LONG.now.recent_ids
-    short = type(ids).from_listed(30, ids.listed()[29:])
-    forgetful = msgspec.structs.replace(LONG.now, recent_ids=short)
-    assert judged(forgetful, LONG.entries[7].entry_id, 7) == Expired(30)
-    assert judged(forgetful, LONG.entries[35].entry_id, 7) == Duplicate(36, committed=True)
 
 
 def test_what_is_dropped_goes_to_the_archive_and_the_whole_past_can_be_read() -> None:
@@ -479,90 +271,3 @@ def test_writing_a_snapshot_lets_others_work() -> None:
         latest = place.state.latest_snapshot()
         assert latest is not None and latest.epoch == 46 and latest.size_bytes > 4_000_000
         assert len(sizes) > 12, "each piece of 256 KiB is a turn of its own"
-
-
-def long_history_with_truncations() -> History:
-    made = history(17)
-    made.submit(TruncateLog(15))
-    while made.now.epoch < 70:
-        epoch = made.now.epoch + 1
-        if epoch % 5 == 0:
-            made.submit(TakeSnapshot("test", made.now.service.snapshot_epoch))
-        elif epoch % 23 == 0:
-            made.submit(TruncateLog(made.now.service.snapshot_epoch))
-        else:
-            made.submit(SetExtension(f"name-{epoch % 7}", bytes((epoch,))))
-    return made
-
-
-TRUNCATED = long_history_with_truncations()
-
-
-class Crashes:
-    """One node that is struck at random syncs, again and again, while it follows a log or jumps ahead."""
-
-    def __init__(self, seed: int) -> None:
-        self.draw = random.Random(seed)
-        retention = Retention(self.draw.choice((0, 3, 12)), self.draw.choice((1, 2, 3)))
-        self.place = Place(seed, retention)
-        if self.draw.random() < 0.4:
-            self.place.archive = SimDisk(self.place.world, "archive")
-        self.acknowledged = 0
-
-    async def feed(self, state: MetadataState) -> None:
-        step = self.draw.choice((1, 1, 4))
-        if self.draw.random() < 0.3 and state.epoch < 60:
-            epoch = self.draw.choice([e for e in range(state.epoch + 3, 68) if e % 5 == 0])
-            entries = TRUNCATED.entries[epoch : epoch + 2]
-            await state.install(TRUNCATED.values[epoch - 1], TRUNCATED.entries[epoch - 1], entries)
-            self.acknowledged = epoch
-        while state.epoch < 70:
-            end = min(state.epoch + step, 70)
-            state.offer(TRUNCATED.entries[state.epoch : end])
-            await state.wait_for(end)
-            self.acknowledged = end
-
-    def round(self) -> None:
-        board = self.place.world.probes
-        board.clear()
-        reached = board.process_counts.get(("n1", SYNC_IN_FLIGHT), 0)
-        kind = self.draw.choice(("kill", "power", "power"))
-        board.add(CrashRule(label=SYNC_IN_FLIGHT, kind=kind, hit=reached + self.draw.randrange(1, 25)))
-        self.place.run(self.feed, 2.0)
-        assert self.place.failed is None and not self.place.broken
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_no_series_of_crashes_loses_an_acknowledged_epoch(seed: int) -> None:
-    crashes = Crashes(seed)
-    with crashes.place as place:
-        for _ in range(30):
-            crashes.round()
-            if place.process.alive:
-                break
-        place.world.probes.clear()
-        place.process.crash("power")
-        place.run()
-        assert place.failed is None and place.state.epoch >= crashes.acknowledged
-        same(place.state, TRUNCATED, place.state.epoch)
-
-
-def test_an_installation_over_a_segment_that_was_never_written_is_not_stopped_by_it() -> None:
-    with Place() as place:
-        place.archive = SimDisk(place.world, "archive")
-        place.run(feeding(LONG.entries[:20]))
-        place.process.crash()
-        place.disk.append(files.segment_path(21), b"")
-
-        async def jump(state: MetadataState) -> None:
-            await state.install(LONG.values[34], LONG.entries[34])
-
-        place.run(jump)
-        place.process.crash()
-        place.disk.append(files.segment_path(21), b"")
-
-        async def again(state: MetadataState) -> None:
-            await state.install(LONG.values[39], LONG.entries[39])
-
-        place.run(again)
-        same(place.state, LONG, 40)
