@@ -88,6 +88,14 @@ class Coordinator:
         """(writes, read questions) that have not ended."""
         return len(self._writes.in_flight), len(self._reads.in_flight)
 
+    def replans(self) -> tuple[int, int]:
+        """(writes, reads) that were planned again because something that matters had changed."""
+        return self._writes.replans, self._reads.replans
+
+    def catch_ups(self) -> tuple[int, int]:
+        """How often (a write, a read) was refused by a replica ahead, and this node learned of it first."""
+        return self._writes.catch_ups, self._reads.catch_ups
+
     def stop(self) -> None:
         """End everything in flight as timed out."""
         self._reads.stop()

@@ -128,6 +128,7 @@ class ReadRound:
             if target.node in self._asked:
                 continue
             if any(self._helps(need.dc, need.count, target, held) for need in self._plan.needs):
+                self._owner.reach("read.asked_another")
                 self._ask(target)
                 return True
         return False
@@ -163,6 +164,7 @@ class ReadRound:
         possible = [t.node for t in self._plan.targets if t.node not in hopeless]
         if not self._plan.satisfied_by(possible):
             plan = self._plan
+            self._owner.reach("read.hopeless")
             received = plan.counted(self._answers)
             self._end(ReadFailure(plan.consistency, received, plan.required, len(hopeless), self._has_data()))
 
@@ -170,6 +172,7 @@ class ReadRound:
         self._retry = None
         if self.future.done():
             return
+        self._owner.reach("read.retried")
         for target in self._ordered:
             error = self._failures.get(target.node)
             if isinstance(error, TRANSIENT):
@@ -180,6 +183,7 @@ class ReadRound:
         return any(reply.result.partitions for _, reply in self._answers.values())
 
     def expired(self) -> None:
+        self._owner.reach("read.expired")
         plan = self._plan
         received = plan.counted(self._answers)
         self._end(ReadTimeout(plan.consistency, received, plan.required, self._has_data()))

@@ -69,6 +69,11 @@ class Reads:
         self._alive = alive
         self._writes = writes
         self._new_mutation_id = new_mutation_id
+        self.reach = runtime.probes.reach
+        #: Questions asked anew because something that matters had changed when the answers were in.
+        self.replans = 0
+        #: Refusals that made this node learn a newer epoch first.
+        self.catch_ups = 0
         self.in_flight = Deadlines(runtime.clock)
         #: Rounds that ask another replica when those asked are slow.
         self.slow = Deadlines(runtime.clock)
@@ -141,8 +146,10 @@ class Reads:
         The command is `piece` cut at the end of the data range in which it begins.
         """
         changes = 0
-        while changes < REQUEST_PLANS_MAX:
-            plan = self.plans.read_plan(piece.table_id, piece.left + 1, consistency)
+        while True:
+            plan = self._plan(piece, consistency)
+            if changes >= REQUEST_PLANS_MAX:
+                await self._pause(plan, deadline_s)
             require_alive(plan, self._alive)
             command = piece
             if plan.range.right < piece.right or (plan.required > 1 and piece.partition_row_limit):
@@ -152,10 +159,27 @@ class Reads:
             request = ReadRequest(plan.epoch, plan.needs_epoch, command)
             answers = await self._answers(plan, request, deadline_s)
             tokens = Range(command.left, command.right)
-            if answers is not None and not self.plans.changed_since(piece.table_id, tokens, plan.epoch):
-                return answers, command, plan
+            if answers is not None:
+                if not self.plans.changed_since(piece.table_id, tokens, plan.epoch):
+                    return answers, command, plan
+                self.replans += 1
+                self.reach("read.plan_changed")
             changes += 1
-        raise ReadTimeout(consistency, 0, plan.required, False)
+
+    def _plan(self, piece: ReadCommand, consistency: Consistency) -> Plan:
+        """InvalidRequest when the table is gone."""
+        try:
+            return self.plans.read_plan(piece.table_id, piece.left + 1, consistency)
+        except RequestError:
+            self.reach("read.table_gone")
+            raise
+
+    async def _pause(self, plan: Plan, deadline_s: float) -> None:
+        """Before one more plan of a question that has had many. ReadTimeout when its time is over."""
+        self.reach("read.replans_paced")
+        await asyncio.sleep(REPLICA_RETRY_MS / 1000)
+        if self.runtime.clock.monotonic_s() >= deadline_s:
+            raise ReadTimeout(plan.consistency, 0, plan.required, False)
 
     async def _answers(self, plan: Plan, request: ReadRequest, deadline_s: float) -> list[Answer] | None:
         """Enough answers, or None when the plan turned out stale and this node has caught up."""
@@ -187,6 +211,7 @@ class Reads:
         except TimeoutError:
             raise ReadTimeout(plan.consistency, 0, plan.required, False) from None
         except (StaleEpoch, NotReplica):
+            self.reach("read.refused_here")
             return None
         except RequestError:
             raise
@@ -196,6 +221,8 @@ class Reads:
 
     async def _learn(self, epoch: int, source: Address, plan: Plan, deadline_s: float) -> None:
         """Catch up with a replica that is ahead; a source that does not deliver costs a pause."""
+        self.catch_ups += 1
+        self.reach("read.behind")
         left_s = deadline_s - self.runtime.clock.monotonic_s()
         if left_s <= 0:
             raise ReadTimeout(plan.consistency, 0, plan.required, False)
@@ -208,6 +235,7 @@ class Reads:
             raise
         except LockstepError:
             # Nothing was learned: the next attempt asks again, perhaps another replica.
+            self.reach("read.catch_up_failed")
             await asyncio.sleep(REPLICA_RETRY_MS / 1000)
 
 

@@ -110,18 +110,20 @@ async def repair(
         write.start()
         waiting.append(future)
         if len(waiting) >= REPAIRS_AT_ONCE_MAX:
-            await _all_done(waiting, consistency)
+            await _all_done(writes, waiting, consistency)
             waiting = []
     if waiting:
-        await _all_done(waiting, consistency)
+        await _all_done(writes, waiting, consistency)
 
 
-async def _all_done(waiting: list[asyncio.Future[None]], consistency: Consistency) -> None:
+async def _all_done(writes: Writes, waiting: list[asyncio.Future[None]], consistency: Consistency) -> None:
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, WriteTimeout):
+            writes.reach("read.repair_timed_out")
             raise ReadTimeout(consistency, outcome.received, outcome.required, True) from outcome
         if isinstance(outcome, WriteFailure):
+            writes.reach("read.repair_failed")
             raise ReadFailure(
                 consistency, outcome.received, outcome.required, outcome.failures, True
             ) from outcome

@@ -18,6 +18,18 @@ from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.internode import Internode, Respond
 from lockstep.replication.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
 from lockstep.replication.plans import PlanBook, TablePlacement
+from lockstep.replication.refusals import (
+    CATCH_UP_FAILED,
+    NOT_REPLICA,
+    READ,
+    STALE_DROPPED,
+    STALE_KEYSPACE,
+    STALE_PLACEMENT,
+    STALE_TABLE,
+    UNKNOWN_TABLE,
+    WRITE,
+    Refusals,
+)
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
@@ -45,6 +57,8 @@ _Unsynced = tuple[int, int, Callable[[Any], None]]
 
 
 class ReplicaService:
+    """`refusals` counts what was not taken as it came, and why."""
+
     def __init__(
         self,
         runtime: Runtime,
@@ -61,6 +75,7 @@ class ReplicaService:
         self._catch_up = catch_up
         self._own_id = own_id
         self._plans = PlanBook(metadata, own_id)
+        self.refusals = Refusals(runtime.probes)
         self._unsynced: list[_Unsynced] = []
         self._syncing = False
         self._accepted = 0
@@ -85,10 +100,19 @@ class ReplicaService:
         self, source: Address, request: WriteRequest, respond: Callable[[Any], None]
     ) -> None:
         try:
-            await self._catch_up(request.needs_epoch, source)
+            await self._reach(request.needs_epoch, source, WRITE)
             self.write(request, respond)
         except LockstepError as error:
             respond(error)
+
+    async def _reach(self, epoch: int, source: Address, kind: str) -> None:
+        """Learn a change that matters before judging. PeerTimeout when it does not arrive."""
+        self.refusals.waiting(kind)
+        try:
+            await self._catch_up(epoch, source)
+        except LockstepError:
+            self.refusals.refused(kind, CATCH_UP_FAILED)
+            raise
 
     def write(self, request: WriteRequest, answer: Callable[[Any], None]) -> None:
         """Judge and apply in one step; `answer` gets a WriteReply once durable, or a LockstepError.
@@ -100,11 +124,12 @@ class ReplicaService:
         epoch = request.epoch
         placement = self._plans.placement(mutation.table_id)
         if placement is None:
-            raise self._unknown_table(mutation.table_id, epoch)
+            raise self._unknown_table(mutation.table_id, epoch, WRITE)
         group = placement.group_for(mutation.token)
         if group.epoch > epoch or placement.changed_epoch > epoch:
-            raise self._stale(placement)
+            raise self._stale(placement, mutation.table_id, epoch, WRITE)
         if self._own_id() not in group.writes:
+            self.refusals.refused(WRITE, NOT_REPLICA)
             raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
         self._probes.reach("replica.write.accepted")
         sequence = self._engine.apply(mutation)
@@ -149,7 +174,7 @@ class ReplicaService:
     async def _read_later(self, source: Address, request: ReadRequest, respond: Respond) -> None:
         try:
             if request.needs_epoch > self._metadata().epoch:
-                await self._catch_up(request.needs_epoch, source)
+                await self._reach(request.needs_epoch, source, READ)
             reply = await self.read(request)
         except LockstepError as error:
             respond(error)
@@ -176,10 +201,10 @@ class ReplicaService:
         command = request.command
         placement = self._plans.placement(command.table_id)
         if placement is None:
-            raise self._unknown_table(command.table_id, request.epoch)
+            raise self._unknown_table(command.table_id, request.epoch, READ)
         own = self._own_id()
         if placement.changed_epoch > request.epoch:
-            raise self._stale(placement)
+            raise self._stale(placement, command.table_id, request.epoch, READ)
         if command.left + 1 == command.right:
             groups: Iterable[ReplicaGroup] = (placement.group_for(command.right),)
         else:
@@ -187,23 +212,34 @@ class ReplicaService:
             groups = (placed.group for placed in overlapping)
         for group in groups:
             if group.epoch > request.epoch:
-                raise self._stale(placement)
+                raise self._stale(placement, command.table_id, request.epoch, READ)
             # A pending replica answers too: quorum reads ask it what it lacks (see plans.Plan).
             if own not in group.writes:
+                self.refusals.refused(READ, NOT_REPLICA)
                 raise NotReplica(f"node {own} answers no reads of tokens behind {command.left}")
         return placement.epoch
 
     # -- judging ----------------------------------------------------------------------------------
 
-    def _unknown_table(self, table_id: int, epoch: int) -> StaleEpoch | NotReplica:
+    def _unknown_table(self, table_id: int, epoch: int, kind: str) -> StaleEpoch | NotReplica:
         newest = self._metadata().epoch
         if newest > epoch:
-            return StaleEpoch(newest)
+            self.refusals.refused(kind, STALE_DROPPED)
+            return StaleEpoch(newest, STALE_DROPPED)
+        self.refusals.refused(kind, UNKNOWN_TABLE)
         return NotReplica(f"table id {table_id} is not known at epoch {newest}")
 
-    def _stale(self, placement: TablePlacement) -> StaleEpoch:
+    def _stale(self, placement: TablePlacement, table_id: int, epoch: int, kind: str) -> StaleEpoch:
+        """The refusal of a plan made at `epoch`, of a table that is known here."""
         self._probes.reach("replica.refused.stale")
-        return StaleEpoch(placement.epoch)
+        table = self._metadata().table(table_id)
+        assert table is not None, "a table with a placement is in the schema"
+        if placement.changed_epoch <= epoch:
+            reason = STALE_PLACEMENT
+        else:
+            reason = STALE_TABLE if table.epoch > epoch else STALE_KEYSPACE
+        self.refusals.refused(kind, reason)
+        return StaleEpoch(placement.epoch, reason)
 
     # -- drain ------------------------------------------------------------------------------------
 

@@ -84,7 +84,12 @@ class Writes:
         self.catch_up = catch_up
         self.alive = alive
         self.own_id = own_id
+        self.reach = runtime.probes.reach
         self.in_flight = Deadlines(runtime.clock)
+        #: Plans that were replaced by one that differs in something that matters.
+        self.replans = 0
+        #: Refusals that made this node learn a newer epoch first.
+        self.catch_ups = 0
 
     def begin(
         self, mutation: Mutation, consistency: Consistency, timeout_ms: float, write_type: str = "SIMPLE"
@@ -245,6 +250,7 @@ class Write:
             self._accepted[node] = reply.accepted_epoch
         self._judge()
         if reply.accepted_epoch < self._plan.needs_epoch and not self._moving and not self.done:
+            self._owner.reach("write.answered_before_plan")
             self._send_missing()  # it answered an attempt from before the present plan
 
     def _counting(self) -> list[NodeId]:
@@ -261,28 +267,40 @@ class Write:
         if self._owner.plans.epoch == plan.epoch:
             self._end(None)  # nothing has changed since the plan was made
             return
-        try:
-            newest = self._newest()
-        except RequestError as error:
-            self._end(error)
+        newest = self._newest()
+        if newest is None:
             return
         if newest is plan or newest.needs_epoch <= plan.epoch:
+            self._owner.reach("write.plan_holds")
             self._end(None)
         else:
+            self._owner.reach("write.plan_changed")
             self._follow(newest)
 
-    def _newest(self) -> Plan:
-        mutation = self._mutation
-        return self._owner.plans.write_plan(mutation.table_id, mutation.token, self._plan.consistency)
+    def _newest(self) -> Plan | None:
+        """The plan by all that this node knows now; None, and the write has ended, when its table is gone.
 
-    def _follow(self, newest: Plan) -> None:
+        Nothing that any replica took is seen again then: the id of a table is never given twice.
+        """
+        mutation = self._mutation
+        try:
+            return self._owner.plans.write_plan(mutation.table_id, mutation.token, self._plan.consistency)
+        except RequestError as error:
+            self._owner.reach("write.table_gone")
+            self._end(error)
+            return None
+
+    def _follow(self, newest: Plan, paused: bool = False) -> None:
         """Go on under the newest plan: what counts for it stays, the rest is sent again."""
         if newest is not self._plan:
-            self._plans_made += newest.needs_epoch > self._plan.epoch
-            if self._plans_made > REQUEST_PLANS_MAX:
-                self.expired()
-                return
-            self._owner.runtime.probes.reach("write.replanned")
+            if newest.needs_epoch > self._plan.epoch:
+                if self._plans_made >= REQUEST_PLANS_MAX and not paused:
+                    self._owner.reach("write.replans_paced")
+                    self._retry_later()
+                    return
+                self._plans_made += 1
+                self._owner.replans += 1
+            self._owner.reach("write.replanned")
             self._plan = newest
             self._prepare()
         if newest.satisfied_by(self._counting()):
@@ -296,9 +314,12 @@ class Write:
         self._outstanding.pop(context.node, None)
         if isinstance(error, StaleEpoch):
             if error.epoch <= self._plan.epoch:
+                self._owner.reach("write.refused_before_plan")
                 self._send_missing()  # it refused an attempt from before the present plan
             elif not self._moving:
                 self._moving = True
+                self._owner.catch_ups += 1
+                self._owner.reach("write.behind")
                 self._owner.runtime.tasks.spawn(self._move(error.epoch, context.address), "write-replan")
         elif isinstance(error, TRANSIENT):
             self._retry_later()
@@ -310,17 +331,16 @@ class Write:
         """A replica knows a change that matters: learn it, then plan again."""
         try:
             await self._owner.catch_up(epoch, source)
-            self._moving = False
-            if not self.done:
-                self._follow(self._newest())
-        except RequestError as error:
-            self._moving = False
-            self._end(error)
         except LockstepError:
             # The source did not deliver: ask the replicas again shortly, another may tell more.
             self._moving = False
             if not self.done:
+                self._owner.reach("write.catch_up_failed")
                 self._retry_later()
+            return
+        self._moving = False
+        if not self.done and (newest := self._newest()) is not None:
+            self._follow(newest)
 
     def _retry_later(self) -> None:
         if self._retry is None:
@@ -331,17 +351,16 @@ class Write:
         self._retry = None
         if self.done or self._moving:
             return
-        try:
-            newest = self._newest()
-        except RequestError as error:
-            self._end(error)
-            return
-        self._follow(newest)
+        self._owner.reach("write.retried")
+        newest = self._newest()
+        if newest is not None:
+            self._follow(newest, paused=True)
 
     def _give_up_if_hopeless(self) -> None:
         plan = self._plan
         possible = [target.node for target in plan.targets if target.node not in self._failures]
         if not plan.satisfied_by(possible):
+            self._owner.reach("write.hopeless")
             received = plan.counted(self._counting())
             self._end(
                 WriteFailure(plan.consistency, received, plan.required, len(self._failures), self._write_type)
@@ -350,6 +369,7 @@ class Write:
     # -- the end ----------------------------------------------------------------------------------
 
     def expired(self) -> None:
+        self._owner.reach("write.expired")
         plan = self._plan
         received = plan.counted(self._counting())
         self._end(WriteTimeout(plan.consistency, received, plan.required, self._write_type))

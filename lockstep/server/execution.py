@@ -282,20 +282,29 @@ class Executor:
             except RequestError as error:
                 if not begun:
                     raise
-                # Other partitions were sent already, so the outcome of the whole is unknown.
-                failure = WriteTimeout(consistency, 0, 1, write_type)
-                failure.message = f"{failure.message} (part of the batch: {error.message})"
+                failure = _of_a_part(error, consistency, write_type)
                 break
         if len(begun) == 1 and failure is None:
             await begun[0]
             return
-        for outcome in await asyncio.gather(*begun, return_exceptions=True):
-            if isinstance(outcome, LockstepError):
-                raise outcome
-            if outcome is not None:
-                raise outcome
+        outcomes = await asyncio.gather(*begun, return_exceptions=True)
+        errors = [outcome for outcome in outcomes if outcome is not None]
+        for error in errors:
+            if not isinstance(error, LockstepError):
+                raise error
+            if error.outcome_known and (failure is not None or len(errors) < len(outcomes)):
+                # Its own part has no effect, such as of a table that was dropped; others have.
+                raise _of_a_part(error, consistency, write_type)
+            raise error
         if failure is not None:
             raise failure
+
+
+def _of_a_part(error: LockstepError, consistency: Consistency, write_type: str) -> WriteTimeout:
+    """A definite error of one partition, where others were sent: the outcome of the whole is unknown."""
+    failure = WriteTimeout(consistency, 0, 1, write_type)
+    failure.message = f"{failure.message} (part of the batch: {error.message})"
+    return failure
 
 
 def _positional(prepared: Prepared, parameters: QueryParameters) -> Sequence[Value]:

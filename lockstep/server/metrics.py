@@ -65,6 +65,7 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
     )
     yield Sample("lockstep_replication_writes_in_flight", "Writes coordinated now", "gauge", writes)
     yield Sample("lockstep_replication_reads_in_flight", "Reads coordinated now", "gauge", reads)
+    yield from _requests_and_epochs(node)
     yield Sample("lockstep_server_connections_open", "CQL connections", "gauge", len(cql.connections))
     yield Sample(
         "lockstep_server_connections_refused_total",
@@ -85,6 +86,35 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
         "gauge",
         len(cql.executor.statements),
     )
+
+
+def _requests_and_epochs(node: Node) -> Iterator[Sample]:
+    """How requests fared where nodes were at different epochs."""
+    refusals = node.replica.refusals
+    for reason, count in refusals.counts.items():
+        yield Sample(
+            "lockstep_replication_refusals_total",
+            "Requests of coordinators refused here, by reason",
+            "counter",
+            count,
+            (("reason", reason),),
+        )
+    yield Sample(
+        "lockstep_replication_catch_up_waits_total",
+        "Requests that waited here for a change that matters",
+        "counter",
+        refusals.waits,
+    )
+    for name, words, counts in (
+        (
+            "replans",
+            "Requests planned again because something that matters changed",
+            node.coordinator.replans(),
+        ),
+        ("catch_ups", "Requests that learned of a newer epoch by a refusal", node.coordinator.catch_ups()),
+    ):
+        for kind, count in zip(("write", "read"), counts, strict=True):
+            yield Sample(f"lockstep_replication_{name}_total", words, "counter", count, (("kind", kind),))
 
 
 def exposition(node: Node, cql: CqlServer) -> bytes:

@@ -348,13 +348,18 @@ class ReplicaRefusal(LockstepError):
 
 
 class StaleEpoch(ReplicaRefusal):
-    """The sender planned at an epoch older than `epoch`, and the change in between matters."""
+    """The sender planned at an epoch older than `epoch`, and the change in between matters.
+
+    `reason` says what changed, as replication.refusals names it.
+    """
 
     code: ClassVar[str] = "STALE_EPOCH"
 
-    def __init__(self, epoch: int) -> None:
-        super().__init__(f"planned before a change that matters; this node is at epoch {epoch}")
+    def __init__(self, epoch: int, reason: str = "") -> None:
+        what = f" ({reason})" if reason else ""
+        super().__init__(f"planned before a change that matters{what}; this node is at epoch {epoch}")
         self.epoch = epoch
+        self.reason = reason
 
 
 class NotReplica(ReplicaRefusal):

@@ -44,7 +44,8 @@ RAFT_SNAPSHOTS_NOTED_MAX: Final = 16
 REFUSED_IDS_MAX: Final = 4096
 #: Tokens one node may own. More only slows placement down; Cassandra advises 16.
 TOKENS_PER_NODE_MAX: Final = 1536
-#: Plans made for one request before it gives up; each needs a newer epoch, so three is already rare.
+#: Plans made for one request at once; each needs a newer epoch, so three is already rare. After so many a
+#: request that still changes plans pauses before each, until its deadline.
 REQUEST_PLANS_MAX: Final = 8
 #: Bytes of fragments in one streaming chunk; small enough to interleave with requests.
 STREAM_CHUNK_BYTES: Final = 256 * 1024
