@@ -289,13 +289,13 @@ class Executor:
             return
         outcomes = await asyncio.gather(*begun, return_exceptions=True)
         errors = [outcome for outcome in outcomes if outcome is not None]
-        for error in errors:
-            if not isinstance(error, LockstepError):
-                raise error
-            if error.outcome_known and (failure is not None or len(errors) < len(outcomes)):
+        for problem in errors:
+            if not isinstance(problem, LockstepError):
+                raise problem
+            if problem.outcome_known and (failure is not None or len(errors) < len(outcomes)):
                 # Its own part has no effect, such as of a table that was dropped; others have.
-                raise _of_a_part(error, consistency, write_type)
-            raise error
+                raise _of_a_part(problem, consistency, write_type)
+            raise problem
         if failure is not None:
             raise failure
 
