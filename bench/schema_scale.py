@@ -165,7 +165,9 @@ def _full_read(hosts: Sequence[str], port: int) -> dict[str, Any]:
         asked = asyncio.create_task(asking(stop))
         began_s = time.perf_counter()
         profile = ExecutionProfile(WhiteListRoundRobinPolicy([hosts[0]]))
-        driver = Cluster([hosts[0]], port=port, execution_profiles={"default": profile})
+        driver = Cluster(
+            [hosts[0]], port=port, execution_profiles={"default": profile}, control_connection_timeout=60.0
+        )
         await asyncio.to_thread(driver.connect)
         seconds = time.perf_counter() - began_s
         stop.set()

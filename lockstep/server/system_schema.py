@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
 from lockstep.schema.table_options import option, option_map
-from lockstep.schema.types import parse_uuid
+from lockstep.schema.types import parse_type, parse_uuid
 from lockstep.server.named_rows import NamedRows
 from lockstep.server.virtual import VirtualTable, define
-from lockstep.server.virtual_rows import VirtualRow
+from lockstep.server.virtual_rows import Serialized, VirtualRow
+from lockstep.values.limits import TABLE_OPTIONS_KEPT_MAX
 
 #: Virtual keyspaces that drivers expect in system_virtual_schema; the others pass for stored ones.
 SHOWN_AS_VIRTUAL: Final = ("system_views", "system_virtual_schema")
@@ -40,6 +41,10 @@ _TABLES = (
     "max_index_interval int; memtable text; memtable_flush_period_in_ms int; min_index_interval int; "
     "read_repair text; read_repair_chance double; speculative_retry text"
 )
+_TABLE_TYPES = {
+    name: parse_type(text)
+    for name, _, text in (column.strip().partition(" ") for column in _TABLES.split(";"))
+}
 #: Tables that are empty because what they list cannot be made (yet): name, columns, clustering key.
 _EMPTY = (
     (
@@ -106,7 +111,7 @@ class SchemaTables:
                 (),
                 lambda: map(_keyspace_row, self._real()),
             ),
-            schema("tables", _TABLES, ("table_name",), self._of_tables(_table_rows)),
+            schema("tables", _TABLES, ("table_name",), self._of_tables(_TableRows())),
             schema("columns", _COLUMNS, ("table_name", "column_name"), self._of_tables(_column_rows)),
             schema(
                 "dropped_columns",
@@ -194,13 +199,31 @@ def _comment_rows(table: Table) -> Iterator[VirtualRow]:
     yield {"keyspace_name": table.keyspace, "table_name": table.name, "comment": comment}
 
 
-def _table_rows(table: Table) -> Iterator[VirtualRow]:
+class _TableRows:
+    """Rows of `tables`. Most tables have the options of many others: what those make of a row is kept."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[tuple[str, str], ...], VirtualRow] = {}
+
+    def __call__(self, table: Table) -> Iterator[VirtualRow]:
+        shared = self._kept.get(table.options)
+        if shared is None:
+            if len(self._kept) >= TABLE_OPTIONS_KEPT_MAX:
+                self._kept.clear()
+            shared = self._kept[table.options] = _option_values(table)
+        yield {
+            **shared,
+            "keyspace_name": table.keyspace,
+            "table_name": table.name,
+            "id": parse_uuid(table.uuid),
+        }
+
+
+def _option_values(table: Table) -> VirtualRow:
     def text(name: str) -> str:
         return option(table.options, name)
 
-    yield {
-        "keyspace_name": table.keyspace,
-        "table_name": table.name,
+    found = {
         "additional_write_policy": text("additional_write_policy"),
         "allow_auto_snapshot": text("allow_auto_snapshot") == "true",
         "bloom_filter_fp_chance": float(text("bloom_filter_fp_chance")),
@@ -216,7 +239,6 @@ def _table_rows(table: Table) -> Iterator[VirtualRow]:
         # Without `compound` drivers take a table for one with compact storage.
         "flags": ["compound"],
         "gc_grace_seconds": int(text("gc_grace_seconds")),
-        "id": parse_uuid(table.uuid),
         "incremental_backups": text("incremental_backups") == "true",
         "max_index_interval": int(text("max_index_interval")),
         "memtable": None if text("memtable") == "default" else text("memtable"),
@@ -225,6 +247,10 @@ def _table_rows(table: Table) -> Iterator[VirtualRow]:
         "read_repair": text("read_repair"),
         "read_repair_chance": 0.0,
         "speculative_retry": text("speculative_retry"),
+    }
+    return {
+        name: None if value is None else Serialized(_TABLE_TYPES[name].serialize(value))
+        for name, value in found.items()
     }
 
 

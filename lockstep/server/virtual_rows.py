@@ -18,6 +18,11 @@ from lockstep.values.rows import Cell, Liveness, Row
 #: Values by column name; a missing or None value is null. Values of static columns repeat in each row.
 VirtualRow = Mapping[str, Any]
 
+
+class Serialized(bytes):
+    """A value that is already in the form of its column's type: what many rows share is serialised once."""
+
+
 LOCAL = Replication("LocalStrategy", ())
 #: Generated cells have no write time; any positive one serves.
 _WRITTEN_US = 1
@@ -60,7 +65,7 @@ def _cells(columns: Sequence[tuple[Column, CqlType]], row: VirtualRow) -> tuple[
         value = row.get(column.name)
         if value is None:
             continue
-        data = kind.serialize(value)
+        data = value if type(value) is Serialized else kind.serialize(value)
         if kind.is_multicell:
             assert isinstance(kind, CollectionType)
             cells += _elements(column.id, kind, kind.split(data))

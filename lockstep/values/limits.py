@@ -57,6 +57,8 @@ PAGE_ROWS_MAX: Final = 100_000
 PAGE_ROWS_DEFAULT: Final = 5000
 #: Rows of a virtual table that are made in one go: the loop stands still meanwhile, some tens of us each.
 VIRTUAL_ROWS_AT_ONCE_MAX: Final = 256
+#: Sets of table options of which the serialised form is kept for `system_schema.tables`, some 2 KB each.
+TABLE_OPTIONS_KEPT_MAX: Final = 256
 #: Tables whose content is dropped with one sync, while the loop stands still for some us each.
 TABLES_DROPPED_AT_ONCE_MAX: Final = 256
 #: Fragments that one row may gather before a read asks for their merge in the background.
