@@ -59,6 +59,8 @@ QUESTION_TIMEOUT_MS = 500
 LOOKS_PER_QUESTION = 5
 #: Between two looks at what the leader of either group should do, when nothing woke it before.
 STEER_MS = 1000
+#: The same while members change: that one has caught up shows by its progress alone.
+CHANGE_MS = 50
 #: Pause after a look, so that a burst of changes is one.
 STEER_PAUSE_MS = 50
 #: Commands in one look of the leader: a large cluster's directory is taken over bit by bit.
@@ -102,6 +104,8 @@ class Management:
         #: This node's member was removed from the group.
         self._removed = False
         self._looks = 0
+        #: This node leads the group, and its members are not yet those that are recorded.
+        self._changing = False
         #: Of the group's log, between two snapshots of this node's member.
         self.snapshot_entries = MANAGEMENT_SNAPSHOT_ENTRIES
         #: Directory and management state that agree on every node.
@@ -127,6 +131,8 @@ class Management:
         configuration = group.driver.status().configuration
         if configuration.is_joint or configuration.learners or configuration.voters != voters:
             return f"the management group has members {list(configuration.members())}"
+        if group.driver.raft.state.configurations.changed_at > group.driver.raft.commit_index:
+            return "the management group's new members are not committed yet"
         if self.state.voters.voters != voters:
             return "the management group has not recorded the voters yet"
         return ""
@@ -246,7 +252,7 @@ class Management:
     async def _steer_loop(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(STEER_MS / 1000):
+                async with asyncio.timeout((CHANGE_MS if self._changing else STEER_MS) / 1000):
                     await self._wanted.wait()
             except TimeoutError:
                 self._runtime.probes.reach("management.look")
@@ -309,11 +315,13 @@ class Management:
     def _steer_members(self) -> None:
         """At the group's leader: one step towards the recorded metadata voters as members."""
         group = self.group
+        self._changing = False
         wanted = self.state.voters.voters
         if group is None or not group.is_leader or not wanted:
             return
         status = group.driver.status()
         configuration = status.configuration
+        self._changing = configuration.voters != wanted or bool(configuration.learners)
         if configuration.is_joint:
             return
         caught_up = [
