@@ -18,6 +18,8 @@ from lockstep.consensus.events import (
     ProposeConfiguration,
     Received,
     SnapshotChunk,
+    SnapshotFailed,
+    SnapshotPresent,
     Tick,
 )
 from lockstep.consensus.log import Log
@@ -354,3 +356,26 @@ def test_a_newcomer_is_caught_up_only_when_it_holds_what_was_committed_a_heartbe
             seen.append(pair.rafts[1].status().members[2].is_caught_up)
     assert seen[0] is False and seen.count(True) >= 1
     assert pair.rafts[1].status().members[2].match >= 4
+
+
+def test_a_commit_index_counts_only_as_far_as_the_message_shows_the_logs_to_be_equal() -> None:
+    """Entries behind the shared part may be leftovers of an older term, whatever the leader has committed."""
+    stored = Stored(HardState(1), None, entries_of([1, 1, 1, 1]))
+    raft = Raft(1, 2, (1, 2, 3), RaftSettings(), lambda bound: 0, stored)
+    raft.step(Received(Append(1, 1, 2, 2, 1, 1, entries_of([1], 2), 4)))
+    assert raft.commit_index == 2
+    raft.step(Received(Append(1, 1, 2, 2, 2, 1, entries_of([2, 2], 3), 4)))
+    assert raft.commit_index == 4 and raft.term_at(4) == 2
+
+
+def test_late_answers_of_a_driver_are_ignored() -> None:
+    pair = Pair(5, 5)
+    other = Snapshot(2, 1, Configuration((1,)), b"other", 9)
+    leaders: tuple[Event, ...] = (
+        SnapshotChunk(2, other, 0, b"x"),
+        SnapshotChunk(9, other, 0, b"x"),
+        SnapshotFailed(2, other),
+    )
+    receivers: tuple[Event, ...] = (ChunkStored(other, 9), SnapshotPresent(other))
+    assert not any(pair.rafts[1].step(event) for event in leaders)
+    assert not any(pair.rafts[2].step(event) for event in receivers)

@@ -15,7 +15,7 @@ from lockstep.consensus.state import RaftState
 from lockstep.consensus.writes import Writes
 from tests.consensus.raft_simulator import Group, Violation, Weather, simulate
 
-SEEDS = 800
+SEEDS = 600
 WEATHERS: tuple[Weather, ...] = ("mixed", "storm", "snapshots", "changes")
 #: How many seeds a planted fault may stay hidden. The rarest one needs some hundred.
 PLANTED_SEEDS_MAX = 2000
