@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from lockstep.consensus import elections, membership, reads, replication, snapshots
-from lockstep.consensus.configuration import Configuration, ConfigurationHistory, decode_configuration
+from lockstep.consensus.configuration import Configuration
 from lockstep.consensus.effects import NOTHING, HardState, Ready, Role, SoftState, Stored
 from lockstep.consensus.events import (
     Campaign,
@@ -33,12 +33,10 @@ from lockstep.consensus.events import (
     TransferLeadership,
     Unreachable,
 )
-from lockstep.consensus.log import Log
 from lockstep.consensus.messages import (
     Append,
     AppendReply,
     Entry,
-    EntryKind,
     Heartbeat,
     HeartbeatReply,
     InstallReply,
@@ -52,6 +50,7 @@ from lockstep.consensus.messages import (
     VoteRequest,
 )
 from lockstep.consensus.progress import Mode, Progress
+from lockstep.consensus.restart import restored
 from lockstep.consensus.settings import RaftSettings
 from lockstep.consensus.state import RaftState
 
@@ -108,7 +107,7 @@ class Raft:
     ) -> None:
         founded = Configuration(tuple(sorted(voters)))
         assert not founded.problem(), founded.problem()
-        self.state = _restored(group, identity, founded, settings, draw, stored or Stored())
+        self.state = restored(group, identity, founded, settings, draw, stored or Stored())
 
     def step(self, event: Event) -> Ready:
         """Take one event and return all its effects; see effects.Ready for what to do with them."""
@@ -233,43 +232,6 @@ def _member_status(progress: Progress, commit_mark: int) -> MemberStatus:
         progress.chunk_offset if snapshot is not None else 0,
         snapshot.size_bytes if snapshot is not None else 0,
     )  # fmt: skip
-
-
-def _restored(
-    group: int,
-    identity: int,
-    founded: Configuration,
-    settings: RaftSettings,
-    draw: Callable[[int], int],
-    stored: Stored,
-) -> RaftState:
-    """State from disk; a snapshot that the log does not contain replaces it."""
-    snapshot, entries = stored.snapshot, stored.entries
-    base_index, base_term, base = 0, 0, founded
-    if snapshot is not None:
-        base_index, base_term, base = snapshot.index, snapshot.term, snapshot.configuration
-        entries = _beyond(snapshot, entries)
-    log = Log(base_index, base_term, entries)
-    commit = max(base_index, stored.applied_index, stored.commit_index)
-    assert commit <= log.last_index, f"entries {log.last_index + 1}..{commit} were committed and are lost"
-    assert stored.hard_state.term >= log.last_term, "the stored term is behind the stored log"
-    log.commit_to(commit)
-    log.handed_index = max(base_index, stored.applied_index)
-    configurations = ConfigurationHistory(base_index, base)
-    for entry in entries:
-        if entry.kind is EntryKind.CONFIGURATION:
-            configurations.append(entry.index, decode_configuration(entry.data))
-    return RaftState(group, identity, settings, draw, stored.hard_state, log, configurations, snapshot)
-
-
-def _beyond(snapshot: Snapshot, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """The stored entries that continue the snapshot; none when they belong to a log it replaced."""
-    if not entries or entries[0].index > snapshot.index:
-        return entries
-    offset = snapshot.index - entries[0].index
-    if offset >= len(entries) or entries[offset].term != snapshot.term:
-        return ()
-    return entries[offset + 1 :]
 
 
 # -- events

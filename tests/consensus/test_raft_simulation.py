@@ -13,7 +13,8 @@ from lockstep.consensus.events import Campaign, Propose, Tick
 from lockstep.consensus.log import Log
 from lockstep.consensus.state import RaftState
 from lockstep.consensus.writes import Writes
-from tests.consensus.raft_simulator import Group, Violation, Weather, simulate
+from tests.consensus.raft_history import Violation
+from tests.consensus.raft_simulator import Group, Weather, simulate
 
 SEEDS = 600
 WEATHERS: tuple[Weather, ...] = ("mixed", "storm", "snapshots", "changes")

@@ -36,7 +36,7 @@ from lockstep.consensus.messages import Entry, EntryKind, Message, Snapshot, dec
 from lockstep.consensus.raft import Raft
 from lockstep.consensus.settings import RaftSettings
 
-from .raft_simulator import Disk, Write
+from .raft_history import Disk, Write
 
 DIRECTORY = Path(__file__).parent / "transcripts"
 ENVELOPE = ("group", "sender", "receiver", "term")
