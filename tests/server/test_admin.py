@@ -280,7 +280,32 @@ def test_the_voters_are_shown_planned_and_changed(cluster: Nodes) -> None:
     admin(cluster).post("/v1/cms/reconfigure", {"automatic": True})
 
 
+def test_a_decommission_runs_to_its_end_and_stays_in_the_list(cluster: Nodes) -> None:
+    host = f"{cluster.members[1].address}:{ADMIN_PORT}"
+    result = CliRunner().invoke(root, ["topology", "decommission", "4", "--host", host, "-o", "json"])
+    assert result.exit_code == 0, result.output
+    ended = json.loads(result.stdout)
+    assert (ended["state"], ended["kind"], ended["node"]) == ("done", "decommission", 4)
+    listed = admin(cluster, 2).get("/v1/requests")["requests"]
+    assert [(request["kind"], request["state"]) for request in listed] == [
+        ("decommission", "done"),
+        ("bootstrap", "done"),
+    ]
+    assert len(admin(cluster).get("/v1/nodes")["nodes"]) == 3
+
+
+def test_the_log_and_the_keyspaces_are_told_by_names(cluster: Nodes) -> None:
+    summaries = [
+        e["summary"] for e in admin(cluster).get("/v1/metadata/log", **{"from": 2, "to": 40})["entries"]
+    ]
+    assert any("replication=(class: " in summary for summary in summaries), summaries
+    assert not any(
+        "Replication(" in k["replication"] for k in admin(cluster).get("/v1/metadata")["keyspaces"]
+    )
+
+
 def test_snapshots_truncation_and_dumps_through_the_admin_api(cluster: Nodes, tmp_path: Path) -> None:
+    # The last test of this module: the others read the whole log.
     host = f"{cluster.members[2].address}:{ADMIN_PORT}"
 
     def run(*arguments: str) -> str:
@@ -313,27 +338,3 @@ def test_snapshots_truncation_and_dumps_through_the_admin_api(cluster: Nodes, tm
     run("cms", "truncate")
     with pytest.raises(Rejected, match="beyond the latest snapshot"):
         admin(cluster).post("/v1/cms/truncate", {"epoch": before + 2})
-
-
-def test_a_decommission_runs_to_its_end_and_stays_in_the_list(cluster: Nodes) -> None:
-    host = f"{cluster.members[1].address}:{ADMIN_PORT}"
-    result = CliRunner().invoke(root, ["topology", "decommission", "4", "--host", host, "-o", "json"])
-    assert result.exit_code == 0, result.output
-    ended = json.loads(result.stdout)
-    assert (ended["state"], ended["kind"], ended["node"]) == ("done", "decommission", 4)
-    listed = admin(cluster, 2).get("/v1/requests")["requests"]
-    assert [(request["kind"], request["state"]) for request in listed] == [
-        ("decommission", "done"),
-        ("bootstrap", "done"),
-    ]
-    assert len(admin(cluster).get("/v1/nodes")["nodes"]) == 3
-
-
-def test_the_log_and_the_keyspaces_are_told_by_names(cluster: Nodes) -> None:
-    summaries = [
-        e["summary"] for e in admin(cluster).get("/v1/metadata/log", **{"from": 2, "to": 40})["entries"]
-    ]
-    assert any("replication=(class: " in summary for summary in summaries), summaries
-    assert not any(
-        "Replication(" in k["replication"] for k in admin(cluster).get("/v1/metadata")["keyspaces"]
-    )
