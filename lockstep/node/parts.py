@@ -84,7 +84,24 @@ class Parts(abc.ABC):
         self.identity = IdentityFile(runtime)
         self.founders_file = FoundersFile(runtime.disk)
         self._starting: asyncio.Task[Any] | None = None
-        kept = configuration.metadata
+        self._build_metadata()
+        self._build_groups()
+        self._build_leader_duties()
+        #: Up to which epoch the Raft log on disk is a newer record of who votes than the metadata.
+        self._consensus_until = 0
+        self._consensus_ends = False
+        self.internode.register(verbs.EPOCH_QUERY, EpochQuery, EpochReply, self._epoch_query)
+        self.liveness: Liveness
+        self.store: Store
+        self.engine: StorageEngine
+        self.replica: ReplicaService
+        self.coordinator: Coordinator
+        self.streams: StreamService
+        self.membership: Membership
+
+    def _build_metadata(self) -> None:
+        """What holds the metadata here, fetches it and tells of it."""
+        runtime, log, kept = self.runtime, self.log, self.configuration.metadata
         self.state = MetadataState(
             runtime, self.registry, self._break, log, Retention(kept.retain_entries, kept.retain_snapshots)
         )
@@ -113,18 +130,25 @@ class Parts(abc.ABC):
         self.announcer = Announcer(
             self.state, self.internode, self._own_id, self._leads, self._alive, self.catch_up.far_behind
         )
+
+    def _build_groups(self) -> None:
+        """The two consensus groups; their members on this node begin later, or never."""
+        runtime = self.runtime
+        self.driver: RaftDriver | None = None
+        self.raft_processor: RaftProcessor | None = None
+        self.processor: Processor | None = None
         self.management = Management(
             runtime,
             self.internode,
             self.raft_transport,
             self.state,
             self.voters,
-            raft=configuration.raft,
+            raft=self.configuration.raft,
             own_address=self.address,
             host_id=lambda: self.identity.value.host_id,
             leads=self._leads,
             configuration_index=self._configuration_index,
-            log=log,
+            log=self.log,
         )
         self.groups = GroupReports(
             runtime,
@@ -137,9 +161,6 @@ class Parts(abc.ABC):
             own_id=self._own_id,
             alive=self._alive,
         )
-        self.driver: RaftDriver | None = None
-        self.raft_processor: RaftProcessor | None = None
-        self.processor: Processor | None = None
         self.submitter = Submitter(
             runtime,
             self.state,
@@ -150,6 +171,10 @@ class Parts(abc.ABC):
             voters=self._voter_addresses,
             actor=lambda: f"node {self.node_id or self.address[0]}",
         )
+
+    def _build_leader_duties(self) -> None:
+        """What the leader of the metadata group sees to; idle elsewhere."""
+        runtime, log, kept = self.runtime, self.log, self.configuration.metadata
         self.snapshots = SnapshotTrigger(
             runtime,
             self.state,
@@ -178,20 +203,9 @@ class Parts(abc.ABC):
             own_id=self._own_id,
             alive=self._alive,
             follows=self.management.unsettled,
-            replace_after_ms=configuration.cms.replace_after_ms,
+            replace_after_ms=self.configuration.cms.replace_after_ms,
             log=log,
         )
-        #: Up to which epoch the Raft log on disk is a newer record of who votes than the metadata.
-        self._consensus_until = 0
-        self._consensus_ends = False
-        self.internode.register(verbs.EPOCH_QUERY, EpochQuery, EpochReply, self._epoch_query)
-        self.liveness: Liveness
-        self.store: Store
-        self.engine: StorageEngine
-        self.replica: ReplicaService
-        self.coordinator: Coordinator
-        self.streams: StreamService
-        self.membership: Membership
 
     # -- facts -------------------------------------------------------------------------------------
 
