@@ -73,6 +73,16 @@ def test_json_is_the_nodes_answer_with_its_schema_first() -> None:
         (["metadata", "show", "--epoch", "7"], "GET /v1/metadata?epoch=7", "metadata/1"),
         (["metadata", "diff", "3", "9"], "GET /v1/metadata/diff?from=3&to=9", "metadata-diff/1"),
         (["cms", "describe"], "GET /v1/cms", "cms/1"),
+        (
+            ["recovery", "cluster", "states", "cmg"],
+            "GET /management/v1/recovery/cmg/state/global",
+            "group-global-state/1",
+        ),
+        (
+            ["recovery", "cluster", "states", "metastorage", "--local", "--nodes", "1,2"],
+            "GET /management/v1/recovery/metastorage/state/local?nodes=1%2C2",
+            "group-local-states/1",
+        ),
         (["topology", "requests"], "GET /v1/requests", "requests/1"),
         (["topology", "cancel", "17"], "DELETE /v1/requests/17", "request/1"),
     ],
