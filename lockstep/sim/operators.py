@@ -84,22 +84,26 @@ class Operators:
         *,
         patience_s: float = _PATIENCE_S,
     ) -> Submitted:
-        """Retried with one entry id; `patience_s` bounds each try."""
+        """Retried with one entry id; `patience_s` bounds each try. A refusal says nothing of a try before it
+        whose answer was lost: that one may be judged later, when the change is in order."""
         self._number += 1
         entry_id = self._number.to_bytes(4, "big") + runtime.random.bytes(12)
         submitted = Submitted(entry_id=entry_id, outcome="unknown")
         self.submissions.append(submitted)
         request = Submission(entry_id, int(kind), encode(transformation))
+        lost = False
         for _ in range(_TRIES_MAX):
             answer = await self._ask(runtime, request, patience_s)
             if answer is None:
+                # The node that was asked may still be at it.
+                lost = True
                 await asyncio.sleep(0.2 + self._draw.random())
                 continue
             if not answer.code:
                 submitted.outcome, submitted.epoch = "ok", answer.epoch
                 break
             if answer.code == "REJECTED":
-                submitted.outcome = "rejected"
+                submitted.outcome = "unknown" if lost else "rejected"
                 break
             await asyncio.sleep(0.2 + self._draw.random())
         name = type(transformation).__name__
