@@ -57,6 +57,7 @@ MEANINGS = {
     "metadata.retain_entries": "newest log entries that this node keeps at least",
     "metadata.retain_snapshots": "newest snapshots that this node keeps, to step back from a damaged one",
     "metadata.archive_directory": "where log and snapshots go before they are removed; one for each node",
+    "cms.processor": "raft; remote: never a voter; local: alone, without a group; or another package's kind",
     "cms.replace_after_ms": "a voter that is unreachable for longer loses its vote to another node; 0: never",
     "testing.faults": "opens the admin calls that cut connections; never where data matters",
     "log.level": "`debug`, `info`, `warning` or `error`",

@@ -47,6 +47,8 @@ class NodeInfo(msgspec.Struct, frozen=True, array_like=True, dict=True):
     epoch: int = 0
     #: The newest version of the metadata log that the node reads (see metadata.versions).
     log_version: int = 1
+    #: Whether it may be chosen as a voter; told when it registers.
+    may_vote: bool = True
 
     @property
     def owns_tokens(self) -> bool:

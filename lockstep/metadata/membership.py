@@ -83,6 +83,8 @@ class PrepareMembership(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"node {node} is a voter already")
         if info.state is not NodeState.NORMAL:
             raise Rejected(f"only normal nodes can vote; node {node} is {info.state}")
+        if not info.may_vote:
+            raise Rejected(f"node {node} is configured never to vote")
         if node in cluster.service.leaving:
             raise Rejected(f"node {node} is to leave the cluster")
         if node in self.down:

@@ -106,6 +106,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
     rack: str
     version: str = ""
     log_version: int = 1
+    may_vote: bool = True
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
@@ -127,6 +128,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
             version=self.version,
             epoch=epoch,
             log_version=self.log_version,
+            may_vote=self.may_vote,
         )
         refuse_collisions(directory, node)
         return msgspec.structs.replace(cluster, directory=directory.with_node(node))

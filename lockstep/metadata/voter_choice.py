@@ -21,9 +21,13 @@ SPREAD_DCS_MIN = 3
 
 
 def eligible(cluster: ClusterMetadata) -> tuple[NodeInfo, ...]:
-    """Nodes that may vote: normal ones that are not to leave."""
+    """Nodes that may vote: normal ones that are not to leave, nor said that they never will."""
     leaving = cluster.service.leaving
-    return tuple(node for node in cluster.directory.in_state(NodeState.NORMAL) if node.id not in leaving)
+    return tuple(
+        node
+        for node in cluster.directory.in_state(NodeState.NORMAL)
+        if node.may_vote and node.id not in leaving
+    )
 
 
 def size_for(nodes: int) -> int:

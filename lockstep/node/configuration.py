@@ -97,9 +97,12 @@ class MetadataSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CmsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`replace_after_ms`: a voter that the metadata leader cannot reach for longer is substituted as voter by
-    another node, at most a week; 0 leaves that to operators."""
+    """`processor`: what makes log entries of changes on this node. raft (it may be chosen as a voter), remote
+    (it never is, and forwards), local (it is the whole service of a cluster that it founds alone), or a kind
+    that another package brings. `replace_after_ms`: a voter that the metadata leader cannot reach for longer
+    is substituted as voter by another node, at most a week; 0 leaves that to operators."""
 
+    processor: Name = "raft"
     replace_after_ms: Annotated[int, msgspec.Meta(ge=0, le=604_800_000)] = 0
 
 

@@ -23,6 +23,7 @@ from lockstep.node.management import Management
 from lockstep.node.members import Members
 from lockstep.node.messages import AskMembers, MemberList, SelfDescription
 from lockstep.node.metadata_state import MetadataState
+from lockstep.node.processors.kinds import RAFT
 from lockstep.node.submission import Submitter
 from lockstep.placement.allocation import splitting_tokens
 from lockstep.replication import verbs
@@ -196,6 +197,7 @@ class Membership:
                 rack=described.rack,
                 version=described.version,
                 log_version=described.log_version,
+                may_vote=self._configuration.cms.processor == RAFT,
             ),
             SUBMIT_TIMEOUT_MS,
         )

@@ -62,6 +62,8 @@ class MetadataState:
         self.entries: list[LogEntry] = []
         self.current = empty_cluster()
         self.broken: LockstepError | None = None
+        #: Nothing above this epoch is applied, for a test; None for no such limit.
+        self._held_at: int | None = None
         #: What applying an entry to a value makes, where somebody has found out before; else None.
         self.known_value: Callable[[LogEntry, ClusterMetadata], ClusterMetadata | None] = lambda *_: None
 
@@ -243,17 +245,31 @@ class MetadataState:
         while self.broken is None:
             await self._work.wait()
             self._work.clear()
-            while (self._pending or self._install is not None) and self.broken is None:
+            while self._next_batch() and self.broken is None:
                 try:
                     if self._install is not None:
                         await self._apply_install(self._install)
                     else:
-                        await self._apply_batch(_up_to_snapshot(_batch(self._pending)))
+                        await self._apply_batch(self._next_batch())
                 except LockstepError as error:
                     self._break(error)
                 except Exception as defect:
                     self._break(CannotApply(f"applying epoch {self.epoch + 1} failed: {defect!r}"))
                     raise
+
+    def hold_at(self, epoch: int | None) -> None:
+        """Apply nothing above `epoch` until it is raised or None; only tests do that."""
+        self._held_at = epoch
+        self._work.set()
+
+    def _next_batch(self) -> list[LogEntry]:
+        """What may be applied now; the entry of a snapshot that is to be installed stands for that."""
+        limit = self._held_at
+        if self._install is not None:
+            entry = self._install.entry
+            return [entry] if limit is None or entry.epoch <= limit else []
+        batch = _up_to_snapshot(_batch(self._pending))
+        return batch if limit is None else [entry for entry in batch if entry.epoch <= limit]
 
     async def _apply_batch(self, batch: list[LogEntry]) -> None:
         value = self.current

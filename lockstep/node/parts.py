@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from lockstep.consensus.messages import Entry
@@ -33,6 +33,8 @@ from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.metadata_store import Retention
 from lockstep.node.processors.base import Processor
+from lockstep.node.processors.gated import Gate, GatedProcessor
+from lockstep.node.processors.kinds import Factory, Surroundings, chosen
 from lockstep.node.processors.raft import RaftProcessor, logged_entries
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.node.raft_journal import RaftJournal
@@ -68,6 +70,7 @@ class Parts(abc.ABC):
         configuration: Configuration,
         open_store: StoreOpener,
         log: Callable[..., None],
+        processors: Mapping[str, Factory] | None = None,
     ) -> None:
         self.runtime = runtime
         self.configuration = configuration
@@ -75,6 +78,7 @@ class Parts(abc.ABC):
         self.ready = False
         self.broken: asyncio.Future[LockstepError] | None = None
         self._open_store = open_store
+        self._processor_factory = chosen(configuration, processors or {})
         self._sequence = 0
         self._engine_open = False
         #: The metadata value and identity for which `_known_id` was looked up: requests ask often.
@@ -135,6 +139,8 @@ class Parts(abc.ABC):
         """The two consensus groups; their members on this node begin later, or never."""
         runtime = self.runtime
         self.driver: RaftDriver | None = None
+        #: What tests do to this node's processor and to what it shows.
+        self.gate = Gate(self.state)
         self.raft_processor: RaftProcessor | None = None
         self.processor: Processor | None = None
         self.management = Management(
@@ -233,13 +239,17 @@ class Parts(abc.ABC):
 
     @property
     def is_leader(self) -> bool:
-        return self.driver is not None and self.driver.is_leader
+        if self.driver is not None:
+            return self.driver.is_leader
+        return self.processor is not None and self.processor.leads
 
     @property
     def leader_id(self) -> int | None:
         """Node id of the metadata leader as far as this node knows."""
         if self.driver is not None:
             return self.driver.raft.leader
+        if self.is_leader:
+            return self.node_id
         return self.liveness.leading if self._engine_open else None
 
     def new_mutation_id(self) -> bytes:
@@ -373,6 +383,11 @@ class Parts(abc.ABC):
         is being added gets its vote by the Raft log, after it got that log.
         """
         self.management.take_part()
+        if self._processor_factory is not None:
+            if self.processor is None:
+                given = Surroundings(self.runtime, self.state, self.registry, self.configuration)
+                self._judge_with(self._processor_factory(given))
+            return
         own = self.voters.id_of(self.identity.value.host_id) or self._member_by_log()
         if own is None or self.driver is not None or self._consensus_ends:
             return
@@ -395,10 +410,14 @@ class Parts(abc.ABC):
         self.raft_processor = RaftProcessor(
             self.runtime, self.state, self.driver, self.registry, self.raft_snapshots.committed
         )
-        self.processor = self.raft_processor
-        self.submitter.processor = self.processor
+        self._judge_with(self.raft_processor)
         self.state.known_value = self.raft_processor.known_value
         self.driver.start()
+
+    def _judge_with(self, processor: Processor | None) -> None:
+        if processor is not None and self.configuration.testing.faults:
+            processor = GatedProcessor(processor, self.gate)
+        self.processor = self.submitter.processor = processor
 
     def _member_by_log(self) -> int | None:
         """This node's id, when its Raft log is ahead of its metadata: it may vote by what is in that log."""
@@ -427,7 +446,8 @@ class Parts(abc.ABC):
         if driver is None or processor is None or self._consensus_ends:
             return
         self._consensus_ends = True
-        self.driver = self.raft_processor = self.processor = self.submitter.processor = None
+        self.driver = self.raft_processor = None
+        self._judge_with(None)
         self.raft_snapshots.begin(None)
         self.log("node.votes_no_more", node=self.node_id, epoch=self.state.epoch)
         processor.close()

@@ -69,6 +69,16 @@ _PARTITION_BODY = {
     "properties": {"peers": {"type": "array", "items": {"type": "string"}}},
     "required": ["peers"],
 }
+_GATE_BODY = {
+    "type": "object",
+    "properties": {
+        "hold_commits": {"type": "boolean"},
+        "drop_commits": {"type": "integer"},
+        "drop_replies": {"type": "integer"},
+        "hold_visibility_at": {"type": "integer"},
+        "release": {"type": "boolean"},
+    },
+}
 
 Answer = Callable[[HttpRequest, dict[str, str]], Any]
 
@@ -302,6 +312,14 @@ class Admin:
                 _now(lambda *_: self._cut_off([])),
                 "No peers",
             ),
+            Operation(
+                "POST",
+                "/v1/testing/metadata",
+                "Hold, lose or let pass metadata changes and what of them is seen at this node",
+                _now(self._gate),
+                "What is held and what was lost",
+                body=_GATE_BODY,
+            ),
         ]
 
     # -- answers ----------------------------------------------------------------------------------
@@ -335,6 +353,11 @@ class Admin:
 
     async def _metrics(self, _request: HttpRequest, _values: dict[str, str]) -> HttpResponse:
         return HttpResponse(200, exposition(self._node, self._cql), CONTENT_TYPE)
+
+    def _gate(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
+        if not isinstance(request.body, dict):
+            raise ConfigurationError("the body must be a JSON object of controls")
+        return self._node.gate.control(request.body)
 
     def _partition(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
         body = request.body

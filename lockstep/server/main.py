@@ -17,6 +17,7 @@ from typing import Final
 
 from lockstep.node.configuration import Configuration, parse
 from lockstep.node.node import Node
+from lockstep.node.processors.kinds import BUILT_IN, ENTRY_POINT_GROUP, RAFT, Factory, from_entry_points
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real import claim, real_runtime, require_free, run
 from lockstep.server.admin_door import serve_admin
@@ -78,7 +79,8 @@ async def _serve(configuration: Configuration) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _loop, context: log("task.fault", **_described(context)))
     path = os.path.join(configuration.node.data_directory, "store")
-    node = Node(runtime, configuration, lambda _runtime: _open_store(path, runtime), log)
+    processors = _installed_processors(configuration.cms.processor)
+    node = Node(runtime, configuration, lambda _runtime: _open_store(path, runtime), log, processors)
     life = asyncio.current_task()
     assert life is not None, "the process runs as one task"
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -100,6 +102,15 @@ async def _serve(configuration: Configuration) -> int:
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _installed_processors(kind: str) -> dict[str, Factory]:
+    """What other distributions bring of this kind; looked for only when it is not one of ours."""
+    if kind == RAFT or kind in BUILT_IN:
+        return {}
+    from importlib.metadata import entry_points
+
+    return from_entry_points(entry_points(group=ENTRY_POINT_GROUP), kind)
 
 
 async def _open_store(path: str, runtime: Runtime) -> Store:

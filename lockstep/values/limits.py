@@ -32,6 +32,10 @@ ENTRY_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 RECENT_ENTRY_IDS_MAX: Final = 4096
 #: Partitions one read repairs at once; a scan over a newcomer's ranges differs in every partition.
 REPAIRS_AT_ONCE_MAX: Final = 128
+#: Bytes of changes that wait for the disk of a local metadata service before more are refused.
+LOCAL_PENDING_BYTES_MAX: Final = 16 * 1024 * 1024
+#: Submissions that a test may hold back at one node.
+GATE_HELD_MAX: Final = 10_000
 #: Entries before its snapshot that a consensus group keeps for members that lag: a restart takes less.
 RAFT_KEPT_ENTRIES: Final = 1000
 #: Bytes of those entries; a member that lags by more takes the snapshot.

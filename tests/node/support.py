@@ -12,6 +12,7 @@ from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.voter_choice import choose_voters
 from lockstep.node.configuration import Configuration, parse
 from lockstep.node.node import Node
+from lockstep.node.processors.kinds import Factory
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
@@ -53,6 +54,8 @@ class Town:
         self.prepare: Callable[[str, Node], None] = lambda name, node: None
         #: Overrides of a node's configuration text: sections' keys, as `[section]` -> lines.
         self.cluster_lines: dict[str, str] = {}
+        #: Kinds of processors beside the built-in ones.
+        self.processors: dict[str, Factory] = {}
         #: More lines of a node's configuration: whole sections.
         self.extra_lines: dict[str, str] = {}
 
@@ -85,6 +88,7 @@ class Town:
                 self.configuration(name),
                 lambda own: open_model_store(own.disk, "store"),
                 lambda event, **facts: self.said.append((name, event, facts)),
+                self.processors,
             )
             self.prepare(name, node)
             self.nodes[name] = node

@@ -11,11 +11,19 @@ import abc
 import asyncio
 from collections.abc import Callable
 
+from lockstep.metadata.tip import Expired
 from lockstep.node.messages import Submit
-from lockstep.values.errors import LockstepError
+from lockstep.values.errors import LockstepError, NotLeader, OutcomeUnknown
 
 #: Told how a submission ended.
 Settle = Callable[[int | LockstepError], None]
+
+
+def expired(outcome: Expired) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"this change was first sent before epoch {outcome.oldest_epoch}; its id is no longer kept",
+        hint="look for it in the log: lockstep cms log",
+    )
 
 
 class Processor(abc.ABC):
@@ -28,6 +36,15 @@ class Processor(abc.ABC):
     @abc.abstractmethod
     def leading_term(self) -> int:
         """The term in which this node judges; NotLeader when it does not."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node judges submissions now."""
+        try:
+            self.leading_term()
+        except NotLeader:
+            return False
+        return True
 
     async def submit(self, submit: Submit) -> int:
         """Epoch at which the submission's entry is committed. Errors: see the module."""

@@ -24,11 +24,11 @@ from lockstep.metadata.registry import Registry
 from lockstep.metadata.tip import Appended, Expired, Judgement, Refused, Tip
 from lockstep.node.messages import Submit
 from lockstep.node.metadata_state import MetadataState
-from lockstep.node.processors.base import Processor, Settle
+from lockstep.node.processors.base import Processor, Settle, expired
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
-from lockstep.values.errors import InvalidRequest, LockstepError, NotLeader, OutcomeUnknown, Overloaded
+from lockstep.values.errors import InvalidRequest, LockstepError, NotLeader, Overloaded
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, REFUSED_IDS_MAX
 
 
@@ -91,13 +91,7 @@ class RaftProcessor(Processor):
             self._remember_refusal(submit.entry_id, outcome)
             self._runtime.tasks.spawn(self._refuse(outcome, self._tip_term, settle), "processor.refuse")
         elif isinstance(outcome, Expired):
-            settle(
-                OutcomeUnknown(
-                    f"this change was first sent before epoch {outcome.oldest_epoch}; "
-                    "its id is no longer kept",
-                    hint="look for it in the log: lockstep cms log",
-                )
-            )
+            settle(expired(outcome))
         elif submit.entry_id in self._waiting:
             self._waiting[submit.entry_id].append(settle)
         elif outcome.committed:
