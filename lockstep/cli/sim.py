@@ -7,6 +7,8 @@ from types import ModuleType
 
 import click
 
+from lockstep.values.errors import ConfigurationError
+
 
 @click.group()
 def sim() -> None:
@@ -66,6 +68,25 @@ def dissemination(nodes: int, commits: int, loss: float, seed: int) -> int:
     outcome = Dissemination(Setting(nodes=nodes, commits=commits, loss=loss, seed=seed)).run()
     click.echo(outcome.text())
     return 0 if outcome.holds else 1
+
+
+@sim.command()
+@click.option("--case", "only", default="", help="Only this case; all of them by default.")
+@click.option("--verbose", is_flag=True, help="Print the transcript also of a case that holds.")
+def coordinator(only: str, verbose: bool) -> int:
+    """Play one real node among scripted peers that are behind, ahead, slow or silent."""
+    from lockstep.sim.coordinator.script import cases, play, text_of
+
+    known = cases()
+    if only and only not in known:
+        raise ConfigurationError(f"there is no case {only}", hint="lockstep sim coordinator names them all")
+    failed = 0
+    for name in [only] if only else known:
+        verdict = play(known[name])
+        failed += bool(verdict.problem)
+        click.echo(text_of(verdict, verbose=verbose))
+    click.echo(f"{1 if only else len(known)} cases, {failed} failed")
+    return 1 if failed else 0
 
 
 def _runner() -> ModuleType:
