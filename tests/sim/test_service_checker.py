@@ -1,0 +1,67 @@
+"""The checker of the metadata group's voters objects to what must not be."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.membership import PrepareMembership
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.service import Service
+from lockstep.metadata.transformations import Initialize
+from lockstep.sim.checkers.service import check_voters, unsettled_voters
+from lockstep.sim.checkers.violation import Violation
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.ids import NodeId
+from tests.metadata.histories import History, founder
+
+
+def ids(*numbers: int) -> tuple[NodeId, ...]:
+    return tuple(NodeId(number) for number in numbers)
+
+
+def values() -> tuple[ClusterMetadata, ClusterMetadata]:
+    """A cluster of five with three voters, before and after a change of them began."""
+    made = History()
+    founders = tuple(founder(number, (number * 10,)) for number in range(1, 6))
+    made.submit(Initialize("c", "n", founders, ids(1, 2, 3)))
+    before = made.now
+    return before, made.submit(PrepareMembership(ids(4), ids(1)))
+
+
+def with_service(cluster: ClusterMetadata, **changes: object) -> ClusterMetadata:
+    service: Service = msgspec.structs.replace(cluster.service, **changes)
+    return msgspec.structs.replace(cluster, service=service)
+
+
+def test_sound_steps_pass() -> None:
+    before, begun = values()
+    check_voters(before, begun)
+    check_voters(begun, with_service(begun, voters=ids(1, 2, 3, 4)))
+
+
+@pytest.mark.parametrize("voters", [(), (1, 4, 5), (1, 2, 3, 4, 5)])
+def test_a_jump_of_voters_is_found(voters: tuple[int, ...]) -> None:
+    _, begun = values()
+    with pytest.raises(Violation, match="CMS-1"):
+        check_voters(begun, with_service(begun, voters=ids(*voters)))
+
+
+def test_a_change_that_nobody_began_is_found() -> None:
+    before, _ = values()
+    with pytest.raises(Violation, match="without a change"):
+        check_voters(before, with_service(before, voters=ids(1, 2)))
+
+
+def test_a_voter_that_leaves_is_found() -> None:
+    before, _ = values()
+    leaves = PrepareOperation(OperationKind.DECOMMISSION, NodeId(5)).apply(before, 3)
+    with pytest.raises(Violation, match="that node votes"):
+        check_voters(before, with_service(leaves, voters=ids(1, 2, 3, 5)))
+
+
+def test_an_unfinished_change_is_not_settled() -> None:
+    before, begun = values()
+    assert "runs" in unsettled_voters(begun, None)
+    assert unsettled_voters(before, None) == "nobody leads"
