@@ -55,10 +55,10 @@ def test_a_change_that_nobody_began_is_found() -> None:
 
 
 def test_a_voter_that_leaves_is_found() -> None:
-    before, _ = values()
-    leaves = PrepareOperation(OperationKind.DECOMMISSION, NodeId(5)).apply(before, 3)
+    _, begun = values()
+    leaves = PrepareOperation(OperationKind.DECOMMISSION, NodeId(5)).apply(begun, 3)
     with pytest.raises(Violation, match="that node votes"):
-        check_voters(before, with_service(leaves, voters=ids(1, 2, 3, 5)))
+        check_voters(begun, with_service(leaves, voters=ids(1, 2, 3, 5)))
 
 
 def test_an_unfinished_change_is_not_settled() -> None:
