@@ -49,6 +49,12 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def metadata_diff(self, one: int, other: int) -> dict[str, Any]:
         return self.admin.get("/v1/metadata/diff", **{"from": one, "to": other})
 
+    def metadata_proof(self, first: int) -> dict[str, Any]:
+        return self.admin.get("/v1/metadata/proof", **{"from": first})
+
+    def metadata_digest(self, epoch: int) -> dict[str, Any]:
+        return self.admin.get("/v1/metadata/digest", epoch=epoch)
+
     def requests(self) -> dict[str, Any]:
         return self.admin.get("/v1/requests")
 
@@ -73,11 +79,12 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def cms_snapshots(self) -> dict[str, Any]:
         return self.admin.get("/v1/cms/snapshots")
 
-    def cms_snapshot(self, reason: str) -> dict[str, Any]:
-        return self.admin.post("/v1/cms/snapshot", {"reason": reason})
+    def cms_snapshot(self, reason: str, *, dry_run: bool) -> dict[str, Any]:
+        return self.admin.post("/v1/cms/snapshot", {"reason": reason, "dry_run": dry_run})
 
-    def cms_truncate(self, epoch: int | None) -> dict[str, Any]:
-        return self.admin.post("/v1/cms/truncate", {} if epoch is None else {"epoch": epoch})
+    def cms_truncate(self, epoch: int | None, *, dry_run: bool) -> dict[str, Any]:
+        named = {} if epoch is None else {"epoch": epoch}
+        return self.admin.post("/v1/cms/truncate", {**named, "dry_run": dry_run})
 
     def cms_dump(self, epoch: int, *, entries: bool) -> Iterator[bytes]:
         """The file of a dump, piece by piece."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lockstep.cli import client, options, render, voters
+from lockstep.cli import client, options, render, service_text, snapshots, voters
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
 
@@ -21,7 +21,14 @@ def cms() -> None:
     """The metadata group: its members and its log."""
 
 
-for _command in (voters.reconfigure, voters.freeze, voters.thaw):
+for _command in (
+    voters.reconfigure,
+    snapshots.snapshots,
+    snapshots.snapshot,
+    snapshots.truncate,
+    voters.freeze,
+    voters.thaw,
+):
     cms.add_command(_command)
 
 
@@ -30,12 +37,12 @@ for _command in (voters.reconfigure, voters.freeze, voters.thaw):
 @options.call_timeout
 @options.output
 def describe(host: str, call_timeout_s: float, output: str) -> None:
-    """Show the voters, the leader and how far each has the log."""
+    """Show the members and their state, both groups, a running change and what it waits for, and the log."""
     answer = client.connect(host, call_timeout_s).cms()
     if output == "json":
         render.json_out(answer, "cms/1")
         return
-    render.document(answer)
+    service_text.show(answer)
 
 
 @cms.command("log")
@@ -70,79 +77,56 @@ def log(first: int | None, last: int | None, host: str, call_timeout_s: float, o
     )
 
 
-@cms.command("snapshots")
-@options.host
-@options.call_timeout
-@options.output
-def snapshots(host: str, call_timeout_s: float, output: str) -> None:
-    """Show the snapshots that a node keeps, and from which epoch on it has the log."""
-    answer = client.connect(host, call_timeout_s).cms_snapshots()
-    if output == "json":
-        render.json_out(answer, "cms-snapshots/1")
-        return
-    render.document(answer)
-
-
-@cms.command("snapshot")
-@click.option("--reason", default="", help="Kept in the log.")
-@options.host
-@options.call_timeout
-@options.output
-def snapshot(reason: str, host: str, call_timeout_s: float, output: str) -> None:
-    """Take a snapshot of the metadata now, on every node."""
-    answer = client.connect(host, call_timeout_s).cms_snapshot(reason)
-    if output == "json":
-        render.json_out(answer, "cms-change/1")
-        return
-    click.echo(f"epoch {answer['epoch']}: every node writes its snapshot")
-
-
-@cms.command("truncate")
-@click.option("--epoch", type=int, help="Last epoch to drop; that of the latest snapshot by default.")
-@options.host
-@options.call_timeout
-@options.output
-def truncate(epoch: int | None, host: str, call_timeout_s: float, output: str) -> None:
-    """Let every node drop log entries that the latest snapshot holds."""
-    answer = client.connect(host, call_timeout_s).cms_truncate(epoch)
-    if output == "json":
-        render.json_out(answer, "cms-change/1")
-        return
-    click.echo(f"epoch {answer['epoch']}: entries up to epoch {answer['truncated_epoch']} may go")
-
-
 @cms.command("dump")
+@click.argument("file", metavar="FILE")
 @click.option("--epoch", type=int, help="Which epoch; the newest by default.")
-@click.option("--output", "file", required=True, metavar="FILE", help="Where to write; must not exist.")
 @click.option("--value-only", is_flag=True, help="The value of the epoch, without entries since a snapshot.")
 @options.host
 @options.call_timeout
-def dump(epoch: int | None, file: str, value_only: bool, host: str, call_timeout_s: float) -> None:
-    """Write the metadata at an epoch to a self-describing file.
+@options.output
+def dump(
+    file: str, epoch: int | None, value_only: bool, host: str, call_timeout_s: float, output: str
+) -> None:
+    """Write the metadata at an epoch to FILE, which must not exist yet and describes itself.
 
     Unless asked for the value only, the file begins at the snapshot before the epoch and holds all entries
-    since: it can then seed a data directory.
+    since: it can then seed a data directory. Nothing in the cluster is changed.
     """
     target = Path(file)
     if target.exists():
         raise ConfigurationError(f"{file} exists", hint="name a new file")
     cluster = client.connect(host, call_timeout_s)
     wanted = int(cluster.status().get("epoch", 0)) if epoch is None else epoch
+    size = _written(target, cluster.cms_dump(wanted, entries=not value_only))
+    if output == "json":
+        render.json_out({"file": file, "epoch": wanted, "size_bytes": size}, "cms-dump-file/1")
+        return
+    click.echo(f"{file}: the metadata at epoch {wanted}, {size} bytes")
+
+
+def _written(target: Path, pieces: Iterator[bytes]) -> int:
+    """Bytes written; the file gets its name when it is whole."""
     partial = target.with_name(target.name + ".part")
     size = 0
-    with partial.open("wb") as out:
-        for piece in cluster.cms_dump(wanted, entries=not value_only):
-            size += out.write(piece)
-    partial.rename(target)
-    click.echo(f"{file}: the metadata at epoch {wanted}, {size} bytes")
+    try:
+        with partial.open("wb") as out:
+            for piece in pieces:
+                size += out.write(piece)
+        partial.rename(target)
+    except OSError as error:
+        raise ConfigurationError(f"{target} cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return size
 
 
 @cms.command("load")
 @click.argument("file", metavar="FILE")
 @click.option("--check", is_flag=True, help="Only verify and show the file.")
 @click.option("--data-directory", metavar="D", help="An empty directory that a new node will start from.")
+@options.dry_run
 @options.output
-def load(file: str, check: bool, data_directory: str | None, output: str) -> None:
+def load(file: str, check: bool, data_directory: str | None, dry_run: bool, output: str) -> None:
     """Verify a dump, and seed an empty data directory of a new node with it.
 
     Every record, the value's digest, the hash chain and each entry are verified. Nothing is sent to any
@@ -151,6 +135,8 @@ def load(file: str, check: bool, data_directory: str | None, output: str) -> Non
     """
     if check == (data_directory is not None):
         raise ConfigurationError("say either --check or --data-directory D")
+    if dry_run and data_directory is not None and _holds_something(Path(data_directory)):
+        raise ConfigurationError("the data directory is not empty", hint="name a new one")
     # Only these commands need the whole metadata; the others start faster without it.
     from lockstep.metadata.dump import load_file
     from lockstep.node.kinds import every_kind
@@ -168,9 +154,9 @@ def load(file: str, check: bool, data_directory: str | None, output: str) -> Non
         "nodes": len(value.directory.nodes),
         "keyspaces": len(value.schema.keyspaces),
         "tables": len(value.schema.tables_by_id),
-        "seeded": data_directory,
+        "seeded": data_directory if not dry_run else None,
     }
-    if data_directory is not None:
+    if data_directory is not None and not dry_run:
         from lockstep.node.metadata_seed import seed_directory
         from lockstep.runtime.real import real_runtime, run
 
@@ -180,6 +166,10 @@ def load(file: str, check: bool, data_directory: str | None, output: str) -> Non
         render.json_out(facts, "cms-load/1")
         return
     render.document(facts)
+
+
+def _holds_something(directory: Path) -> bool:
+    return directory.exists() and any(directory.iterdir())
 
 
 def _parts(file: Path) -> Iterator[bytes]:

@@ -98,6 +98,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "This node does not lead the metadata group.",
         "Nothing to do: nodes forward by themselves.",
     ),
+    "LEADERSHIP_LOST": (
+        "The leader that took this change leads no more; the change may still be committed.",
+        "The same request may safely be sent again: nodes do so by themselves until the deadline.",
+    ),
     "CANNOT_APPLY": (
         "The log has an entry that this node cannot apply, so it stopped serving rather than skip it.",
         "Run the same version on all nodes; lockstep metadata verify compares their logs.",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import click
+import msgspec
 
 from lockstep.cli import client, options, render
-from lockstep.cli.client import ClusterClient
-from lockstep.values.errors import ConfigurationError, LockstepError, PeerError
+from lockstep.cli.verify import Comparison, compare
+from lockstep.values.errors import ConfigurationError
 
 #: Characters of a value that `diff` shows to people: some lines of a terminal.
 DIFF_CHARACTERS_MAX = 300
@@ -69,64 +66,51 @@ def _shortened(text: str) -> str:
 @options.call_timeout
 @options.output
 def verify(first: int, host: str, call_timeout_s: float, output: str) -> int:
-    """Check that every reachable node holds the same unbroken log, as far back as each keeps it.
+    """Check that every node holds the same unbroken log and the same metadata, as far back as each keeps it.
+
+    Each node computes the hash chain of its log anew, also of its archive, and the digest of its metadata at
+    the newest epoch that all have, part by part. The first divergence is named: node, epoch, part.
 
     Exit code 0: all nodes agree. 1: a chain is broken or nodes differ. 6: what could be read agrees, but
-    a node could not be asked.
+    a node could not be asked or has stopped.
     """
     cluster = client.connect(host, call_timeout_s)
     newest = int(cluster.status().get("epoch", 0))
     if not 1 <= first <= max(newest, 1):
         raise ConfigurationError(f"epochs {first} to {newest} are no range", hint="the first epoch is 1")
-    findings: list[dict[str, Any]] = []
-    agreed: dict[int, str] = {}
-    for node in cluster.nodes().get("nodes", []):
-        findings.append(_verified(cluster, node, first, newest, agreed))
-    wrong = [finding for finding in findings if finding["result"] == "differs"]
-    unread = [finding for finding in findings if finding["result"] == "unreachable"]
+    found = compare(cluster, cluster.nodes().get("nodes", []), first)
+    rows = [asked.row() for asked in found.nodes]
     if output == "json":
-        report = {"from": first, "to": newest, "agree": not wrong, "nodes": findings}
+        report = {
+            "from": first,
+            "to": found.epoch,
+            "agree": not found.wrong,
+            "complete": not found.unread,
+            "first_divergence": msgspec.to_builtins(found.first) if found.first is not None else None,
+            "nodes": rows,
+        }
         render.json_out(report, "metadata-verify/1")
     else:
-        columns = ["node", "address", "entries", "newest", "result", "why"]
-        render.table(columns, [[finding[name] for name in columns] for finding in findings])
-        sentence = "nodes differ" if wrong else f"all logs read agree from epoch {first} to {newest}"
-        click.echo(render.styled(sentence, "red" if wrong else "green", bold=True))
-    if wrong:
+        for row in rows:
+            row["digest"] = str(row["digest"] or "")[:12]
+        columns = ["node", "address", "oldest", "newest", "digest", "result", "why"]
+        render.table(columns, [[row[name] for name in columns] for row in rows])
+        for line in _sentences(found):
+            click.echo(render.styled(line, "red" if found.wrong else "green", bold=True))
+    if found.wrong:
         return 1
-    return 6 if unread else 0
+    return 6 if found.unread else 0
 
 
-def _verified(
-    cluster: ClusterClient, node: Mapping[str, Any], first: int, newest: int, agreed: dict[int, str]
-) -> dict[str, Any]:
-    """One node's finding; `agreed` collects epoch -> hash over all nodes and is compared with."""
-    finding = {"node": node.get("id"), "address": node.get("address"), "entries": 0, "newest": 0}
-    try:
-        there = cluster.at(str(node["address"]), int(node["admin_port"]))
-        entries = there.log_entries(first, newest, available=True)
-    except PeerError as error:
-        return {**finding, "result": "unreachable", "why": error.message}
-    except LockstepError as error:
-        return {**finding, "result": "differs", "why": error.message}
-    why = broken_chain(entries) or _difference(entries, agreed)
-    last = int(entries[-1]["epoch"]) if entries else 0
-    result = "differs" if why else "agrees"
-    return {**finding, "entries": len(entries), "newest": last, "result": result, "why": why}
-
-
-def broken_chain(entries: Sequence[Mapping[str, Any]]) -> str:
-    """What is wrong with the chain of one node's entries, or an empty text."""
-    for before, after in itertools.pairwise(entries):
-        if int(after["epoch"]) != int(before["epoch"]) + 1:
-            return f"epoch {after['epoch']} follows epoch {before['epoch']}"
-        if after["previous_hash"] != before["hash"]:
-            return f"epoch {after['epoch']} does not continue the hash of epoch {before['epoch']}"
-    return ""
-
-
-def _difference(entries: Sequence[Mapping[str, Any]], agreed: dict[int, str]) -> str:
-    for entry in entries:
-        if agreed.setdefault(int(entry["epoch"]), str(entry["hash"])) != entry["hash"]:
-            return f"another node has a different entry at epoch {entry['epoch']}"
-    return ""
+def _sentences(found: Comparison) -> list[str]:
+    if found.wrong:
+        return [f"nodes differ: {found.first.text()}" if found.first is not None else "nodes differ"]
+    oldest = [int(asked.proof["oldest"]) for asked in found.nodes if asked.proof is not None]
+    if not oldest:
+        return ["no node could be asked"]
+    lines = [f"all logs read agree from epoch {min(oldest)} to {found.epoch}"]
+    digests = [str(asked.digest["digest"]) for asked in found.nodes if asked.digest is not None]
+    if digests:
+        lines.append(f"the metadata at epoch {found.epoch} is the same: digest {digests[0][:12]}")
+    missing = [str(asked.node) for asked in found.unread]
+    return [*lines, f"not all could be compared: node {', '.join(missing)}"] if missing else lines

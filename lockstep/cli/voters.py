@@ -12,6 +12,8 @@ from typing import Any, Final
 import click
 
 from lockstep.cli import client, options, render
+from lockstep.cli.node_waits import wait_for_nodes
+from lockstep.cli.snapshots import show_plan
 from lockstep.values.errors import ConfigurationError, OutcomeUnknown, PeerError
 
 #: How often a wait asks again; a person sees no delay, a node no load.
@@ -48,20 +50,20 @@ def reconfigure(
     """Set how many nodes vote on metadata: an odd SIZE, or `auto` to follow the size of the cluster."""
     if (size is not None) + (nodes is not None) + status + cancel + resume != 1:
         raise ConfigurationError("say one of SIZE, --nodes, --status, --cancel and --resume")
-    if dry_run and (status or cancel or resume):
-        raise ConfigurationError("--dry-run goes with SIZE or --nodes")
+    if dry_run and status:
+        raise ConfigurationError("--dry-run goes with what changes something")
     admin = client.connect(host, call_timeout_s).admin
     if status:
         _show(admin.get(STATUS_PATH), output)
         return 0
     if cancel:
-        answer = admin.post("/v1/cms/cancel", {})
+        answer = admin.post("/v1/cms/cancel", {"dry_run": dry_run})
     elif resume:
-        answer = admin.post("/v1/cms/resume", {})
+        answer = admin.post("/v1/cms/resume", {"dry_run": dry_run})
     else:
         answer = admin.post("/v1/cms/reconfigure", {**_wanted(size, nodes), "dry_run": dry_run})
     if dry_run:
-        _show_plan(answer, output)
+        (show_plan if cancel or resume else _show_plan)(answer, output)
         return 0
     if wait:
         answer = follow(admin, answer, timeout_s)
@@ -71,21 +73,60 @@ def reconfigure(
 
 @click.command()
 @click.argument("reason")
+@options.dry_run
+@options.wait
+@options.wait_timeout
 @options.host
 @options.call_timeout
 @options.output
-def freeze(reason: str, host: str, call_timeout_s: float, output: str) -> None:
+def freeze(
+    reason: str,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> None:
     """Refuse schema and topology changes from now on, with REASON; reads and writes go on."""
-    _show(client.connect(host, call_timeout_s).admin.post("/v1/cms/freeze", {"reason": reason}), output)
+    body = {"reason": reason, "dry_run": dry_run}
+    _wished("/v1/cms/freeze", body, wait, timeout_s, client.connect(host, call_timeout_s), output)
 
 
 @click.command()
+@options.dry_run
+@options.wait
+@options.wait_timeout
 @options.host
 @options.call_timeout
 @options.output
-def thaw(host: str, call_timeout_s: float, output: str) -> None:
+def thaw(dry_run: bool, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str) -> None:
     """Let the metadata be changed again."""
-    _show(client.connect(host, call_timeout_s).admin.post("/v1/cms/thaw", {}), output)
+    body = {"dry_run": dry_run}
+    _wished("/v1/cms/thaw", body, wait, timeout_s, client.connect(host, call_timeout_s), output)
+
+
+def _wished(
+    path: str,
+    body: dict[str, Any],
+    wait: bool,
+    timeout_s: float,
+    cluster: client.ClusterClient,
+    output: str,
+) -> None:
+    """Send a wish, and wait until every node that is up has applied it."""
+    answer = cluster.admin.post(path, body)
+    if body["dry_run"]:
+        show_plan(answer, output)
+        return
+    if wait:
+        epoch = int(answer.get("epoch", 0))
+
+        def unfinished(there: dict[str, Any]) -> str:
+            return "" if int(there.get("epoch", 0)) >= epoch else f"has not applied epoch {epoch}"
+
+        wait_for_nodes(cluster, unfinished, timeout_s, f"this is in the log at epoch {epoch}")
+    _show(answer, output)
 
 
 def follow(admin: Any, answer: dict[str, Any], timeout_s: float, poll_s: float = POLL_S) -> dict[str, Any]:
@@ -169,6 +210,9 @@ def _show_plan(plan: Mapping[str, Any], output: str) -> None:
         click.echo(f"  {number}. {step}")
     if not plan.get("steps"):
         click.echo("  nothing to do")
+    for name, key in (("waits for", "waits_for"), ("way back", "way_back")):
+        if plan.get(key):
+            click.echo(f"{name}: {plan[key]}")
 
 
 def _ids(nodes: Any) -> str:

@@ -29,14 +29,29 @@ class Past:
 
     @property
     def oldest_epoch(self) -> int:
-        """The oldest epoch whose value can be read without the archive."""
+        """The oldest epoch whose value can be read, the archive included as far as its files' names tell."""
+        oldest = self._oldest_here
+        for disk in self._disks[1:]:
+            held = files.segments(disk)
+            if held and held[0] <= 1:
+                return 0
+            known = [epoch - 1 for epoch in files.snapshots(disk) if held and epoch >= held[0] - 1]
+            oldest = min([oldest, *known])
+        return oldest
+
+    @property
+    def _oldest_here(self) -> int:
+        """The same without the archive."""
         state = self._state
         if state.first_epoch <= 1:
             return 0
-        return (
-            min((epoch for epoch in state.store.infos if epoch >= state.first_epoch - 1), default=state.epoch)
-            - 1
-        )
+        found = min((epoch for epoch in state.store.infos if epoch >= state.first_epoch - 1), default=0)
+        return found - 1 if found else state.epoch
+
+    def entries(self, first: int, last: int) -> list[LogEntry]:
+        """Entries of these epochs as far as they are applied, kept here or archived; LogTruncated when one of
+        them is nowhere."""
+        return list(self._entries(first, min(last, self._state.epoch)))
 
     async def value_at(self, epoch: int) -> ClusterMetadata:
         """ConfigurationError for an epoch that is yet to come; LogTruncated for one that is kept no more."""
@@ -103,8 +118,10 @@ class Past:
         info = self._state.store.infos.get(first)
         if info is not None:
             return [info.entry]
+        # An archive with a gap does not help beyond it.
+        oldest = self.oldest_epoch if self.oldest_epoch > last else self._oldest_here
         raise LogTruncated(
-            f"this node can read the metadata from epoch {self.oldest_epoch} on, not that of epoch {last}",
-            self.oldest_epoch,
+            f"this node can read the metadata from epoch {oldest} on, not that of epoch {last}",
+            oldest,
             hint="ask a node that keeps more, or one with an archive directory",
         )

@@ -23,7 +23,7 @@ async def seed_directory(runtime: Runtime, dump: Dump) -> int:
     if dump.snapshot is None and dump.base.epoch > 0:
         raise ConfigurationError(
             f"this dump begins at epoch {dump.base.epoch} and has no snapshot entry to begin a log with",
-            hint="make one with its entries: lockstep cms dump --with-entries",
+            hint="make one without --value-only: lockstep cms dump FILE",
         )
     store = MetadataStore(runtime, DEFAULT_RETENTION, lambda *_, **__: None)
     store.load()

@@ -14,6 +14,7 @@ from lockstep.metadata.dump import dump_file
 from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.node import metadata_files
 from lockstep.node.metadata_past import Past
+from lockstep.server.planning import planned
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
 
@@ -39,6 +40,7 @@ class Cms:
             "snapshot_epoch": service.snapshot_epoch,
             "truncated_epoch": service.truncated_epoch,
             "log_bytes": state.store.log_bytes,
+            "oldest_value": Past(state).oldest_epoch,
             "snapshots": [
                 {
                     "epoch": info.epoch,
@@ -56,7 +58,15 @@ class Cms:
         reason = body.get("reason", "") if isinstance(body, dict) else ""
         if not isinstance(reason, str) or len(reason) > 200:
             raise ConfigurationError("the reason is a text of at most 200 characters")
-        epoch = await self._node.submit(TakeSnapshot(reason or "asked for"))
+        wanted = TakeSnapshot(reason or "asked for")
+        if _dry_run(body):
+            steps = (
+                "an entry with the digest of the metadata before it is appended",
+                "every node that applies it writes that metadata to disk, and stops if its digest differs",
+                "every node drops what its own retention no longer asks for",
+            )
+            return planned(self._node, wanted, steps, "none is needed: a snapshot takes nothing away")
+        epoch = await self._node.submit(wanted)
         return {"schema": "cms-change/1", "epoch": epoch}
 
     async def truncate(self, body: Any) -> Document:
@@ -66,7 +76,16 @@ class Cms:
             wanted = self._node.cluster.service.snapshot_epoch
         if not isinstance(wanted, int) or wanted < 0:
             raise ConfigurationError("the epoch must be a whole number")
-        epoch = await self._node.submit(TruncateLog(wanted))
+        change = TruncateLog(wanted)
+        if _dry_run(body):
+            steps = (
+                f"an entry allows to drop the log up to epoch {wanted}",
+                "every node whose snapshot holds these entries drops them, oldest segment first",
+                "a node with an archive directory copies them there before",
+            )
+            way_back = "none, but for the archive: older epochs cannot be shown or compared any more"
+            return planned(self._node, change, steps, way_back)
+        epoch = await self._node.submit(change)
         return {"schema": "cms-change/1", "epoch": epoch, "truncated_epoch": wanted}
 
     async def dump(self, epoch: int | None, offset: int, *, entries: bool) -> Document:
@@ -103,3 +122,10 @@ class Cms:
             await asyncio.sleep(0)
         disk.rename(unfinished, path)
         return path
+
+
+def _dry_run(body: Any) -> bool:
+    wanted = body.get("dry_run", False) if isinstance(body, dict) else False
+    if not isinstance(wanted, bool):
+        raise ConfigurationError("dry_run is true or false")
+    return wanted

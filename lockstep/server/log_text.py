@@ -42,6 +42,9 @@ def _fields(value: msgspec.Struct) -> str:
         if isinstance(field, tuple):
             if field:
                 parts.append(f"{name}={_elements(field)}")
+        elif isinstance(field, bytes):
+            if field:
+                parts.append(f"{name}={_bytes(field)}")
         elif field not in ("", None, False):
             parts.append(f"{name}={field}")
     return f"{type(value).__name__} {' '.join(parts)}"
@@ -64,3 +67,8 @@ def _name(element: Any) -> str:
         return f"{element[0]}: {element[1]}" if all(isinstance(part, str | int) for part in element) else ""
     named = getattr(element, "name", "")
     return named if isinstance(named, str) else ""
+
+
+def _bytes(data: bytes) -> str:
+    """The beginning in hexadecimal: enough to compare by eye."""
+    return data[:8].hex() + ("…" if len(data) > 8 else "")

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from lockstep.metadata.directory import NodeState
-from lockstep.server.recovery import GROUPS
+from lockstep.server.metadata_metrics import metadata_samples
+from lockstep.server.samples import Sample, text_of
 from lockstep.server.system_views import seen_epoch
 
 if TYPE_CHECKING:
@@ -23,34 +22,12 @@ if TYPE_CHECKING:
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """One value; `kind` is counter or gauge."""
-
-    name: str
-    help: str
-    kind: str
-    value: float
-    labels: tuple[tuple[str, str], ...] = ()
-
-
 def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
     cluster = node.cluster
     writes, reads = node.coordinator.in_flight()
     open_requests = sum(connection.requests_served for connection in cql.connections)
     yield Sample("lockstep_node_ready_bool", "Whether the node serves", "gauge", node.ready)
-    yield Sample("lockstep_metadata_epoch_entries", "Entries applied", "gauge", cluster.epoch)
-    yield Sample("lockstep_metadata_leader_bool", "Whether this node leads the log", "gauge", node.is_leader)
-    if node.driver is not None:
-        status = node.driver.raft.status()
-        yield Sample("lockstep_consensus_term_number", "Raft term", "gauge", status.term)
-        yield Sample("lockstep_consensus_commit_index", "Raft commit index", "gauge", status.commit_index)
-    for name, group in GROUPS.items():
-        peers = node.groups.peers(group)
-        words = f"the {'management' if name == 'cmg' else 'metadata'} group"
-        yield Sample(
-            f"{name}_available", f"1 while a majority of {words} is available", "gauge", peers.available
-        )
-        yield Sample(f"{name}_availablePeers", f"Available voters of {words}", "gauge", peers.count)
+    yield from metadata_samples(node)
     for other in cluster.directory.nodes:
         if other.state is not NodeState.LEFT:
             labels = (("node", str(other.id)), ("address", other.address))
@@ -119,22 +96,4 @@ def _requests_and_epochs(node: Node) -> Iterator[Sample]:
 
 def exposition(node: Node, cql: CqlServer) -> bytes:
     """All samples as Prometheus text."""
-    # The format wants all samples of a name together.
-    families: dict[str, list[str]] = {}
-    for sample in samples(node, cql):
-        lines = families.setdefault(sample.name, [])
-        if not lines:
-            lines += (f"# HELP {sample.name} {sample.help}", f"# TYPE {sample.name} {sample.kind}")
-        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
-        name = f"{sample.name}{{{labels}}}" if labels else sample.name
-        lines.append(f"{name} {_number(sample.value)}")
-    text = "\n".join(line for lines in families.values() for line in lines)
-    return f"{text}\n".encode()
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
+    return text_of(samples(node, cql))

@@ -193,6 +193,7 @@ def metadata(value: ClusterMetadata) -> Document:
         "hash": value.hash.hex(),
         "cluster": _fields(value.identity),
         "voters": list(value.voters),
+        "service": _fields(value.service),
         "nodes": [_fields(info) for info in value.directory.nodes],
         "keyspaces": [
             {
@@ -206,6 +207,7 @@ def metadata(value: ClusterMetadata) -> Document:
         "operations": [_fields(operation) for operation in value.operations],
         "locks": [_fields(lock) for lock in value.locks],
         "sessions": [_fields(session) for session in value.sessions],
+        "extensions": {name: text_of(data) for name, data in value.extensions.items()},
     }
 
 
@@ -238,16 +240,20 @@ def metadata_diff(one: ClusterMetadata, other: ClusterMetadata) -> Document:
 
 
 def metadata_log(node: Node, first: int, last: int, *, available: bool = False) -> Document:
-    """At most LOG_FETCH_ENTRIES_MAX entries from `first` on. LogTruncated when the first is kept no more,
-    unless what is `available` will do."""
+    """At most LOG_FETCH_ENTRIES_MAX entries from `first` on, also from the archive. LogTruncated when the
+    first is nowhere, unless what is `available` here will do."""
     if first < 1 or last < first:
         raise ConfigurationError(f"epochs {first} to {last} are no range; the first epoch is 1")
     oldest = node.state.first_epoch
     if available:
         first = max(first, oldest)
-    if first < oldest and first <= node.state.epoch:
-        raise LogTruncated(f"this node keeps the log from epoch {oldest} on, not epoch {first}", oldest)
-    chosen = node.state.retained(first, min(last, first - 1 + LOG_FETCH_ENTRIES_MAX))
+    last_wanted = min(last, first - 1 + LOG_FETCH_ENTRIES_MAX)
+    try:
+        chosen = Past(node.state).entries(first, last_wanted)
+    except LogTruncated as nowhere:
+        raise LogTruncated(
+            f"this node has the log from epoch {oldest} on, not epoch {first}", oldest, hint=nowhere.hint
+        ) from None
     return {
         "schema": "metadata-log/1",
         "oldest": oldest,
@@ -268,31 +274,4 @@ def _entry(node: Node, entry: LogEntry) -> Document:
         "previous_hash": entry.previous_hash.hex(),
         "hash": entry.hash.hex(),
         "summary": entry_summary(node.registry, entry),
-    }
-
-
-def cms(node: Node) -> Document:
-    cluster = node.cluster
-    status = node.driver.raft.status() if node.driver is not None else None
-    members = []
-    for voter in cluster.voters:
-        info = cluster.directory.by_id[voter]
-        members.append(
-            {
-                "node": voter,
-                "address": info.address,
-                "alive": node.liveness.alive(voter),
-                "leader": voter == node.leader_id,
-                "epoch": seen_epoch(node, voter),
-            }
-        )
-    return {
-        "schema": "cms/1",
-        "epoch": cluster.epoch,
-        "leader": node.leader_id,
-        "asked": node.node_id,
-        "role": status.role.value if status is not None else "learner",
-        "term": status.term if status is not None else None,
-        "commit_index": status.commit_index if status is not None else None,
-        "members": members,
     }

@@ -6,7 +6,7 @@ voters wait for) is asked of the leader, and without one the rest is still told.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -17,6 +17,7 @@ from lockstep.metadata.membership_step import Observed, plan
 from lockstep.metadata.service import MembershipChange
 from lockstep.metadata.voter_choice import choose_voters, target_size
 from lockstep.server.http import get_json
+from lockstep.server.planning import planned, waits_for
 from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
@@ -42,6 +43,25 @@ class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
+    dry_run: bool = False
+
+
+#: Wish -> (steps, way back), for plans.
+_WISH_PLANS: Final = {
+    ServiceWish.FREEZE: (
+        (
+            "an entry with the reason is appended",
+            "changes of schema and topology are refused with it; reads, writes, snapshots and changes of the "
+            "voters go on",
+        ),
+        "lockstep cms thaw",
+    ),
+    ServiceWish.THAW: (("changes of schema and topology are taken again",), "lockstep cms freeze REASON"),
+    ServiceWish.RESUME: (
+        ("the leader changes voters by itself again, when others suit the cluster",),
+        "lockstep cms reconfigure --cancel while a change runs",
+    ),
+}
 
 
 class ServiceRequests:
@@ -131,16 +151,25 @@ class ServiceRequests:
 
     async def cancel(self, body: Any) -> Document:
         """Stop the running change: a half-added member is dropped, finished steps stay."""
-        reason = _converted(body, _Reason).reason or "cancelled by an operator"
+        asked = _converted(body, _Reason)
         change = self._node.cluster.service.change
         if change is None:
             raise Rejected("no change of the voters is running", hint="lockstep cms reconfigure --status")
-        await self._node.submit(CancelMembership(change.id, reason))
+        cancel = CancelMembership(change.id, asked.reason or "cancelled by an operator")
+        if asked.dry_run:
+            steps = (f"{change.title()} ends after {change.index} of {change.steps} steps; those stay",)
+            return planned(self._node, cancel, steps, "lockstep cms reconfigure --resume")
+        await self._node.submit(cancel)
         return await self.status()
 
     async def wish(self, wish: ServiceWish, body: Any) -> Document:
         """Resume, freeze or thaw."""
-        await self._node.submit(SetService(wish, text=_converted(body, _Reason).reason))
+        asked = _converted(body, _Reason)
+        change = SetService(wish, text=asked.reason)
+        if asked.dry_run:
+            steps, way_back = _WISH_PLANS[wish]
+            return planned(self._node, change, steps, way_back)
+        await self._node.submit(change)
         return await self.status()
 
     def _down(self) -> tuple[NodeId, ...]:
@@ -159,6 +188,8 @@ class ServiceRequests:
             "additions": list(change.additions),
             "removals": list(change.removals),
             "steps": steps,
+            "waits_for": waits_for(self._node),
+            "way_back": "lockstep cms reconfigure --cancel, or ask for the former number again",
         }
 
 

@@ -209,46 +209,6 @@ def test_a_long_log_is_fetched_in_parts() -> None:
     assert len(fake.calls) == 2
 
 
-def verify(others: dict[str, Any], epoch: int = 5) -> tuple[Result, list[str]]:
-    """Run `metadata verify` on two nodes of which the second answers `others`."""
-    log = f"GET /v1/metadata/log?from=1&to={epoch}&available=true"
-    with FakeAdmin({}, "127.0.0.2") as second, FakeAdmin({}) as first:
-        nodes = [node(1, admin_port=first.port), node(2, admin_port=second.port)]
-        first.answers = {"GET /v1/status": status(), "GET /v1/nodes": {"nodes": nodes}}
-        first.answers["GET /v1/status"] = status(epoch=epoch)
-        first.answers[log] = {"entries": entries(1, epoch)}
-        second.answers = {log: others}
-        result = run("metadata", "verify", "--host", first.host, "-o", "json")
-    return result, [finding["result"] for finding in json.loads(result.stdout)["nodes"]]
-
-
-def test_verify_agrees_when_all_chains_are_one() -> None:
-    result, findings = verify({"entries": entries(1, 5)})
-    assert (result.exit_code, findings) == (0, ["agrees", "agrees"])
-
-
-def test_verify_finds_another_history_at_the_same_epoch() -> None:
-    result, findings = verify({"entries": entries(1, 5, branch=4)})
-    assert (result.exit_code, findings) == (1, ["agrees", "differs"])
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        entries(1, 2) + entries(4, 5),
-        entries(1, 3) + entries(4, 5, branch=3),
-    ],
-)
-def test_verify_finds_a_gap_and_a_broken_chain(broken: list[dict[str, Any]]) -> None:
-    result, findings = verify({"entries": broken})
-    assert (result.exit_code, findings) == (1, ["agrees", "differs"])
-
-
-def test_verify_is_partly_done_when_a_node_cannot_be_asked() -> None:
-    result, findings = verify((503, {"code": "PEER_UNREACHABLE", "message": "gone"}))  # type: ignore[arg-type]
-    assert (result.exit_code, findings) == (6, ["agrees", "unreachable"])
-
-
 NODES = {"nodes": [node(1), node(2), node(3)]}
 
 

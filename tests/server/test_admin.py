@@ -269,7 +269,7 @@ def test_the_voters_are_shown_planned_and_changed(cluster: Nodes) -> None:
     with pytest.raises(Rejected, match="no change of the voters"):
         admin(cluster).post("/v1/cms/cancel", {})
     for nodes_wanted in ("2,3,4", "1,2,3"):
-        command = ["cms", "reconfigure", "--nodes", nodes_wanted]
+        command = ["cms", "reconfigure", "--nodes", nodes_wanted, "--timeout", "20"]
         ran = CliRunner().invoke(root, [*command, "--host", f"{cluster.members[1].address}:{ADMIN_PORT}"])
         assert ran.exit_code == 0, ran.output
         assert f"settled: voters {nodes_wanted.replace(',', ', ')}" in ran.output
@@ -319,7 +319,7 @@ def test_snapshots_truncation_and_dumps_through_the_admin_api(cluster: Nodes, tm
         admin(cluster).post("/v1/cms/snapshot", {})
     for name, options in (("with", []), ("value", ["--value-only"]), ("past", ["--epoch", "2"])):
         file = str(tmp_path / name)
-        run("cms", "dump", "--output", file, *options)
+        run("cms", "dump", file, *options)
         checked = CliRunner().invoke(root, ["cms", "load", file, "--check", "-o", "json"])
         assert checked.exit_code == 0, checked.output
         facts = json.loads(checked.stdout)

@@ -1,0 +1,132 @@
+"""Owns `lockstep cms snapshots`, `snapshot` and `truncate`: what bounds the metadata log.
+
+Invariant: the change is made by one entry; waiting for the nodes only tells when each has done its part, and
+a wait that ends early never says that the change failed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from lockstep.cli import client, options, render
+from lockstep.cli.node_waits import Unfinished, wait_for_nodes
+
+
+@click.command("snapshots")
+@options.host
+@options.call_timeout
+@options.output
+def snapshots(host: str, call_timeout_s: float, output: str) -> None:
+    """Show the snapshots that a node keeps, and from which epoch on it has the log."""
+    answer = client.connect(host, call_timeout_s).cms_snapshots()
+    if output == "json":
+        render.json_out(answer, "cms-snapshots/1")
+        return
+    render.document(answer)
+
+
+@click.command("snapshot")
+@click.option("--reason", default="", help="Kept in the log.")
+@options.dry_run
+@options.wait
+@options.wait_timeout
+@options.host
+@options.call_timeout
+@options.output
+def snapshot(
+    reason: str,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> None:
+    """Take a snapshot of the metadata now, on every node."""
+    cluster = client.connect(host, call_timeout_s)
+    answer = cluster.cms_snapshot(reason, dry_run=dry_run)
+    if dry_run:
+        show_plan(answer, output)
+        return
+    epoch = int(answer["epoch"])
+
+    def unfinished(there: dict[str, Any]) -> str:
+        if any(int(kept["epoch"]) >= epoch for kept in there.get("snapshots", [])):
+            return ""
+        return f"has not written the snapshot of epoch {epoch}"
+
+    text = f"epoch {epoch}: every node writes its snapshot"
+    _finished(cluster, answer, unfinished if wait else None, timeout_s, text, output)
+
+
+@click.command("truncate")
+@click.option("--epoch", type=int, help="Last epoch to drop; that of the latest snapshot by default.")
+@options.dry_run
+@options.wait
+@options.wait_timeout
+@options.host
+@options.call_timeout
+@options.output
+def truncate(
+    epoch: int | None,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> None:
+    """Let every node drop log entries that the latest snapshot holds."""
+    cluster = client.connect(host, call_timeout_s)
+    answer = cluster.cms_truncate(epoch, dry_run=dry_run)
+    if dry_run:
+        show_plan(answer, output)
+        return
+    at = int(answer["epoch"])
+
+    def unfinished(there: dict[str, Any]) -> str:
+        return "" if int(there.get("epoch", 0)) >= at else f"has not applied epoch {at}"
+
+    text = f"epoch {at}: entries up to epoch {answer['truncated_epoch']} may go"
+    _finished(cluster, answer, unfinished if wait else None, timeout_s, text, output)
+
+
+def show_plan(plan: dict[str, Any], output: str) -> None:
+    """Print a `cms-plan/1` document."""
+    if output == "json":
+        render.json_out(plan, "cms-plan/1")
+        return
+    click.echo(f"at epoch {plan.get('epoch')} this would be done:")
+    for number, step in enumerate(plan.get("steps") or [], 1):
+        click.echo(f"  {number}. {step}")
+    if not plan.get("steps"):
+        click.echo("  nothing")
+    for name, key in (("waits for", "waits_for"), ("way back", "way_back")):
+        if plan.get(key):
+            click.echo(f"{name}: {plan[key]}")
+    if plan.get("changes"):
+        click.echo("the entry would change")
+    for change in plan.get("changes") or []:
+        before, after = (render.cell_text(change.get(name)) for name in ("before", "after"))
+        click.echo(f"  {change.get('path')}: {before or '(empty)'} -> {after or '(empty)'}")
+
+
+def _finished(
+    cluster: client.ClusterClient,
+    answer: dict[str, Any],
+    unfinished: Unfinished | None,
+    timeout_s: float,
+    text: str,
+    output: str,
+) -> None:
+    if unfinished is not None:
+        answer = {**answer, "nodes": wait_for_nodes(cluster, unfinished, timeout_s, text)}
+    if output == "json":
+        render.json_out(answer, "cms-change/1")
+        return
+    click.echo(text)
+    for node in answer.get("nodes", []):
+        if node["result"] == "down":
+            click.echo(f"  node {node['node']} is down: it follows when it is back")

@@ -1,0 +1,133 @@
+"""The metadata service in one document: who votes, how both groups fare, what changes, what the log keeps.
+
+Invariant: what voters and the leader alone know is asked of them now, bounded in time; a member that does
+not answer has a row that says so, and without a leader the rest is still told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lockstep.node.group_reports import GroupWord
+from lockstep.node.management_messages import GroupReport
+from lockstep.node.metadata_past import Past
+from lockstep.node.raft_driver import RaftDriver
+from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.server.service_requests import ServiceRequests
+from lockstep.server.system_views import seen_epoch
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+Document = dict[str, Any]
+
+
+async def described(node: Node, service: ServiceRequests) -> Document:
+    """The `cms/1` document of this node."""
+    metadata = await node.groups.whole(METADATA_GROUP)
+    management = await node.groups.whole(MANAGEMENT_GROUP)
+    voters = await service.status()
+    cluster = node.cluster
+    leader = next((report.leader for report in metadata.reports if report.leader is not None), None)
+    asked = node.driver.raft.status() if node.driver is not None else None
+    return {
+        "schema": "cms/1",
+        "epoch": cluster.epoch,
+        "asked": node.node_id,
+        "role": asked.role.value if asked is not None else "learner",
+        "leader": leader if leader is not None else node.leader_id,
+        "term": asked.term if asked is not None else _newest_term(metadata),
+        "commit_index": asked.commit_index if asked is not None else None,
+        "recovery_generation": cluster.service.recovery_generation,
+        "groups": {"metastorage": metadata.state.value, "cmg": management.state.value},
+        "members": _members(node, metadata, leader),
+        "management": _management(management),
+        "raft": _configuration(node.driver, metadata),
+        "size": {
+            "actual": len(cluster.service.voters),
+            "wanted": voters["size"] or voters["target"],
+            "set_by": "operator" if voters["size"] else "size of the cluster",
+        },
+        "state": voters["state"],
+        "change": voters["change"],
+        "waiting": voters["waiting"],
+        "frozen": cluster.service.frozen,
+        "paused": cluster.service.paused,
+        "leaving": list(cluster.service.leaving),
+        "log": _log(node),
+    }
+
+
+def _newest_term(word: GroupWord) -> int | None:
+    return max((report.term for report in word.reports), default=None)
+
+
+def _members(node: Node, word: GroupWord, leader: int | None) -> list[Document]:
+    reports: Mapping[int, GroupReport] = {report.node: report for report in word.reports}
+    silent = dict(word.unreachable)
+    service = node.cluster.service
+    members = []
+    for member in sorted({*word.voters, *word.outgoing, *service.members}):
+        info = node.cluster.directory.by_id.get(member)  # type: ignore[call-overload]
+        report = reports.get(member)
+        epoch = report.epoch if report is not None else seen_epoch(node, member)
+        members.append(
+            {
+                "node": member,
+                "address": info.address if info is not None else None,
+                "dc": info.dc if info is not None else None,
+                "rack": info.rack if info is not None else None,
+                "alive": node.liveness.alive(member),
+                "leader": member == leader,
+                "role": "voting member" if member in {*word.voters, *word.outgoing} else "learner",
+                "state": (report.state or None) if report is not None else None,
+                "epoch": epoch,
+                "lag": max(0, node.cluster.epoch - epoch),
+                "reason": report.reason if report is not None else silent.get(member, ""),
+            }
+        )
+    return members
+
+
+def _management(word: GroupWord) -> Document:
+    leader = next((report.leader for report in word.reports if report.leader is not None), None)
+    return {
+        "state": word.state.value,
+        "leader": leader,
+        "term": _newest_term(word),
+        "voters": list(word.voters),
+        "outgoing": list(word.outgoing),
+        "unavailable": [m for m in sorted({*word.voters, *word.outgoing}) if m not in word.available],
+    }
+
+
+def _configuration(driver: RaftDriver | None, word: GroupWord) -> Document:
+    """The Raft configuration, which decides who votes; of a node without a part in it as voters tell it."""
+    learners: tuple[int, ...] | None = None
+    if driver is not None:
+        learners = driver.raft.configuration.learners
+    return {
+        "voters": list(word.voters),
+        "outgoing": list(word.outgoing),
+        "joint": bool(word.outgoing),
+        "learners": None if learners is None else list(learners),
+    }
+
+
+def _log(node: Node) -> Document:
+    state, store = node.state, node.state.store
+    service, latest = node.cluster.service, store.latest()
+    age_s: float | None = None
+    if latest is not None:
+        age_s = max(0.0, (node.runtime.clock.wall_us() - latest.entry.commit_time_us) / 1e6)
+    return {
+        "oldest_entry": state.first_epoch,
+        "oldest_value": Past(state).oldest_epoch,
+        "bytes_since_snapshot": store.log_bytes if state.epoch > service.snapshot_epoch else 0,
+        "snapshot_epoch": service.snapshot_epoch,
+        "truncated_epoch": service.truncated_epoch,
+        "snapshot_here": latest.epoch if latest is not None else None,
+        "snapshot_bytes": latest.size_bytes if latest is not None else None,
+        "snapshot_age_s": round(age_s, 1) if age_s is not None else None,
+    }

@@ -1,0 +1,155 @@
+"""Gauges and counters of the metadata: the log, its groups, catching up, snapshots, commits.
+
+Invariant: as in server.metrics, names are `lockstep_<room>_<thing>_<unit>`; a scrape asks nobody and reads no
+file; what is told of other nodes is what this node has heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lockstep.metadata.directory import NodeState
+from lockstep.node.commit_times import BOUNDS_S
+from lockstep.node.raft_driver import RaftDriver
+from lockstep.server.recovery import GROUPS
+from lockstep.server.samples import Sample
+from lockstep.server.system_views import seen_epoch
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+_COMMIT = "lockstep_metadata_commit_duration_seconds"
+
+
+def metadata_samples(node: Node) -> Iterator[Sample]:
+    cluster = node.cluster
+    yield Sample("lockstep_metadata_epoch_entries", "Entries applied", "gauge", cluster.epoch)
+    yield Sample("lockstep_metadata_leader_bool", "Whether this node leads the log", "gauge", node.is_leader)
+    broken = node.state.broken is not None
+    yield Sample("lockstep_metadata_stopped_bool", "1 when an entry cannot be applied", "gauge", broken)
+    frozen = bool(cluster.service.frozen)
+    yield Sample("lockstep_metadata_frozen_bool", "1 while changes are refused", "gauge", frozen)
+    yield from _lags(node)
+    yield from _log_and_snapshots(node)
+    yield from _commits(node)
+    yield from _catch_up(node)
+    yield from _announcements(node)
+    yield from _groups(node)
+
+
+def _lags(node: Node) -> Iterator[Sample]:
+    newest = max(node.cluster.epoch, node.catch_up.newest_heard)
+    for other in node.cluster.directory.nodes:
+        if other.state is not NodeState.LEFT:
+            labels = (("node", str(other.id)), ("address", other.address))
+            behind = max(0, newest - seen_epoch(node, other.id))
+            yield Sample(
+                "lockstep_metadata_lag_epochs",
+                "Epochs that a node is behind the newest one heard of here",
+                "gauge",
+                behind,
+                labels,
+            )
+
+
+def _log_and_snapshots(node: Node) -> Iterator[Sample]:
+    state, service = node.state, node.cluster.service
+    yield Sample(
+        "lockstep_metadata_oldest_epoch", "First epoch whose entry is kept here", "gauge", state.first_epoch
+    )
+    since = state.store.log_bytes if state.epoch > service.snapshot_epoch else 0
+    yield Sample("lockstep_metadata_log_bytes", "Log on disk since the last snapshot", "gauge", since)
+    latest = state.latest_snapshot()
+    if latest is not None:
+        age_s = max(0.0, (node.runtime.clock.wall_us() - latest.entry.commit_time_us) / 1e6)
+        yield Sample("lockstep_metadata_snapshot_epoch", "Newest snapshot here", "gauge", latest.epoch)
+        yield Sample("lockstep_metadata_snapshot_age_seconds", "Since its entry", "gauge", age_s)
+        yield Sample("lockstep_metadata_snapshot_bytes", "Its size", "gauge", latest.size_bytes)
+
+
+def _commits(node: Node) -> Iterator[Sample]:
+    words = "Metadata changes submitted at this node, by how they ended"
+    for outcome, times in node.submitter.times.by_outcome.items():
+        label, count = ("outcome", outcome), 0
+        for bound, more in zip((*map(str, BOUNDS_S), "+Inf"), times.counts, strict=True):
+            count += more
+            yield Sample(_COMMIT, words, "histogram", count, (label, ("le", bound)), "_bucket")
+        yield Sample(_COMMIT, words, "histogram", times.total_s, (label,), "_sum")
+        yield Sample(_COMMIT, words, "histogram", count, (label,), "_count")
+
+
+def _catch_up(node: Node) -> Iterator[Sample]:
+    catch_up = node.catch_up
+    for way, entries, size, snapshots in (
+        ("fetched", catch_up.entries_fetched, catch_up.bytes_fetched, catch_up.snapshots_fetched),
+        ("served", catch_up.entries_served, catch_up.bytes_served, catch_up.snapshots_served),
+    ):
+        label = (("way", way),)
+        yield Sample(
+            "lockstep_metadata_catch_up_entries_total", "Entries from and to peers", "counter", entries, label
+        )
+        yield Sample(
+            "lockstep_metadata_catch_up_bytes_total", "Entries and snapshots in bytes", "counter", size, label
+        )
+        yield Sample(
+            "lockstep_metadata_catch_up_snapshots_total", "Snapshots as a whole", "counter", snapshots, label
+        )
+    yield Sample(
+        "lockstep_metadata_gaps_refused_total",
+        "Answers of peers that would have left a gap",
+        "counter",
+        catch_up.gaps_refused,
+    )
+    yield Sample(
+        "lockstep_metadata_forks_total",
+        "Contradictions between a peer's history and this node's",
+        "counter",
+        node.histories.forks_seen,
+    )
+
+
+def _announcements(node: Node) -> Iterator[Sample]:
+    for origin, count in (("own", node.announcer.sent), ("forwarded", node.announcer.forwarded)):
+        yield Sample(
+            "lockstep_gossip_announcements_total",
+            "Messages that tell of a new epoch, of epochs made here as the leader (own) or elsewhere",
+            "counter",
+            count,
+            (("origin", origin),),
+        )
+
+
+def _groups(node: Node) -> Iterator[Sample]:
+    """Both groups, as this node takes part in them; voters as it knows them."""
+    drivers: dict[str, RaftDriver | None] = {"metastorage": node.driver, "cmg": None}
+    if node.management.group is not None:
+        drivers["cmg"] = node.management.group.driver
+    for name, group in GROUPS.items():
+        label = (("group", name),)
+        peers, (voters, outgoing) = node.groups.peers(group), node.groups.configuration(group)
+        members = len({*voters, *outgoing})
+        lost = sum(not node.liveness.alive(voter) for voter in sorted({*voters, *outgoing}))
+        yield Sample("lockstep_consensus_voters_count", "Voters of a group", "gauge", members, label)
+        yield Sample(
+            "lockstep_consensus_voters_unreachable_count", "Those that seem down here", "gauge", lost, label
+        )
+        words = f"the {'management' if name == 'cmg' else 'metadata'} group"
+        yield Sample(
+            f"{name}_available", f"1 while a majority of {words} is available", "gauge", peers.available
+        )
+        yield Sample(f"{name}_availablePeers", f"Available voters of {words}", "gauge", peers.count)
+        driver = drivers[name]
+        if driver is not None:
+            status = driver.raft.status()
+            yield Sample("lockstep_consensus_term_number", "Raft term", "gauge", status.term, label)
+            yield Sample(
+                "lockstep_consensus_commit_index", "Raft commit index", "gauge", status.commit_index, label
+            )
+            yield Sample(
+                "lockstep_consensus_leader_bool",
+                "Whether this node leads the group",
+                "gauge",
+                driver.is_leader,
+                label,
+            )

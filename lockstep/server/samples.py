@@ -1,0 +1,45 @@
+"""One value of the metrics, and the Prometheus text of many.
+
+Invariant: all samples of a name stand together under one HELP and one TYPE line, whatever order they come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One value; `kind` is counter, gauge or histogram. `suffix` is that of a histogram's series."""
+
+    name: str
+    help: str
+    kind: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+    suffix: str = ""
+
+
+def text_of(samples: Iterable[Sample]) -> bytes:
+    """All samples as Prometheus text."""
+    families: dict[str, list[str]] = {}
+    for sample in samples:
+        lines = families.setdefault(sample.name, [])
+        if not lines:
+            lines += (f"# HELP {sample.name} {sample.help}", f"# TYPE {sample.name} {sample.kind}")
+        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
+        series = sample.name + sample.suffix
+        lines.append(
+            f"{series}{{{labels}}} {_number(sample.value)}" if labels else f"{series} {_number(sample.value)}"
+        )
+    text = "\n".join(line for lines in families.values() for line in lines)
+    return f"{text}\n".encode()
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
