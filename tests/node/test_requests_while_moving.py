@@ -1,0 +1,222 @@
+"""Clients' requests through a whole join and a whole leave, while one replica learns of every change late."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.membership import ServiceWish, SetService
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.node import Node
+from lockstep.schema.changes import CreateTable, NewColumn
+from lockstep.schema.model import ColumnKind, Table
+from lockstep.sim.checkers.registers import check_registers
+from lockstep.sim.door import clustering_number, command_for, mutation_for
+from lockstep.sim.history import Change, Event, History, Look, SeenRow
+from lockstep.sim.history import Outcome as End
+from lockstep.sim.probes import DelayRule
+from lockstep.values.errors import LockstepError
+from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.tokens import token_of
+from tests.node.support import Outcome, Town, keyspace
+
+SEEDS = (1, 2, 3)
+TIMEOUT_MS = 5_000
+LATE = "n2"
+JOINING, LEAVING = 4, 3
+
+
+def founded(seed: int) -> Town:
+    town = Town(seed)
+    town.found()
+    town.finish(town.submit(1, keyspace("ks")))
+    columns = (
+        NewColumn("pk", "blob", ColumnKind.PARTITION_KEY, 0),
+        NewColumn("ck", "int", ColumnKind.CLUSTERING, 0),
+        NewColumn("v", "text"),
+    )
+    made = ChangeSchema(CreateTable("ks", "t", "00000000-0000-4000-8000-000000000001", columns))
+    assert town.finish(town.submit(1, made)).error is None
+    town.agreed(1, 2, 3)
+    town.world.probes.add(DelayRule(label="metadata.apply.before_sync", process=LATE, low_s=0.1, high_s=0.5))
+    return town
+
+
+def table_of(node: Node) -> Table:
+    found = node.cluster.schema.table("ks", "t")
+    assert found is not None
+    return found
+
+
+def join_and_leave(town: Town) -> None:
+    """Node 4 comes, and then node 3 goes; each to its end."""
+    town.start(JOINING)
+    town.until(lambda: town.ready(JOINING))
+    assert town.state_of(JOINING) is NodeState.NORMAL
+    # It votes, so another member takes its place first.
+    wish = town.finish(town.submit(1, SetService(ServiceWish.LEAVE, node=NodeId(LEAVING))))
+    assert wish.error is None, wish.error
+    town.until(lambda: town.state_of(LEAVING) is NodeState.LEFT)
+    town.agreed(1, 2, JOINING)
+
+
+async def rows_of(node: Node, look: Look) -> tuple[SeenRow, ...]:
+    table = table_of(node)
+    result = await node.coordinator.read(command_for(look, table, 1, None), look.consistency, TIMEOUT_MS)
+    assert not result.more
+    value = table.by_name["v"].id
+    return tuple(
+        (partition.key, clustering_number(row.clustering), cell.value or b"")
+        for partition in result.partitions
+        for row in partition.rows
+        for cell in row.cells
+        if cell.column == value
+    )
+
+
+class FixedClients:
+    """Each asks the same in every run: a write to each key in turn, and after it reads of two keys."""
+
+    KEYS = tuple(f"key{number}".encode() for number in range(6))
+
+    def __init__(self, town: Town, numbers: tuple[int, ...]) -> None:
+        self.town = town
+        self.history = History()
+        self.stopped = False
+        self.timestamp = 0
+        self.outcomes: list[Outcome] = [
+            town.begin(number, lambda node, at=at: self._run(node, at))  # type: ignore[misc]
+            for at, number in enumerate(numbers)
+        ]
+
+    async def _run(self, node: Node, at: int) -> None:
+        turn = at
+        while not self.stopped:
+            turn += 1
+            self.timestamp += 1
+            value = f"{self.timestamp}/{at}".encode()
+            key = self.KEYS[turn % len(self.KEYS)]
+            change = Change("t", key, self.timestamp, Consistency.QUORUM, TIMEOUT_MS, ((0, value),))
+            await self._write(node, at, change)
+            for other in (key, self.KEYS[(turn * 5 + at) % len(self.KEYS)]):
+                look = Look("t", other, None, Consistency.QUORUM, TIMEOUT_MS)
+                await self._read(node, at, look)
+            if turn % 5 == 0:
+                await self._read(node, at, Look("t", None, None, Consistency.QUORUM, TIMEOUT_MS))
+            await asyncio.sleep(0.01)
+
+    async def _write(self, node: Node, at: int, change: Change) -> None:
+        event = self._began(at, change)
+        try:
+            made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
+            await node.coordinator.write(made, change.consistency, change.timeout_ms)
+            self._ended(event, End.OK)
+        except LockstepError as error:
+            self._ended(event, End.UNKNOWN, error=str(error))
+
+    async def _read(self, node: Node, at: int, look: Look) -> None:
+        event = self._began(at, look)
+        try:
+            self._ended(event, End.OK, await rows_of(node, look))
+        except LockstepError as error:
+            self._ended(event, End.FAILED, error=str(error))
+
+    def _began(self, at: int, request: Change | Look) -> Event:
+        return self.history.began(f"c{at}", request, self.town.world.now_ns)
+
+    def _ended(self, event: Event, end: End, rows: tuple[SeenRow, ...] = (), error: str = "") -> None:
+        self.history.ended(event, self.town.world.now_ns, end, rows, error)
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.town.until(lambda: all(outcome.done for outcome in self.outcomes))
+        assert [outcome.error for outcome in self.outcomes if outcome.error is not None] == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_key_stays_linearizable_through_a_join_and_a_leave_with_a_late_replica(seed: int) -> None:
+    with founded(seed) as town:
+        clients = FixedClients(town, (1, 2, 1, 2))
+        join_and_leave(town)
+        town.wait(0.2)
+        clients.stop()
+        events = clients.history.events
+        assert [event.error for event in events if event.outcome is not End.OK] == []
+        assert len(events) > 200
+        assert check_registers(events, 1) > 200
+        replicas = [town.node(number).replica.refusals for number in (1, 2, JOINING)]
+        late = town.node(2)
+        assert sum(found.counts["stale_placement"] for found in replicas) > 0, (
+            "the late coordinator is refused"
+        )
+        assert late.replica.refusals.waits > 0, "the late replica catches up before it answers"
+        assert sum(late.coordinator.catch_ups()) > 0
+
+
+class Writers:
+    """Many writes in flight at each node, each to a row of its own; who was acknowledged is kept."""
+
+    def __init__(self, town: Town, numbers: tuple[int, ...], at_once: int = 6) -> None:
+        self.town = town
+        self.stopped = False
+        self.acknowledged: list[Change] = []
+        self.failed: list[LockstepError] = []
+        self._number = 0
+        self.outcomes = [town.begin(number, self._run) for number in numbers for _ in range(at_once)]
+
+    async def _run(self, node: Node) -> None:
+        while not self.stopped:
+            self._number += 1
+            number = self._number
+            key = f"key{number % 24}".encode()
+            change = Change(
+                "t", key, number, Consistency.QUORUM, TIMEOUT_MS, ((number, f"{number}/w".encode()),)
+            )
+            try:
+                made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
+                await node.coordinator.write(made, Consistency.QUORUM, TIMEOUT_MS)
+                self.acknowledged.append(change)
+            except LockstepError as error:
+                self.failed.append(error)
+            await asyncio.sleep(0.02)
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.town.until(lambda: all(outcome.done for outcome in self.outcomes))
+
+
+def held(town: Town, number: int, key: bytes) -> set[int]:
+    """Clusterings of the key that this node's own store has."""
+    look = Look("t", key, None, Consistency.ONE, TIMEOUT_MS, page_rows=100_000)
+
+    async def work(node: Node) -> Any:
+        return await node.engine.read(command_for(look, table_of(node), 1, None))
+
+    found = town.finish(town.begin(number, work))
+    assert found.error is None
+    return {clustering_number(row.clustering) for part in found.value.partitions for row in part.rows}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_write_acknowledged_while_the_ring_changed_is_missing_on_a_quorum(seed: int) -> None:
+    with founded(seed) as town:
+        writers = Writers(town, (1, 2))
+        join_and_leave(town)
+        writers.stop()
+        assert writers.failed == []
+        assert len(writers.acknowledged) > 500
+        assert sum(town.node(number).coordinator.replans()[0] for number in (1, 2)) > 0, "some were in flight"
+        cluster = town.newest
+        replication = cluster.schema.by_name["ks"].replication
+        keys = sorted({change.key for change in writers.acknowledged})
+        for key in keys:
+            group = cluster.group_for(replication, token_of(key))
+            stores = [held(town, int(node), key) for node in group.reads]
+            for change in (one for one in writers.acknowledged if one.key == key):
+                wanted = change.puts[0][0]
+                assert sum(wanted in store for store in stores) >= 2, (
+                    f"{change.text()} is on too few of {group}"
+                )
