@@ -1,7 +1,9 @@
-"""Internode frames: u32 length, u32 CRC-32, then a MessagePack array (verb, stream, epoch, flags, body).
+"""Internode frames: u32 length, u32 the length's complement, u32 CRC-32, then a MessagePack array (verb, stream,
+epoch, flags, body).
 
 Invariant: a frame is handed on whole and checked, or not at all; a damaged one poisons its reader, so
-that the connection is closed and no later byte is interpreted.
+that the connection is closed and no later byte is interpreted. A damaged length shows at once: a reader that
+waited for bytes that nobody sends would take the answers that go on coming for them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import UNREADABLE, decoder, encode
 from lockstep.values.errors import FrameCorrupt
 from lockstep.values.limits import INTERNODE_FRAME_BYTES_MAX
 
@@ -23,7 +25,8 @@ ONE_WAY: Final = 4
 #: With REPLY: one body for several requests; the frame's body is a SharedReply.
 SHARED: Final = 8
 
-_HEADER = struct.Struct(">II")
+_HEADER = struct.Struct(">III")
+_ALL_BITS: Final = 0xFFFF_FFFF
 HEADER_BYTES: Final = _HEADER.size
 
 
@@ -54,7 +57,7 @@ def encode_frame(verb: int, stream: int, epoch: int, flags: int, body: bytes) ->
     size = len(payload)
     if size > INTERNODE_FRAME_BYTES_MAX:
         raise FrameCorrupt(f"a frame of {size} bytes is above the limit of {INTERNODE_FRAME_BYTES_MAX}")
-    return _HEADER.pack(size, zlib.crc32(payload)) + payload
+    return _HEADER.pack(size, size ^ _ALL_BITS, zlib.crc32(payload)) + payload
 
 
 class FrameReader:
@@ -79,8 +82,8 @@ class FrameReader:
         offset, size = 0, len(data)
         found: list[Envelope] = []
         while size - offset >= HEADER_BYTES:
-            length, crc = _HEADER.unpack_from(data, offset)
-            if length > INTERNODE_FRAME_BYTES_MAX or length == 0:
+            length, complement, crc = _HEADER.unpack_from(data, offset)
+            if length ^ complement != _ALL_BITS or length > INTERNODE_FRAME_BYTES_MAX or length == 0:
                 raise FrameCorrupt(f"frame length {length}")
             start = offset + HEADER_BYTES
             if size - start < length:
@@ -104,5 +107,5 @@ class FrameReader:
 def _decode(payload: bytes) -> Envelope:
     try:
         return _ENVELOPE.decode(payload)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise FrameCorrupt(f"frame does not decode: {error}") from error

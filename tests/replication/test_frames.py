@@ -58,7 +58,16 @@ def test_a_flipped_bit_is_never_delivered(envelope: Envelope, data: st.DataObjec
 @pytest.mark.parametrize("length", [0, 0xFFFFFFFF])
 def test_an_impossible_length_is_refused_before_the_body_arrives(length: int) -> None:
     with pytest.raises(errors.FrameCorrupt):
-        FrameReader().feed(length.to_bytes(4, "big") + bytes(HEADER_BYTES - 4))
+        head = length.to_bytes(4, "big") + (length ^ 0xFFFFFFFF).to_bytes(4, "big")
+        FrameReader().feed(head + bytes(HEADER_BYTES - 8))
+
+
+@pytest.mark.parametrize("bit", range(64))
+def test_a_damaged_length_is_noticed_before_the_bytes_that_it_claims(bit: int) -> None:
+    frame = bytearray(encode_frame(1, 1, 1, 0, b"body"))
+    frame[bit // 8] ^= 1 << (bit % 8)
+    with pytest.raises(FrameCorrupt):
+        FrameReader().feed(bytes(frame[:HEADER_BYTES]))
 
 
 def test_a_large_frame_in_pieces_is_joined_once() -> None:
