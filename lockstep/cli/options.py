@@ -11,8 +11,9 @@ from lockstep.cli.client import DEFAULT_HOST
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-#: A node answers status in milliseconds; longer than this it is paused, cut off or overloaded.
-CALL_TIMEOUT_S: Final = 10.0
+#: A node answers status in milliseconds, and a change within `timeouts.metadata_ms` (10 s by default), with
+#: what is known of it; longer than this it is paused, cut off or overloaded.
+CALL_TIMEOUT_S: Final = 15.0
 
 host: Decorator = click.option(
     "--host",

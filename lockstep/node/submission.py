@@ -14,6 +14,7 @@ import msgspec
 
 from lockstep.metadata.registry import Registry
 from lockstep.node.catch_up import CatchUp
+from lockstep.node.commit_times import ACCEPTED, CommitTimes, outcome_of
 from lockstep.node.messages import Submit, Submitted
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.processors.base import Processor
@@ -25,6 +26,7 @@ from lockstep.values.codec import encode
 from lockstep.values.errors import (
     HandshakeRefused,
     InvalidRequest,
+    LeadershipLost,
     LockstepError,
     NotLeader,
     OutcomeUnknown,
@@ -36,6 +38,9 @@ from lockstep.values.errors import (
 
 #: One attempt at one node; an election takes about as long.
 ATTEMPT_TIMEOUT_MS = 2000
+#: How long voters are asked while none leads and none has appended anything: several elections. A client that
+#: is told before its own deadline knows that nothing was done.
+LEADERLESS_MS = 4000
 #: Pause between rounds over all voters: well below an election, and no busy loop.
 RETRY_PAUSE_MS = (20, 120)
 
@@ -64,6 +69,7 @@ class Submitter:
         self._voters = voters
         self._actor = actor
         self.processor: Processor | None = None
+        self.times = CommitTimes()
         #: Term in which each voter last said it leads.
         self._terms: dict[Address, int] = {}
         internode.register_fast(verbs.SUBMIT, Submit, Submitted, self._serve)
@@ -84,7 +90,8 @@ class Submitter:
 
         Rejected: judged and refused; what it was judged at is applied here if that was possible in time.
         OutcomeUnknown: it may be in the log. Retry with the same `entry_id`, and with the epoch this node
-        had before the first try as `base_epoch`, to find out. PeerUnreachable: no attempt reached any voter.
+        had before the first try as `base_epoch`, to find out. PeerUnreachable: no leader was found, and
+        nothing was done.
         """
         submit = Submit(
             entry_id or self._runtime.random.bytes(16),
@@ -93,9 +100,22 @@ class Submitter:
             self._actor(),
             self._state.epoch if base_epoch is None else base_epoch,
         )
-        deadline = self._runtime.clock.monotonic_s() + timeout_ms / 1000
+        began_s = self._runtime.clock.monotonic_s()
+        try:
+            epoch = await self._until_settled(submit, timeout_ms)
+        except BaseException as error:
+            self.times.note(outcome_of(error), self._runtime.clock.monotonic_s() - began_s)
+            raise
+        self.times.note(ACCEPTED, self._runtime.clock.monotonic_s() - began_s)
+        return epoch
+
+    async def _until_settled(self, submit: Submit, timeout_ms: int) -> int:
+        begin = self._runtime.clock.monotonic_s()
+        deadline = begin + timeout_ms / 1000
         attempts = _Attempts()
-        while self._left_ms(deadline) > 0:
+        while (left_ms := self._left_ms(deadline)) > 0:
+            if attempts.leaderless and timeout_ms - left_ms >= LEADERLESS_MS:
+                break
             for address in self._voters():
                 epoch = await self._attempt(address, submit, attempts, deadline)
                 if epoch is not None:
@@ -105,7 +125,8 @@ class Submitter:
                     break
             else:
                 await self._pause()
-        raise attempts.verdict(timeout_ms)
+        waited_ms = int((self._runtime.clock.monotonic_s() - begin) * 1000)
+        raise attempts.verdict(min(waited_ms, timeout_ms))
 
     def _left_ms(self, deadline: float) -> int:
         return int((deadline - self._runtime.clock.monotonic_s()) * 1000)
@@ -125,8 +146,10 @@ class Submitter:
             raise
         except (OutcomeUnknown, InvalidRequest):
             raise
-        except (PeerUnreachable, HandshakeRefused, Overloaded) as error:
-            attempts.nothing_sent(error)
+        except LeadershipLost as error:
+            attempts.unknown(error)
+        except (NotLeader, PeerUnreachable, HandshakeRefused, Overloaded) as error:
+            attempts.nothing_done(error)
         except LockstepError as error:
             # Whatever went wrong there, it may have been after the append.
             attempts.unknown(error)
@@ -138,7 +161,13 @@ class Submitter:
         """Ask the leader of the term last heard of there, and once more when it leads in another one."""
         for _ in range(2):
             addressed = msgspec.structs.replace(submit, term=self._terms.get(address, 0))
-            reply: Submitted = await self._internode.request(address, verbs.SUBMIT, addressed, limit_ms)
+            try:
+                reply: Submitted = await self._internode.request(address, verbs.SUBMIT, addressed, limit_ms)
+            except PeerTimeout as error:
+                if addressed.term:
+                    raise
+                # Nobody leads in no term, so nothing was judged wherever the question is by now.
+                raise PeerUnreachable(error.message) from error
             if reply.epoch:
                 return reply.epoch
             self._terms[address] = reply.term
@@ -195,12 +224,17 @@ class _Attempts:
     def __init__(self) -> None:
         self._maybe_appended = False
         self._last: LockstepError | None = None
+        #: Whether no attempt found anyone who leads, or who may have led.
+        self.leaderless = True
 
-    def nothing_sent(self, error: LockstepError) -> None:
+    def nothing_done(self, error: LockstepError) -> None:
         self._last = error
+        if isinstance(error, Overloaded):
+            self.leaderless = False
 
     def unknown(self, error: LockstepError) -> None:
         self._maybe_appended = True
+        self.leaderless = False
         self._last = error
 
     def verdict(self, timeout_ms: int) -> LockstepError:
@@ -210,6 +244,6 @@ class _Attempts:
                 hint="lockstep cms log",
             )
         return PeerUnreachable(
-            f"no voter of the metadata group could be reached within {timeout_ms} ms: {self._last}",
+            f"nothing was changed, as no metadata leader was found within {timeout_ms} ms: {self._last}",
             hint="lockstep status",
         )

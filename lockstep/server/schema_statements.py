@@ -15,9 +15,11 @@ from lockstep.cql.describe import ClusterFacts, describe
 from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire import responses
 from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.schema.summaries import EMPTIED
 from lockstep.server.schema_watch import SchemaWatch
-from lockstep.values.errors import OutcomeUnknown, ServerFault, TruncateError
+from lockstep.values.errors import OutcomeUnknown, PeerUnreachable, TruncateError, Unavailable, WriteTimeout
+from lockstep.values.ids import Consistency
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -29,14 +31,15 @@ class SchemaStatements:
         self._watch = watch
 
     async def run(self, prepared: Prepared, context: Context) -> bytes:
-        """Body of the result. Rejected or RequestError; ServerFault when the outcome is unknown."""
+        """Body of the result. Rejected or RequestError: Unavailable when nothing was done for want of a
+        leader, WriteTimeout when the outcome is unknown, which drivers do not send again by themselves."""
         change = schema_change(prepared, context)
         try:
             epoch = await self._node.submit(ChangeSchema(change))
         except OutcomeUnknown as error:
-            raise ServerFault(
-                f"The outcome of this schema change is unknown: {error.message}", hint=error.hint
-            ) from error
+            raise self._undecided(error) from error
+        except PeerUnreachable as error:
+            raise self._not_done(error) from error
         found = self._watch.summary_at(epoch)
         if found is None:
             return responses.VOID
@@ -46,6 +49,23 @@ class SchemaStatements:
                 raise TruncateError("Some live nodes have not emptied the table yet, but will")
             return responses.VOID
         return responses.schema_change(found.change, found.target, found.keyspace, found.name)
+
+    def _undecided(self, error: OutcomeUnknown) -> WriteTimeout:
+        required, _ = self._voters()
+        told = WriteTimeout(Consistency.QUORUM, 0, required, "SIMPLE")
+        told.message = f"The outcome of this schema change is unknown: {error.message}"
+        return told
+
+    def _not_done(self, error: PeerUnreachable) -> Unavailable:
+        told = Unavailable(Consistency.QUORUM, *self._voters())
+        told.message = error.message
+        return told
+
+    def _voters(self) -> tuple[int, int]:
+        """How many voters of the metadata group decide, and how many seem alive."""
+        node = self._node
+        voters, _ = node.groups.configuration(METADATA_GROUP)
+        return len(voters) // 2 + 1, node.groups.peers(METADATA_GROUP).count
 
     def describe(self, version: int, prepared: Prepared, catalog: Catalog) -> bytes:
         """Body of the rows that answer a DESCRIBE."""

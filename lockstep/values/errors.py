@@ -24,6 +24,7 @@ the outcome is known, and what to do next.
     │   ├── LogTruncated              operator   an epoch that this node no longer keeps
     │   ├── OutcomeUnknown            server     may or may not be in the log
     │   ├── NotLeader                 server     ask another node
+    │   │   └── LeadershipLost        server     it had been appended: outcome unknown
     │   └── CannotApply               server     an entry this node cannot apply: it stops serving
     ├── PeerError
     │   ├── PeerUnreachable           network    nothing was sent
@@ -309,6 +310,13 @@ class NotLeader(MetadataError):
     def __init__(self, leader: int | None) -> None:
         super().__init__("this node does not lead the metadata group")
         self.leader = leader
+
+
+class LeadershipLost(NotLeader):
+    """The submission was appended by a leader that leads no more: it may still be committed."""
+
+    code: ClassVar[str] = "LEADERSHIP_LOST"
+    outcome_known = False
 
 
 class CannotApply(MetadataError):

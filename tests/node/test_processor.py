@@ -12,7 +12,7 @@ from lockstep.node.node import Node
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
 from lockstep.values.codec import encode
-from lockstep.values.errors import FrameCorrupt, InvalidRequest, NotLeader, Rejected
+from lockstep.values.errors import FrameCorrupt, InvalidRequest, LeadershipLost, NotLeader, Rejected
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX
 from tests.node.support import Outcome, Town, keyspace, table
 
@@ -122,7 +122,7 @@ def test_who_waits_at_a_leader_that_loses_its_place_is_told_nothing_but_that() -
         town.world.network.isolate(town.process(leader).host)
         town.until(lambda: not town.node(leader).is_leader, limit_s=3.0)
         town.wait(0.01)
-        assert [type(outcome.error) for outcome in begun] == [NotLeader, NotLeader]
+        assert [type(outcome.error) for outcome in begun] == [LeadershipLost, NotLeader]
 
 
 def overtaken(town: Town, *, begin: bool) -> tuple[int, int, Outcome | None]:

@@ -2,7 +2,7 @@
 
 Invariant: a submission is settled exactly once, with the epoch of its committed entry or with what is known
 instead: Rejected is final and valid at the epoch it names, NotLeader and Overloaded say that nothing of this
-attempt was or will be appended or that nothing is claimed about it, OutcomeUnknown that it may be in the log.
+attempt was or will be appended, LeadershipLost and OutcomeUnknown that it may be in the log.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from lockstep.node.processors.base import Processor, Settle, expired
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
-from lockstep.values.errors import InvalidRequest, LockstepError, NotLeader, Overloaded
+from lockstep.values.errors import InvalidRequest, LeadershipLost, LockstepError, NotLeader, Overloaded
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, REFUSED_IDS_MAX
 
 
@@ -196,9 +196,10 @@ class RaftProcessor(Processor):
         for _, future in judged:
             if not future.done():
                 future.set_exception(reason)
+        lost = LeadershipLost(reason.leader)
         for joined in waiting.values():
             for settle in joined:
-                settle(reason)
+                settle(lost)
 
     def _current_tip(self) -> Tip:
         raft = self._driver.raft
