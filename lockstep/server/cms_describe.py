@@ -14,8 +14,8 @@ from lockstep.node.management_messages import GroupReport
 from lockstep.node.metadata_past import Past
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.server.live_views import seen_epoch
 from lockstep.server.service_requests import ServiceRequests
-from lockstep.server.system_views import seen_epoch
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node

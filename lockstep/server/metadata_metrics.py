@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from lockstep.metadata.directory import NodeState
 from lockstep.node.commit_times import BOUNDS_S
 from lockstep.node.raft_driver import RaftDriver
+from lockstep.server.live_views import seen_epoch
 from lockstep.server.recovery import GROUPS
 from lockstep.server.samples import Sample
-from lockstep.server.system_views import seen_epoch
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node

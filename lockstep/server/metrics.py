@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from lockstep.metadata.directory import NodeState
+from lockstep.server.live_views import seen_epoch
 from lockstep.server.metadata_metrics import metadata_samples
 from lockstep.server.samples import Sample, text_of
-from lockstep.server.system_views import seen_epoch
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node

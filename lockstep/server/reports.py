@@ -20,8 +20,8 @@ from lockstep.node.metadata_past import Past
 from lockstep.schema.model import Replication
 from lockstep.schema.types import uuid_text
 from lockstep.server import recovery
+from lockstep.server.live_views import seen_epoch
 from lockstep.server.log_text import entry_summary, kind_name
-from lockstep.server.system_views import seen_epoch
 from lockstep.values.errors import ConfigurationError, LogTruncated
 from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN

@@ -6,31 +6,18 @@ Invariant: views of the metadata value and of live counters; none is a copy that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from lockstep.metadata.directory import NodeInfo
 from lockstep.schema.types import parse_uuid
+from lockstep.server.keyed_rows import EVERYTHING, Between, KeyedRows
+from lockstep.server.live_views import Client, LiveTables, seen_epoch, view
 from lockstep.server.log_text import entry_summary, kind_name
-from lockstep.server.virtual import VirtualTable, define
+from lockstep.server.virtual import VirtualTable
 from lockstep.server.virtual_rows import VirtualRow
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
-
-
-class Client(Protocol):
-    """A connection as the clients view shows it."""
-
-    peer: tuple[str, int]
-    options: dict[str, str]
-    requests_served: int
-
-    @property
-    def session(self) -> Any: ...
-
-    @property
-    def version(self) -> int: ...
 
 
 class ViewTables:
@@ -38,58 +25,61 @@ class ViewTables:
 
     def __init__(self, node: Node, clients: Callable[[], Sequence[Client]]) -> None:
         self._node = node
-        self._clients = clients
+        self._live = LiveTables(node, clients)
 
     def tables(self) -> list[VirtualTable]:
-        return [*self._metadata_tables(), *self._live_tables()]
+        return [*self._metadata_tables(), *self._live.tables()]
 
     def _metadata_tables(self) -> list[VirtualTable]:
         return [
-            _view(
+            view(
                 "cluster_metadata_log",
-                "cluster text; epoch bigint; entry_id uuid; kind text; actor text; committed_at timestamp; "
-                "term bigint; previous_hash blob; hash blob; summary text",
+                "cluster text; epoch bigint; entry_id uuid; entry_time timestamp; kind text; "
+                "transformation text; actor text; term bigint; previous_hash blob; hash blob",
                 ("cluster",),
                 ("epoch",),
-                self._log,
+                KeyedRows(self._log, self._log_of),
                 "The metadata log as far as this node keeps it, one entry an epoch",
             ),
-            _view(
+            view(
                 "cluster_metadata_snapshots",
-                "cluster text; epoch bigint; taken_at timestamp; size_bytes bigint; digest blob; hash blob",
+                "cluster text; epoch bigint; base_epoch bigint; taken_at timestamp; size_bytes bigint; "
+                "digest blob; hash blob",
                 ("cluster",),
                 ("epoch",),
                 self._snapshots,
                 "Snapshots of the metadata that this node keeps",
             ),
-            _view(
+            view(
                 "cluster_metadata_directory",
-                "node_id int; host_id uuid; address inet; internode_port int; cql_port int; admin_port int; "
-                "data_center text; rack text; state text; tokens frozen<list<text>>; version text; "
+                "node_id int; host_id uuid; state text; cassandra_version text; serialization_version int; "
+                "dc text; rack text; broadcast_address inet; broadcast_port int; native_address inet; "
+                "native_port int; admin_port int; tokens frozen<list<text>>; multi_step_operation text; "
                 "epoch bigint; is_voter boolean; is_alive boolean; acknowledged_epoch bigint",
                 ("node_id",),
                 (),
-                self._directory,
+                KeyedRows(self._directory, self._node_of),
                 "Every node this cluster ever had",
             ),
-            _view(
+            view(
                 "cluster_metadata_locks",
-                "operation_id int; replication text; start_token bigint; end_token bigint",
+                "operation_id int; replication text; start_token bigint; end_token bigint; kind text; "
+                "node_id int; stage text",
                 ("operation_id",),
                 ("replication", "start_token"),
                 self._locks,
                 "Token ranges held by running operations",
             ),
-            _view(
+            view(
                 "placements",
                 "keyspace_name text; start_token bigint; end_token bigint; read_replicas frozen<list<int>>; "
                 "write_replicas frozen<list<int>>; epoch bigint",
                 ("keyspace_name",),
                 ("start_token",),
-                self._placements,
+                KeyedRows(self._placements, self._placements_of),
                 "Who holds each token range (start exclusive, end inclusive)",
             ),
-            _view(
+            view(
                 "topology_requests",
                 "id int; kind text; node_id int; state text; stage text; stage_epoch bigint; session text; "
                 "ranges int; cancel_reason text; fragments bigint; bytes bigint",
@@ -100,59 +90,26 @@ class ViewTables:
             ),
         ]
 
-    def _live_tables(self) -> list[VirtualTable]:
-        return [
-            _view(
-                "barriers",
-                "operation_id int; node_id int; reason text; since timestamp",
-                ("operation_id",),
-                ("node_id", "reason"),
-                self._barriers,
-                "Whom operations wait for, as the metadata leader sees it",
-            ),
-            _view(
-                "sessions",
-                "id text; operation_id int; stage text; opened_epoch bigint",
-                ("id",),
-                (),
-                self._sessions,
-                "Sessions under which streaming and cleanup may have effects",
-            ),
-            _view(
-                "cms_members",
-                "node_id int; host_id uuid; address inet; is_leader boolean; is_alive boolean; "
-                "acknowledged_epoch bigint",
-                ("node_id",),
-                (),
-                self._cms,
-                "Voters of the metadata group",
-            ),
-            _view("settings", "name text; value text", ("name",), (), self._settings, "This node's settings"),
-            _view(
-                "clients",
-                "address inet; port int; connection_stage text; driver_name text; driver_version text; "
-                "keyspace_name text; protocol_version int; request_count bigint",
-                ("address",),
-                ("port",),
-                self._client_rows,
-                "CQL connections of this node",
-            ),
-        ]
-
     def _log(self) -> Iterator[VirtualRow]:
-        name = self._node.cluster.identity.cluster_name
-        for entry in tuple(self._node.state.entries):
+        yield from self._log_of(self._node.cluster.identity.cluster_name, EVERYTHING)
+
+    def _log_of(self, cluster: object, epochs: Between) -> Iterator[VirtualRow]:
+        node = self._node
+        if cluster != node.cluster.identity.cluster_name:
+            return
+        first, last = max(epochs.low, 1), min(epochs.high, node.state.epoch)
+        for entry in node.state.retained(first, last):
             yield {
-                "cluster": name,
+                "cluster": cluster,
                 "epoch": entry.epoch,
                 "entry_id": entry.entry_id,
+                "entry_time": entry.commit_time_us // 1000,
                 "kind": kind_name(entry.kind),
+                "transformation": entry_summary(node.registry, entry),
                 "actor": entry.actor,
-                "committed_at": entry.commit_time_us // 1000,
                 "term": entry.term,
                 "previous_hash": entry.previous_hash,
                 "hash": entry.hash,
-                "summary": entry_summary(self._node.registry, entry),
             }
 
     def _snapshots(self) -> Iterator[VirtualRow]:
@@ -161,6 +118,7 @@ class ViewTables:
             yield {
                 "cluster": name,
                 "epoch": info.epoch,
+                "base_epoch": info.epoch - 1,
                 "taken_at": info.entry.commit_time_us // 1000,
                 "size_bytes": info.size_bytes,
                 "digest": info.digest,
@@ -168,40 +126,65 @@ class ViewTables:
             }
 
     def _directory(self) -> Iterator[VirtualRow]:
+        for info in self._node.cluster.directory.nodes:
+            yield self._node_row(info)
+
+    def _node_of(self, node_id: Any, _all: Between) -> Iterator[VirtualRow]:
+        info = self._node.cluster.directory.by_id.get(node_id)
+        if info is not None:
+            yield self._node_row(info)
+
+    def _node_row(self, info: NodeInfo) -> VirtualRow:
         node = self._node
-        for info in node.cluster.directory.nodes:
-            yield {
-                "node_id": info.id,
-                "host_id": parse_uuid(info.host_id),
-                "address": info.address,
-                "internode_port": info.internode_port,
-                "cql_port": info.cql_port,
-                "admin_port": info.admin_port,
-                "data_center": info.dc,
-                "rack": info.rack,
-                "state": info.state.value,
-                "tokens": [str(token) for token in info.tokens],
-                "version": info.version,
-                "epoch": info.epoch,
-                "is_voter": info.id in node.cluster.voters,
-                "is_alive": node.liveness.alive(info.id),
-                "acknowledged_epoch": seen_epoch(node, info.id),
-            }
+        running = [one for one in node.cluster.operations if one.node == info.id]
+        return {
+            "node_id": info.id,
+            "host_id": parse_uuid(info.host_id),
+            "state": info.state.value,
+            "cassandra_version": info.version,
+            "serialization_version": info.log_version,
+            "dc": info.dc,
+            "rack": info.rack,
+            "broadcast_address": info.address,
+            "broadcast_port": info.internode_port,
+            "native_address": info.address,
+            "native_port": info.cql_port,
+            "admin_port": info.admin_port,
+            "tokens": [str(token) for token in info.tokens],
+            "multi_step_operation": f"{running[0].kind.value} {running[0].stage.value}" if running else None,
+            "epoch": info.epoch,
+            "is_voter": info.id in node.cluster.voters,
+            "is_alive": node.liveness.alive(info.id),
+            "acknowledged_epoch": seen_epoch(node, info.id),
+        }
 
     def _locks(self) -> Iterator[VirtualRow]:
-        for lock in self._node.cluster.locks:
+        cluster = self._node.cluster
+        operations = {operation.id: operation for operation in cluster.operations}
+        for lock in cluster.locks:
+            holder = operations.get(lock.operation_id)
             for replication, held in lock.ranges:
                 yield {
                     "operation_id": lock.operation_id,
                     "replication": f"{replication.strategy} {dict(replication.factors)}",
                     "start_token": held.left,
                     "end_token": held.right,
+                    "kind": holder.kind.value if holder is not None else None,
+                    "node_id": holder.node if holder is not None else None,
+                    "stage": holder.stage.value if holder is not None else None,
                 }
 
     def _placements(self) -> Iterator[VirtualRow]:
+        for keyspace in self._node.cluster.schema.keyspaces:
+            yield from self._placements_of(keyspace.name, EVERYTHING)
+
+    def _placements_of(self, name: Any, tokens: Between) -> Iterator[VirtualRow]:
         cluster = self._node.cluster
-        for keyspace in cluster.schema.keyspaces:
-            for placed in cluster.placements.ring(keyspace.replication).ranges:
+        keyspace = cluster.schema.by_name.get(name)
+        if keyspace is None:
+            return
+        for placed in cluster.placements.ring(keyspace.replication).ranges:
+            if tokens.low <= placed.range.left <= tokens.high:
                 yield {
                     "keyspace_name": keyspace.name,
                     "start_token": placed.range.left,
@@ -228,71 +211,3 @@ class ViewTables:
                 "fragments": done.moved_fragments if done is not None else None,
                 "bytes": done.moved_bytes if done is not None else None,
             }
-
-    def _barriers(self) -> Iterator[VirtualRow]:
-        for blocking in self._node.topology.blocking:
-            yield {
-                "operation_id": blocking.operation_id,
-                "node_id": blocking.node,
-                "reason": blocking.reason,
-                "since": blocking.since_us // 1000,
-            }
-
-    def _sessions(self) -> Iterator[VirtualRow]:
-        for session in self._node.cluster.sessions:
-            yield {
-                "id": session.id,
-                "operation_id": session.operation_id,
-                "stage": session.stage.value,
-                "opened_epoch": session.opened_epoch,
-            }
-
-    def _cms(self) -> Iterator[VirtualRow]:
-        node = self._node
-        for voter in node.cluster.voters:
-            info = node.cluster.directory.by_id[voter]
-            yield {
-                "node_id": voter,
-                "host_id": parse_uuid(info.host_id),
-                "address": info.address,
-                "is_leader": voter == node.leader_id,
-                "is_alive": node.liveness.alive(voter),
-                "acknowledged_epoch": seen_epoch(node, voter),
-            }
-
-    def _settings(self) -> Iterator[VirtualRow]:
-        sections: dict[str, dict[str, Any]] = msgspec.to_builtins(self._node.configuration)
-        for section, keys in sections.items():
-            for key, value in keys.items():
-                text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-                yield {"name": f"{section}.{key}", "value": text}
-
-    def _client_rows(self) -> Iterator[VirtualRow]:
-        for client in self._clients():
-            session = client.session
-            yield {
-                "address": client.peer[0],
-                "port": client.peer[1],
-                "connection_stage": "ready" if session is not None else "initial",
-                "driver_name": client.options.get("DRIVER_NAME"),
-                "driver_version": client.options.get("DRIVER_VERSION"),
-                "keyspace_name": session.keyspace if session is not None else None,
-                "protocol_version": client.version,
-                "request_count": client.requests_served,
-            }
-
-
-def seen_epoch(node: Node, other: int) -> int:
-    """The newest epoch that a node is known to have applied."""
-    return node.cluster.epoch if other == node.node_id else node.topology.acknowledged(other)
-
-
-def _view(
-    name: str,
-    columns: str,
-    partition: Sequence[str],
-    clustering: Sequence[str],
-    rows: Callable[[], Iterator[VirtualRow]],
-    comment: str,
-) -> VirtualTable:
-    return define("system_views", name, columns, partition, clustering, rows, comment=comment)

@@ -12,6 +12,7 @@ import msgspec
 
 from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Table, keyspace_of, schema_of
 from lockstep.schema.types import parse_type, uuid_text
+from lockstep.server.keyed_rows import KeyedRows
 from lockstep.server.named_rows import NamedReader, NamedRows
 from lockstep.server.statements import digest16
 from lockstep.server.virtual_rows import LOCAL, RowEncoder, VirtualRow
@@ -22,10 +23,10 @@ Rows = Callable[[], Iterable[VirtualRow]]
 
 
 class VirtualTable(msgspec.Struct, frozen=True):
-    """A definition and what gives its present rows: all of them, or those of things by name."""
+    """A definition and what gives its present rows: all of them, those of a key, or of things by name."""
 
     table: Table
-    rows: Rows | NamedRows
+    rows: Rows | NamedRows | KeyedRows
 
 
 def define(
@@ -34,7 +35,7 @@ def define(
     columns: str,
     partition: Sequence[str],
     clustering: Sequence[str],
-    rows: Rows | NamedRows,
+    rows: Rows | NamedRows | KeyedRows,
     *,
     static: Sequence[str] = (),
     comment: str = "",
@@ -59,16 +60,16 @@ def define(
 
 
 class _Generator:
-    """Reads of a table all of whose rows are generated, whatever the read asks for."""
+    """Reads of a table whose rows are generated, all or those of a key, whatever else the read asks for."""
 
-    def __init__(self, table: Table, rows: Rows) -> None:
+    def __init__(self, table: Table, rows: Rows | KeyedRows) -> None:
         self._encoder = RowEncoder(table)
         self._rows = rows
 
     def read(self, command: ReadCommand) -> ReadResult:
         """The rows a command asks for; limits on rows are left to the reader, who may take fewer."""
         found = []
-        for partition in self._partitions():
+        for partition in self._partitions(command):
             if command.key is not None:
                 if partition.key != command.key:
                     continue
@@ -79,10 +80,11 @@ class _Generator:
                 found.append(narrowed)
         return ReadResult(tuple(found))
 
-    def _partitions(self) -> list[Partition]:
-        """All partitions in (token, key) order, their rows in clustering order."""
+    def _partitions(self, command: ReadCommand) -> list[Partition]:
+        """The partitions in (token, key) order, their rows in clustering order."""
         found: dict[bytes, tuple[Row | None, dict[bytes, Row]]] = {}
-        for row in self._rows():
+        source = self._rows
+        for row in source.wanted(self._encoder, command) if isinstance(source, KeyedRows) else source():
             key = self._encoder.key(row)
             known = found.get(key)
             if known is None:

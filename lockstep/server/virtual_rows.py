@@ -49,6 +49,11 @@ class RowEncoder:
     def key(self, row: VirtualRow) -> bytes:
         return routing_key([kind.serialize(row[name]) for name, kind in self._key])
 
+    def key_value(self, key: bytes) -> object:
+        """The value of a partition key of one column."""
+        assert len(self._key) == 1, "only keys of one column are told apart"
+        return self._key[0][1].deserialize(key)
+
     def static(self, row: VirtualRow) -> Row | None:
         """The static row; None when the table has none."""
         return Row(b"", None, None, _cells(self._static, row)) if self._static else None

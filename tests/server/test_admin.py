@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -193,6 +194,121 @@ def test_metrics_are_prometheus_text_with_the_houses_names(cluster: Nodes) -> No
     epoch: Any = families["lockstep_metadata_epoch_entries"]
     assert epoch.samples[0].value == cluster.members[0].node.cluster.epoch
     assert len(families["lockstep_gossip_alive_bool"].samples) == 4
+    assert len(families["lockstep_metadata_lag_epochs"].samples) == 4
+    assert {sample.labels["group"] for sample in families["lockstep_consensus_term_number"].samples} == {
+        "metastorage",
+        "cmg",
+    }
+    for name, kind in (
+        ("lockstep_metadata_catch_up_entries", "counter"),
+        ("lockstep_metadata_catch_up_bytes", "counter"),
+        ("lockstep_metadata_forks", "counter"),
+        ("lockstep_gossip_announcements", "counter"),
+        ("lockstep_replication_refusals", "counter"),
+        ("lockstep_consensus_voters_unreachable_count", "gauge"),
+        ("lockstep_metadata_commit_duration_seconds", "histogram"),
+    ):
+        assert families[name].type == kind, name
+        assert families[name].documentation, name
+
+
+def test_commits_are_counted_by_how_they_ended(cluster: Nodes) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    def counted() -> dict[str, float]:
+        _, body = raw(cluster, "GET", "/metrics")
+        families = {family.name: family for family in text_string_to_metric_families(body.decode())}
+        series = families["lockstep_metadata_commit_duration_seconds"].samples
+        for outcome in ("accepted", "rejected", "unknown", "unreached"):
+            own = [sample for sample in series if sample.labels["outcome"] == outcome]
+            buckets = [sample.value for sample in own if sample.name.endswith("_bucket")]
+            assert buckets == sorted(buckets), "buckets are cumulative"
+            total = next(sample.value for sample in own if sample.name.endswith("_count"))
+            assert buckets[-1] == total, outcome
+        return {s.labels["outcome"]: s.value for s in series if s.name.endswith("_count")}
+
+    before = counted()
+    admin(cluster).post("/v1/cms/freeze", {"reason": "counting"})
+    admin(cluster).post("/v1/cms/thaw", {})
+    with pytest.raises(Rejected):
+        admin(cluster).post("/v1/cms/truncate", {"epoch": 5000})
+    after = counted()
+    changed = {outcome: after[outcome] - before[outcome] for outcome in after}
+    assert changed == {"accepted": 2, "rejected": 1, "unknown": 0, "unreached": 0}
+
+
+def test_plans_change_nothing(cluster: Nodes) -> None:
+    before = admin(cluster).get("/v1/metadata")
+    for path, body in (
+        ("/v1/cms/snapshot", {}),
+        ("/v1/cms/freeze", {"reason": "a plan"}),
+        ("/v1/cms/reconfigure", {"size": 1}),
+    ):
+        plan = admin(cluster).post(path, {**body, "dry_run": True})
+        assert plan["schema"] == "cms-plan/1" and plan["steps"] and plan["way_back"], path
+    for path, body in (("/v1/cms/cancel", {}), ("/v1/cms/truncate", {"epoch": 5000})):
+        with pytest.raises(Rejected):
+            admin(cluster).post(path, {**body, "dry_run": True})
+    assert admin(cluster).get("/v1/metadata") == before
+
+
+def test_each_node_proves_its_log_and_tells_digests_by_part(cluster: Nodes) -> None:
+    epoch = admin(cluster).get("/v1/metadata")["epoch"]
+    proofs = [admin(cluster, at).get("/v1/metadata/proof", **{"from": 1}) for at in range(3)]
+    assert all(proof["problem"] is None and proof["oldest"] == 1 for proof in proofs)
+    for asked in (epoch, epoch // 2, 1, 0):
+        digests = [admin(cluster, at).get("/v1/metadata/digest", epoch=asked) for at in range(3)]
+        parts = [found["parts"] for found in digests]
+        assert parts[0] == parts[1] == parts[2] and "schema" in parts[0]
+        assert len({found["digest"] for found in digests}) == 1
+    values = {admin(cluster).get("/v1/metadata/digest", epoch=at)["digest"] for at in range(epoch + 1)}
+    assert len(values) == epoch + 1, "every epoch has a digest of its own"
+
+
+def test_a_changed_entry_in_memory_breaks_the_proof(cluster: Nodes) -> None:
+    state = cluster.members[2].node.state
+    held = state.entries[2]
+    state.entries[2] = msgspec.structs.replace(held, actor="somebody else")
+    try:
+        proof = admin(cluster, 2).get("/v1/metadata/proof", **{"from": 1})
+    finally:
+        state.entries[2] = held
+    assert proof["problem"]["epoch"] == 3 and "does not have the hash" in proof["problem"]["reason"]
+
+
+def test_the_service_is_described_as_a_whole(cluster: Nodes) -> None:
+    wait_for_members(cluster)
+    for at in range(4):
+        found = admin(cluster, at).get("/v1/cms")
+        assert found["groups"] == {"metastorage": "Available", "cmg": "Available"}
+        assert [member["state"] for member in found["members"]] == ["Healthy"] * 3
+        assert found["raft"]["voters"] == [1, 2, 3] and not found["raft"]["joint"]
+        assert found["size"] == {"actual": 3, "wanted": 3, "set_by": "size of the cluster"}
+        assert (found["change"], found["waiting"], found["frozen"]) == (None, [], "")
+        assert found["log"]["oldest_entry"] == 1 and found["recovery_generation"] == 0
+        assert found["leader"] in (1, 2, 3) and found["term"] >= 1
+
+
+def test_the_views_of_the_metadata_can_be_read_by_key(cluster: Nodes) -> None:
+    with WireClient(cluster.members[0].address, CQL_PORT, 5) as client:
+        client.startup()
+
+        def rows(text: str) -> int:
+            return len(client.query(f"SELECT * FROM system_views.{text}").rows)
+
+        epoch = cluster.members[0].node.cluster.epoch
+        name = cluster.members[0].node.cluster.identity.cluster_name
+        assert rows("cluster_metadata_log") == epoch
+        assert rows("cluster_metadata_log WHERE epoch = 2") == 1
+        assert rows(f"cluster_metadata_log WHERE cluster = '{name}' AND epoch > 1 AND epoch <= 3") == 2
+        assert rows("cluster_metadata_log WHERE cluster = 'none'") == 0
+        assert rows("cluster_metadata_directory WHERE node_id = 2") == 1
+        assert rows("cluster_metadata_directory WHERE node_id = 99") == 0
+        assert rows("cluster_metadata_directory") == 4
+        assert rows("cms_members") == 3
+        assert rows("placements WHERE keyspace_name = 'shop'") == rows("placements") > 10
+        assert rows("barriers") == rows("sessions") == rows("cluster_metadata_locks") == 0
+        assert rows("settings WHERE name = 'cluster.name'") == 1
 
 
 def wait_for_members(cluster: Nodes) -> None:

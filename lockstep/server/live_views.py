@@ -1,0 +1,165 @@
+"""`system_views`, continued: what only this node knows now, such as whom it waits for and who is connected.
+
+Invariant: read from live counters when asked; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from lockstep.schema.types import parse_uuid
+from lockstep.server.keyed_rows import KeyedRows
+from lockstep.server.virtual import VirtualTable, define
+from lockstep.server.virtual_rows import VirtualRow
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+
+class Client(Protocol):
+    """A connection as the clients view shows it."""
+
+    peer: tuple[str, int]
+    options: dict[str, str]
+    requests_served: int
+
+    @property
+    def session(self) -> Any: ...
+
+    @property
+    def version(self) -> int: ...
+
+
+class LiveTables:
+    """`clients` gives the open connections."""
+
+    def __init__(self, node: Node, clients: Callable[[], Sequence[Client]]) -> None:
+        self._node = node
+        self._clients = clients
+
+    def tables(self) -> list[VirtualTable]:
+        return [
+            view(
+                "barriers",
+                "kind text; operation_id bigint; node_id int; reason text; last_seen_epoch bigint; "
+                "since timestamp",
+                ("kind",),
+                ("operation_id", "node_id", "reason"),
+                self._barriers,
+                "Whom topology operations and changes of the voters wait for, as the metadata leader sees it",
+            ),
+            view(
+                "sessions",
+                "id text; operation_id int; stage text; opened_epoch bigint",
+                ("id",),
+                (),
+                self._sessions,
+                "Sessions under which streaming and cleanup may have effects",
+            ),
+            view(
+                "cms_members",
+                "node_id int; host_id uuid; address inet; dc text; rack text; role text; is_leader boolean; "
+                "is_alive boolean; acknowledged_epoch bigint",
+                ("node_id",),
+                (),
+                self._cms,
+                "Voters of the metadata group, and nodes that are being added to it",
+            ),
+            view("settings", "name text; value text", ("name",), (), self._settings, "This node's settings"),
+            view(
+                "clients",
+                "address inet; port int; connection_stage text; driver_name text; driver_version text; "
+                "keyspace_name text; protocol_version int; request_count bigint",
+                ("address",),
+                ("port",),
+                self._client_rows,
+                "CQL connections of this node",
+            ),
+        ]
+
+    def _barriers(self) -> Iterator[VirtualRow]:
+        node = self._node
+        for blocking in node.topology.blocking:
+            yield {
+                "kind": "operation",
+                "operation_id": blocking.operation_id,
+                "node_id": blocking.node,
+                "reason": blocking.reason,
+                "last_seen_epoch": seen_epoch(node, blocking.node),
+                "since": blocking.since_us // 1000,
+            }
+        blocked, change = node.service.blocked, node.cluster.service.change
+        if blocked is not None:
+            yield {
+                "kind": "voters",
+                "operation_id": change.id if change is not None else 0,
+                "node_id": blocked.node,
+                "reason": blocked.reason,
+                "last_seen_epoch": seen_epoch(node, blocked.node) if blocked.node else None,
+                "since": blocked.since_us // 1000,
+            }
+
+    def _sessions(self) -> Iterator[VirtualRow]:
+        for session in self._node.cluster.sessions:
+            yield {
+                "id": session.id,
+                "operation_id": session.operation_id,
+                "stage": session.stage.value,
+                "opened_epoch": session.opened_epoch,
+            }
+
+    def _cms(self) -> Iterator[VirtualRow]:
+        node = self._node
+        for member in node.cluster.service.members:
+            info = node.cluster.directory.by_id[member]
+            yield {
+                "node_id": member,
+                "host_id": parse_uuid(info.host_id),
+                "address": info.address,
+                "dc": info.dc,
+                "rack": info.rack,
+                "role": "voting member" if member in node.cluster.voters else "learner",
+                "is_leader": member == node.leader_id,
+                "is_alive": node.liveness.alive(member),
+                "acknowledged_epoch": seen_epoch(node, member),
+            }
+
+    def _settings(self) -> Iterator[VirtualRow]:
+        sections: dict[str, dict[str, Any]] = msgspec.to_builtins(self._node.configuration)
+        for section, keys in sections.items():
+            for key, value in keys.items():
+                text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+                yield {"name": f"{section}.{key}", "value": text}
+
+    def _client_rows(self) -> Iterator[VirtualRow]:
+        for client in self._clients():
+            session = client.session
+            yield {
+                "address": client.peer[0],
+                "port": client.peer[1],
+                "connection_stage": "ready" if session is not None else "initial",
+                "driver_name": client.options.get("DRIVER_NAME"),
+                "driver_version": client.options.get("DRIVER_VERSION"),
+                "keyspace_name": session.keyspace if session is not None else None,
+                "protocol_version": client.version,
+                "request_count": client.requests_served,
+            }
+
+
+def seen_epoch(node: Node, other: int) -> int:
+    """The newest epoch that a node is known to have applied."""
+    return node.cluster.epoch if other == node.node_id else node.topology.acknowledged(other)
+
+
+def view(
+    name: str,
+    columns: str,
+    partition: Sequence[str],
+    clustering: Sequence[str],
+    rows: Callable[[], Iterator[VirtualRow]] | KeyedRows,
+    comment: str,
+) -> VirtualTable:
+    return define("system_views", name, columns, partition, clustering, rows, comment=comment)
