@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
-import zlib
 from typing import Any
 
 import msgspec
@@ -80,6 +78,39 @@ def test_many_requests_in_one_tick_find_their_own_replies() -> None:
                 *(one.internode.request(two.address, verbs.PING, Ping(text), 2000) for text in texts)
             )
             assert [reply.text for reply in replies] == texts
+
+    run(test)
+
+
+class Raw(msgspec.Struct, frozen=True, array_like=True):
+    """On the wire as `Ping` and `Pong`, and may hold what is no text."""
+
+    text: msgspec.Raw
+
+
+NO_TEXT = Raw(msgspec.Raw(b"\xa2\xff\xfe"))
+
+
+def test_a_reply_whose_text_is_no_text_fails_its_request_alone() -> None:
+    async def test() -> None:
+        one, two = pair(fast=lambda peer, request, respond: respond(NO_TEXT))
+        async with running(one, two):
+            async with asyncio.timeout(5):
+                with pytest.raises(PeerTimeout, match="garbled"):
+                    await one.internode.request(two.address, verbs.PING, Ping("a"), 1000)
+            two.internode.register_fast(verbs.PING, Ping, Pong, fast_echo)
+            assert await one.internode.request(two.address, verbs.PING, Ping("b"), 1000) == Pong("b")
+
+    run(test)
+
+
+def test_a_request_whose_text_is_no_text_costs_its_sender_the_connection() -> None:
+    async def test() -> None:
+        one, two = pair(fast=fast_echo)
+        async with running(one, two):
+            with pytest.raises((PeerTimeout, PeerUnreachable)):
+                await one.internode.request(two.address, verbs.PING, NO_TEXT, 1000)
+            assert await one.internode.request(two.address, verbs.PING, Ping("b"), 1000) == Pong("b")
 
     run(test)
 
@@ -504,8 +535,7 @@ def test_a_message_before_the_handshake_is_not_served() -> None:
         _, two = pair(fast=lambda peer, request, respond: served.append(request.text))
         async with running(two):
             reader, writer = await asyncio.open_connection(two.host, two.port)
-            payload = encode((verbs.PING, 1, 1, 0, encode(Ping("x"))))
-            writer.write(struct.pack(">II", len(payload), zlib.crc32(payload)) + payload)
+            writer.write(encode_frame(verbs.PING, 1, 1, 0, encode(Ping("x"))))
             assert await reader.read() == b""
             writer.close()
         assert served == []
