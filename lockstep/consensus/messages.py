@@ -188,5 +188,5 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes) -> Message:
-    """msgspec.DecodeError or ValidationError when the bytes are no message."""
+    """One of codec.UNREADABLE when the bytes are no message."""
     return _DECODER.decode(data)

@@ -164,7 +164,7 @@ def encode_cluster(cluster: ClusterMetadata) -> bytes:
 
 
 def decode_cluster(data: bytes) -> ClusterMetadata:
-    """Inverse of `encode_cluster`; raises msgspec.DecodeError on foreign bytes."""
+    """Inverse of `encode_cluster`; raises one of codec.UNREADABLE on foreign bytes."""
     image = _IMAGE_DECODER.decode(data)
     return ClusterMetadata(
         image.epoch,

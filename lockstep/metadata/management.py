@@ -306,7 +306,7 @@ def decode_state(data: bytes) -> ManagementState:
     """Inverse of `encode_state`; CannotApply when the bytes are not a whole snapshot of this version."""
     try:
         image = _DECODER.decode(data)
-    except msgspec.DecodeError as error:
+    except codec.UNREADABLE as error:
         raise CannotApply(f"a snapshot of the management group cannot be read: {error}") from error
     if image.format != SNAPSHOT_FORMAT or image.state.digest != image.digest:
         raise CannotApply("a snapshot of the management group is of another version or damaged")

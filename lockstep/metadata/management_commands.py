@@ -90,5 +90,5 @@ def encode_command(command: Command) -> bytes:
 
 
 def decode_command(data: bytes) -> Command:
-    """msgspec.DecodeError or ValidationError when the bytes are no command."""
+    """One of codec.UNREADABLE when the bytes are no command."""
     return _DECODER.decode(data)

@@ -95,6 +95,6 @@ class Registry:
             raise CannotApply(f"entry kind {kind} is not known to this version", hint="upgrade this node")
         try:
             transformation: Transformation = decode.decode(body)
-        except msgspec.DecodeError as problem:
+        except codec.UNREADABLE as problem:
             raise CannotApply(f"the body of an entry of kind {kind} cannot be read: {problem}") from problem
         return transformation

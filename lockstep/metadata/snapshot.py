@@ -128,6 +128,8 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
 }
 #: Sections whose items are in the order of the stream but belong to the item before them.
 _INNER = {Section.RANGES: Section.RING}
+#: What comes of joining parts that are each well formed and belong to no value.
+_NO_VALUE = (AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 class SnapshotDecoder:
@@ -170,9 +172,17 @@ class SnapshotDecoder:
             raise self._damaged("the snapshot is not whole")
         if not self._has_schema:
             raise self._damaged("the schema is missing")
-        head, parts = self._head, self._parts
+        try:
+            cluster = self._joined(self._head)
+            cluster.validate()
+        except _NO_VALUE as broken:
+            raise self._damaged(f"the value is not valid: {broken}") from broken
+        return cluster
+
+    def _joined(self, head: _Head) -> ClusterMetadata:
+        parts = self._parts
         ids = tuple(entry_id for bundle in parts[Section.RECENT_IDS] for entry_id in bundle)
-        cluster = ClusterMetadata(
+        return ClusterMetadata(
             epoch=head.epoch,
             hash=head.hash,
             identity=head.identity,
@@ -192,22 +202,19 @@ class SnapshotDecoder:
             recent_ids=RecentIds.from_listed(head.recent_first_epoch, ids),
             extensions=extensions_of(parts[Section.EXTENSION]),
         )
-        try:
-            cluster.validate()
-        except AssertionError as broken:
-            raise self._damaged(f"the value is not valid: {broken}") from broken
-        return cluster
 
     def _take_schema(self, image: SchemaImage) -> None:
         try:
             self._schema.add(image)
         except KeyError as missing:
             raise self._damaged(f"a table's keyspace {missing} is missing") from missing
+        except _NO_VALUE as broken:
+            raise self._damaged(f"a piece of the schema is not valid: {broken}") from broken
 
     def _take(self, section: int, data: bytes) -> None:
         try:
             value = _DECODERS[section].decode(data)
-        except msgspec.DecodeError as problem:
+        except codec.UNREADABLE as problem:
             raise self._damaged(f"section {section} cannot be read: {problem}") from problem
         outer = _INNER.get(Section(section))
         if (section == Section.HEAD) != (self._head is None):

@@ -173,7 +173,7 @@ class SnapshotFileReader:
                 self._entries.extend(_ENTRIES.decode(data))
             elif kind != RecordKind.TRAILER or _COUNTS.decode(data) != self._count:
                 raise self._damaged(f"{self._count} records are there, not what the trailer says")
-        except msgspec.DecodeError as problem:
+        except codec.UNREADABLE as problem:
             raise self._damaged(f"a record of kind {kind} cannot be read: {problem}") from problem
         self._last = kind
         self._count += 1

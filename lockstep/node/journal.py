@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from lockstep.runtime.ports import Disk
-from lockstep.values.codec import frame_record, scan_records
+from lockstep.values.codec import UNREADABLE, frame_record, scan_records
 from lockstep.values.errors import CorruptFile
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Journal:
         for body in self.load():
             try:
                 decoded.append(decoder.decode(body))
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 why = f"record {len(decoded)} cannot be read: {error}"
                 raise CorruptFile(self._path, 0, why) from error
         return decoded

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from lockstep.consensus.effects import Role
 from lockstep.consensus.messages import Entry, EntryKind, Snapshot
 from lockstep.consensus.settings import RaftSettings
@@ -29,6 +27,7 @@ from lockstep.node.raft_journal import journal_path
 from lockstep.node.raft_transport import MANAGEMENT_GROUP, RaftTransport
 from lockstep.node.voters import Member
 from lockstep.runtime.ports import Runtime
+from lockstep.values.codec import UNREADABLE
 from lockstep.values.errors import CannotApply, LockstepError, NotLeader, OutcomeUnknown, Overloaded
 from lockstep.values.limits import MANAGEMENT_SNAPSHOT_ENTRIES
 
@@ -168,7 +167,7 @@ class ManagementGroup:
     def _apply(self, entry: Entry) -> None:
         try:
             command = decode_command(entry.data)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise CannotApply(f"management command {entry.index} cannot be read: {error}") from error
         self.state = management.apply(self.state, entry.index, command)
         self._runtime.probes.observe("management.applied", state=self.state, command_id=command.id)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.messages import AskMembers, KnownMember, MemberList
 from lockstep.node.metadata_state import MetadataState
@@ -19,7 +17,7 @@ from lockstep.replication import verbs
 from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
-from lockstep.values.codec import decoder, encode, frame_record, scan_records
+from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
 from lockstep.values.errors import CorruptFile, LockstepError
 from lockstep.values.limits import MEMBERS_ASKED_AT_ONCE_MAX, MEMBERS_FILE_BYTES_MAX
 
@@ -85,7 +83,7 @@ class Members:
             )
             for _, body in records:
                 self._heard = self._saved = _DECODER.decode(body)
-        except (CorruptFile, msgspec.DecodeError) as damage:
+        except (CorruptFile, *UNREADABLE) as damage:
             self._log("members.unreadable", error=str(damage))
 
     def start(self) -> None:

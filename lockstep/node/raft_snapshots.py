@@ -18,7 +18,7 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.snapshot_file import SnapshotInfo
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.raft_driver import RaftDriver
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import UNREADABLE, decoder, encode
 from lockstep.values.errors import CannotApply
 from lockstep.values.limits import RAFT_SNAPSHOTS_NOTED_MAX
 
@@ -80,7 +80,7 @@ class MetadataSnapshots:
         """Return when the metadata here holds what the group offers; CannotApply: it is another history."""
         try:
             facts = _FACTS.decode(snapshot.data)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise CannotApply(f"the group's snapshot cannot be read: {error}") from error
         if self._state.epoch < facts.epoch:
             self._fetch(facts.epoch)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from lockstep.gossip.pulling import Offer
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.entries import hash_of
@@ -21,7 +19,7 @@ from lockstep.node.histories import Histories
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.voters import Member
 from lockstep.runtime.ports import Runtime
-from lockstep.values.codec import decoder
+from lockstep.values.codec import UNREADABLE, decoder
 from lockstep.values.errors import CorruptFile
 
 _TAKE_SNAPSHOT = decoder(TakeSnapshot)
@@ -38,7 +36,7 @@ def problem_with(snapshot: SnapshotInfo) -> str | None:
         return "its entry is no snapshot entry of its epoch"
     try:
         stated = _TAKE_SNAPSHOT.decode(entry.body).digest
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         return f"its entry cannot be read: {error}"
     if stated != snapshot.digest:
         return "its digest is not the one that its entry states"
@@ -48,8 +46,10 @@ def problem_with(snapshot: SnapshotInfo) -> str | None:
 
 
 def voters_named_in(cluster: ClusterMetadata) -> Sequence[Member]:
-    known = [cluster.directory.by_id[voter] for voter in cluster.voters]
-    return [Member((node.address, node.internode_port), node.host_id) for node in known]
+    """None when one of them is no node: then there is nobody to ask."""
+    known = [cluster.directory.by_id.get(voter) for voter in cluster.voters]
+    found = [Member((node.address, node.internode_port), node.host_id) for node in known if node is not None]
+    return found if len(found) == len(known) else ()
 
 
 class SnapshotTransfer:

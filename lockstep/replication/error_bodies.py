@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lockstep.values import errors
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import UNREADABLE, decoder, encode
 from lockstep.values.errors import FrameCorrupt, LockstepError
 
 _CLASSES: dict[str, type[LockstepError]] = {
@@ -42,7 +42,7 @@ def decode_error(body: bytes) -> LockstepError:
     """The error itself, to be raised. FrameCorrupt when the bytes are no error body."""
     try:
         decoded = _BODY.decode(body)
-    except msgspec.DecodeError as problem:
+    except UNREADABLE as problem:
         raise FrameCorrupt(f"error body does not decode: {problem}") from problem
     kind = _CLASSES.get(decoded.code, LockstepError)
     error = kind.__new__(kind, decoded.message)

@@ -1,5 +1,5 @@
-"""Internode frames: u32 length, u32 its complement, u32 CRC-32, then a MessagePack array (verb, stream, epoch,
-flags, body).
+"""Internode frames: u32 length, u32 its complement, u32 CRC-32, then a MessagePack array (verb, stream,
+epoch, flags, body).
 
 Invariant: a frame is handed on whole and checked, or not at all; a damaged one poisons its reader, so
 that the connection is closed and no later byte is interpreted. A damaged length shows at once: a reader that

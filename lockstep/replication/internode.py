@@ -11,8 +11,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
 from lockstep.replication.error_bodies import encode_error
@@ -22,7 +20,7 @@ from lockstep.replication.peer import HELLO_DECODER, Link, Peer
 from lockstep.replication.services import Service, Services
 from lockstep.replication.waiters import CallbackWaiter, FutureWaiter, Waiter
 from lockstep.runtime.ports import Runtime, Server
-from lockstep.values.codec import encode
+from lockstep.values.codec import UNREADABLE, encode
 from lockstep.values.errors import (
     FrameCorrupt,
     HandshakeRefused,
@@ -249,7 +247,7 @@ class Internode(Services):
             return "refused by the other side", None
         try:
             theirs = HELLO_DECODER.decode(envelope.body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             return f"the greeting does not decode: {error}", None
         return refusal(self.hello(), theirs) or self._accept(theirs), theirs
 
@@ -325,7 +323,7 @@ class Internode(Services):
             return
         try:
             request = service.request_decoder.decode(envelope.body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             connection.close(f"a {verbs.NAMES.get(verb, verb)} message does not decode: {error}")
             return
         if service.fast is None:

@@ -27,7 +27,7 @@ from lockstep.replication.frames import (
 )
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of
 from lockstep.replication.waiters import Waiter
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import UNREADABLE, decoder, encode
 from lockstep.values.errors import HandshakeRefused, LockstepError, PeerTimeout, PeerUnreachable
 from lockstep.values.limits import (
     PEER_BACKOFF_MS_MAX,
@@ -268,7 +268,7 @@ class Peer:
         if flags & REPLY:
             try:
                 reply = pending.reply_decoder.decode(envelope.body)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 self._garbled(connection, envelope, error)
                 pending.waiter.failed(pending.context, PeerTimeout(f"{self._name()} sent a garbled reply"))
                 return
@@ -292,7 +292,7 @@ class Peer:
                     reply = pending.reply_decoder.decode(shared.body)
                 del self._pending[stream]
                 pending.waiter.replied(pending.context, reply, epoch)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self._garbled(connection, envelope, error)
 
     def _garbled(self, connection: Connection, envelope: Envelope, error: Exception) -> None:

@@ -27,8 +27,15 @@ RECORD_HEADER_BYTES = _HEADER.size
 encode: Callable[[Any], bytes] = _ENCODER.encode
 
 
+#: What a decoder raises for bytes that are not what it expects: text that is no UTF-8 is an error of its own.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+
+
 def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
-    """A reusable decoder for `kind`; build once at module level (it holds no mutable state)."""
+    """A reusable decoder for `kind`; build once at module level (it holds no mutable state).
+
+    `decode` raises one of UNREADABLE for foreign bytes.
+    """
     return msgspec.msgpack.Decoder(kind)
 
 

@@ -220,3 +220,12 @@ def test_the_newest_ids_are_kept_in_order_up_to_the_limit() -> None:
     assert RecentIds.from_listed(recent.first_epoch, recent.listed()) == recent
     with pytest.raises(AssertionError, match="applied twice"):
         recent.with_entry(total + 1, total.to_bytes(16, "big"))
+
+
+def test_a_body_whose_text_is_no_text_cannot_be_applied_and_is_refused_at_the_tip() -> None:
+    made = started([(0,)])
+    body = b"\x92\xa2\xff\xfe\xc4\x00"
+    with pytest.raises(CannotApply, match="cannot be read"):
+        made.registry.decode(EntryKind.SET_EXTENSION, body)
+    judged = Tip(made.now, made.registry).judge(b"x" * 16, EntryKind.SET_EXTENSION, body, "", 0, 1)
+    assert isinstance(judged, Refused)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.metadata import snapshot_file
+from lockstep.metadata import snapshot, snapshot_file
 from lockstep.metadata.cluster import ClusterMetadata, encode_cluster
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.extensions import extensions_of
 from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.snapshot import Section, SnapshotDecoder, pieces
 from lockstep.metadata.snapshot_file import SnapshotFileReader, file_records, header_of, read_file
 from lockstep.metadata.transformations import SetExtension
 from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.codec import encode
 from lockstep.values.errors import CorruptFile
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
@@ -49,6 +53,27 @@ def test_a_value_survives_the_stream_whatever_the_cuts() -> None:
         assert again == value
         assert encode_cluster(again) == encode_cluster(value)
         assert state_digest(again) == state_digest(value)
+
+
+def stream_of(items: list[tuple[Section, Any]]) -> bytes:
+    """Well-formed items, whatever they say; bytes stand for themselves."""
+    found = b""
+    for section, value in [*items, (Section.END, len(items))]:
+        data = value if isinstance(value, bytes) else encode(value)
+        found += struct.pack(">IB", len(data), section) + data
+    return found
+
+
+def test_well_formed_items_that_make_no_value_are_refused_as_damage() -> None:
+    items = list(snapshot._items(small().now))
+    (_, head), rest = items[0], items[1:]
+    assert decoded(stream_of(items), 100) == small().now
+    negative = msgspec.structs.replace(head, recent_first_epoch=-5)
+    beyond = msgspec.structs.replace(head, recent_first_epoch=2**64 - 1)
+    no_text = (Section.EXTENSION, b"\x92\xa2\xff\xfe\xc4\x01a")
+    for wrong in ([(Section.HEAD, negative), *rest], [(Section.HEAD, beyond), *rest], [*items, no_text]):
+        with pytest.raises(CorruptFile):
+            decoded(stream_of(wrong), 100)
 
 
 def test_equal_values_give_equal_streams() -> None:
