@@ -213,6 +213,11 @@ class CatchUp:
         except LockstepError as error:
             self._log("metadata.fetch_failed", peer=request.peer[0], error=str(error))
             self._puller.failed(request, self._now_ms())
+        except Exception:
+            # A defect, and reported; what is missing is asked for all the same, of others first.
+            self._puller.failed(request, self._now_ms())
+            self._turn()
+            raise
         self._turn()
 
     async def _ask_entries(self, request: Request[Address]) -> None:
@@ -296,12 +301,16 @@ class CatchUp:
 
     async def _install(self, peer: Address, snapshot: SnapshotInfo) -> None:
         self._puller.hold(True)
+        problem: str | None = "installing it failed"
         try:
             problem = await self._transfer.install()
+        except LockstepError as error:
+            problem = str(error)
         finally:
             self._puller.hold(False)
+            if problem is not None:
+                self._spoiled(peer, snapshot, problem)
         if problem is not None:
-            self._spoiled(peer, snapshot, problem)
             return
         self.snapshots_fetched += 1
         self._entries_only = False

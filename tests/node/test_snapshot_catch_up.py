@@ -17,6 +17,7 @@ from lockstep.node.messages import FetchLog, FetchSnapshot, LogEntries, Snapshot
 from lockstep.node.node import Node
 from lockstep.replication import verbs
 from lockstep.values.codec import decoder, encode
+from lockstep.values.errors import CannotApply
 from tests.node.support import Town, keyspace
 
 #: A snapshot every eight epochs, and little of the log before it.
@@ -218,6 +219,28 @@ def test_bytes_that_are_not_the_snapshots_are_noticed_and_another_peer_is_asked(
         town.agreed(1, 2, 3, 4)
         same_state(town, 4)
         assert town.logged("metadata.snapshot_refused", "n4")
+
+
+def test_a_snapshot_that_cannot_be_installed_is_asked_for_anew() -> None:
+    with town_of(SHORT) as town:
+        with_a_node_away(town, 40)
+
+        def prepare(name: str, node: Node) -> None:
+            whole, failures = node.state.install, [CannotApply("it does not apply")]
+
+            async def install(*args: Any) -> None:
+                if failures:
+                    raise failures.pop()
+                await whole(*args)
+
+            node.state.install = install  # type: ignore[method-assign]
+
+        town.prepare = prepare
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.agreed(4)
+        assert town.node(4).catch_up.snapshots_fetched == 1
+        same_state(town, 4)
 
 
 @pytest.mark.parametrize("newcomer", [False, True])
