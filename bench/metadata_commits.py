@@ -37,6 +37,8 @@ PYSYNCOBJ_MEMBERS = ("127.0.1.51:14321", "127.0.1.52:14321", "127.0.1.53:14321")
 TARGET_SUBMITTERS = 64
 TARGET_RATIOS = {"etcd": 1.0, "pysyncobj": 10.0}
 _START_TIMEOUT_S = 30.0
+#: A member that has not ended by then is killed; its data is thrown away anyway.
+STOP_TIMEOUT_S = 2.0
 
 #: Runs one phase: (submitters, seconds) to what the client printed.
 Run = Callable[[int, float], dict[str, Any]]
@@ -137,7 +139,7 @@ def _processes(commands: Sequence[Sequence[str]], log: Path, **options: Any) -> 
                 process.terminate()
             for process in started:
                 try:
-                    process.wait(10)
+                    process.wait(STOP_TIMEOUT_S)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
