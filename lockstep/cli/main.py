@@ -26,6 +26,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "describe": ("describe:describe", "Ask a running cluster", "The CQL that makes a keyspace or a table."),
     "metadata": ("metadata:metadata", "Ask a running cluster", "Show, compare and verify the metadata."),
     "cms": ("cms:cms", "Ask a running cluster", "The metadata group and its log."),
+    "why": (
+        "why:why",
+        "Ask a running cluster",
+        "Why a node, a group or an operation is not as it should be.",
+    ),
     "topology": (
         "topology:topology",
         "Change a running cluster",

@@ -30,6 +30,8 @@ def show(answer: Mapping[str, Any]) -> None:
     verdict = str(answer.get("verdict", "unknown"))
     click.echo(render.styled(verdict, _verdict_colour(verdict), bold=True))
     click.echo(_summary(answer))
+    for line in _service_lines(answer):
+        click.echo(line)
     click.echo()
     nodes, epoch, leader = answer.get("nodes", []), int(answer.get("epoch", 0)), answer.get("leader")
     render.table(
@@ -78,21 +80,28 @@ def _summary(answer: Mapping[str, Any]) -> str:
     nodes = answer.get("nodes", [])
     alive = sum(1 for node in nodes if node.get("alive"))
     leader = answer.get("leader")
-    lost = [
-        f"{name} {str(group.get('state')).lower()}"
-        for name, group in (answer.get("groups") or {}).items()
-        if group.get("state") != "Available"
-    ]
     return ", ".join(
         [
             f"cluster {cluster.get('name', '?')}",
             f"{alive} of {len(nodes)} nodes alive",
             f"epoch {answer.get('epoch', 0)} hash {str(answer.get('hash', ''))[:12]}",
             f"metadata leader: {'none' if leader is None else f'node {leader}'}",
-            *lost,
             f"asked: {asked.get('address', '?')}",
         ]
     )
+
+
+def _service_lines(answer: Mapping[str, Any]) -> list[str]:
+    """How both groups fare, and what keeps the metadata from being changed."""
+    groups = [
+        f"{name} {str(group.get('state')).lower()} ({group.get('available_peers')} voters up)"
+        for name, group in (answer.get("groups") or {}).items()
+    ]
+    lines = [f"groups: {', '.join(groups)}"] if groups else []
+    for name in ("frozen", "broken"):
+        if answer.get(name):
+            lines.append(f"metadata {'is frozen' if name == 'frozen' else 'stopped here'}: {answer[name]}")
+    return lines
 
 
 def _node_row(node: Mapping[str, Any], epoch: int, leader: Any) -> list[Any]:

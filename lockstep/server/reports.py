@@ -49,6 +49,7 @@ def status(node: Node, operations: Sequence[Document]) -> Document:
         "leader": node.leader_id,
         "verdict": verdict(node),
         "broken": str(node.state.broken) if node.state.broken is not None else None,
+        "frozen": cluster.service.frozen,
         "groups": recovery.words(node),
         "nodes": node_list(node),
         "operations": list(operations),

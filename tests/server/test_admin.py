@@ -276,6 +276,27 @@ def test_a_changed_entry_in_memory_breaks_the_proof(cluster: Nodes) -> None:
     assert proof["problem"]["epoch"] == 3 and "does not have the hash" in proof["problem"]["reason"]
 
 
+def test_verify_names_the_node_and_the_part_that_differ(cluster: Nodes) -> None:
+    state = cluster.members[2].node.state
+    held = state.current
+    host = f"{cluster.members[0].address}:{ADMIN_PORT}"
+    state.current = msgspec.structs.replace(held, extensions=held.extensions.insert("x", b"y"))
+    try:
+        result = CliRunner().invoke(root, ["metadata", "verify", "--host", host, "-o", "json"])
+    finally:
+        state.current = held
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout)
+    assert found["first_divergence"] == {
+        "node": cluster.members[2].node.node_id,
+        "epoch": held.epoch,
+        "part": "extensions",
+        "exact": True,
+    }
+    again = CliRunner().invoke(root, ["metadata", "verify", "--host", host])
+    assert again.exit_code == 0, again.output
+
+
 def test_the_service_is_described_as_a_whole(cluster: Nodes) -> None:
     wait_for_members(cluster)
     for at in range(4):
