@@ -5,7 +5,8 @@ are milliseconds of one monotonic clock and are passed in.
 
 Invariants: one request is under way at a time, whoever knows of the gap, so requests for one gap are merged
 and other peers are fallbacks; a peer that does not answer, or answered badly, rests while others are asked;
-a snapshot's transfer goes on where it stopped, also with another peer that has the identical one.
+a snapshot's transfer goes on where it stopped, also with another peer that has the identical one; bytes that
+proved wrong while several gave them are next taken from one peer alone, so that it shows whose are wrong.
 """
 
 from __future__ import annotations
@@ -83,8 +84,12 @@ class Puller(Generic[P]):
         self._held = False
         self._offer: Offer | None = None
         self._offset = 0
-        #: Peers that do not have the snapshot under way.
+        self._offered_by: P | None = None
+        #: Peers that do not have the snapshot under way, and those that gave parts of it.
         self._without: dict[P, None] = {}
+        self._gave: dict[P, None] = {}
+        #: Nobody but who offered the snapshot is asked for it.
+        self._alone = False
 
     # -- what happens --------------------------------------------------------------------------------
 
@@ -124,11 +129,11 @@ class Puller(Generic[P]):
         if took:
             self._failures = 0
 
-    def began(self, offer: Offer) -> None:
-        """Fetch this snapshot; one that was partly fetched is gone on with."""
+    def began(self, offer: Offer, peer: P) -> None:
+        """Fetch this snapshot, which `peer` offered; one that was partly fetched is gone on with."""
         if self._offer != offer:
-            self._offer, self._offset = offer, 0
-        self._without = {}
+            self._offer, self._offset, self._gave = offer, 0, {}
+        self._offered_by, self._without = peer, {}
 
     def arrived(self, request: Request[P], size_bytes: int, now_ms: int) -> None:
         """The next bytes of the snapshot are here."""
@@ -139,8 +144,9 @@ class Puller(Generic[P]):
         self._offset += size_bytes
         assert size_bytes > 0 and self._offset <= self._offer.size_bytes, "within the snapshot"
         self._failures = 0
+        self._gave[request.peer] = None
         source = self._sources.get(request.peer)
-        if source is not None:
+        if source is not None and not self._alone:
             source.failures = 0
 
     def lacking(self, request: Request[P]) -> None:
@@ -149,8 +155,21 @@ class Puller(Generic[P]):
             self._without[request.peer] = None
 
     def dropped(self) -> None:
-        """The snapshot under way is installed, or turned out to be of no use."""
-        self._offer, self._offset, self._without = None, 0, {}
+        """The snapshot under way is of no use, or not now."""
+        self._drop()
+
+    def installed(self) -> None:
+        """The snapshot under way, or what comes after it, is here."""
+        self._drop()
+        self._alone = False
+
+    def damaged(self, peer: P, now_ms: int) -> None:
+        """The bytes here, of which `peer` gave the last, are not those of the snapshot under way."""
+        givers = {**self._gave, peer: None}
+        self._drop()
+        self._alone = self._alone or len(givers) > 1
+        for giver in givers:
+            self.disappointed(giver, now_ms)
 
     def failed(self, request: Request[P], now_ms: int) -> None:
         """No answer, or none that helps."""
@@ -215,11 +234,14 @@ class Puller(Generic[P]):
         for useless in [peer for peer, source in self._sources.items() if source.epoch <= have]:
             del self._sources[useless]
         if self._offer is not None and self._offer.epoch <= have:
-            self.dropped()
+            self.installed()
         peer = self._choose(now_ms)
         if peer is None and self._offer is not None and not self._any_left():
-            # Nobody has this snapshot any more; a newer one may be there.
-            self.dropped()
+            # Nobody has this snapshot (any more); who offered it may not even have had it.
+            offered_by = self._offered_by
+            self._drop()
+            if offered_by is not None:
+                self.disappointed(offered_by, now_ms)
             peer = self._choose(now_ms)
         return None if peer is None else self._ask(peer, have, now_ms)
 
@@ -229,7 +251,8 @@ class Puller(Generic[P]):
             return self._late_ms
         if self._held or self.complete:
             return None
-        return min((source.rests_until_ms for source in self._sources.values()), default=None)
+        resting = (source.rests_until_ms for peer, source in self._sources.items() if self._may_ask(peer))
+        return min(resting, default=None)
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -257,20 +280,32 @@ class Puller(Generic[P]):
         source = self._sources.get(peer)
         if source is not None:
             self._rest(source, now_ms)
+        if self._alone and self._failures >= _FAILURES_PER_DOUBLING:
+            self._drop()
 
     def _rest(self, source: _Source, now_ms: int) -> None:
         source.rests_until_ms = now_ms + min(REST_MS_MAX, REST_MS_MIN << min(source.failures, 8))
         source.failures += 1
 
     def _any_left(self) -> bool:
-        return any(peer not in self._without for peer in self._sources)
+        return any(self._may_ask(peer) for peer in self._sources)
+
+    def _may_ask(self, peer: P) -> bool:
+        """Whether it could give what is wanted now, once it has rested."""
+        if self._offer is None:
+            return True
+        return peer not in self._without and (not self._alone or peer == self._offered_by)
+
+    def _drop(self) -> None:
+        self._offer, self._offset, self._offered_by = None, 0, None
+        self._without, self._gave = {}, {}
 
     def _choose(self, now_ms: int) -> P | None:
         """Who failed least; of those, who was heard last."""
         best: P | None = None
         best_rank: tuple[int, int] | None = None
         for peer, source in self._sources.items():
-            if source.rests_until_ms > now_ms or (self._offer is not None and peer in self._without):
+            if source.rests_until_ms > now_ms or not self._may_ask(peer):
                 continue
             rank = (source.failures, -source.heard)
             if best_rank is None or rank < best_rank:
@@ -286,6 +321,6 @@ class Puller(Generic[P]):
         assert len(self._sources) <= FETCH_SOURCES_MAX and len(self._refused_until_ms) <= FETCH_SOURCES_MAX
         assert not set(self._sources) & set(self._refused_until_ms), "a refused peer is no source"
         if self._offer is None:
-            assert self._offset == 0 and not self._without, "progress belongs to a snapshot"
+            assert self._offset == 0 and not self._without and not self._gave, "progress is of a snapshot"
         else:
             assert 0 <= self._offset <= self._offer.size_bytes, "progress within the snapshot"

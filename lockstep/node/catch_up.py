@@ -27,7 +27,7 @@ from lockstep.replication import verbs
 from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
-from lockstep.values.errors import LockstepError, PeerTimeout
+from lockstep.values.errors import CorruptFile, LockstepError, PeerTimeout
 from lockstep.values.limits import (
     FETCHED_ENTRIES_QUEUED_MAX,
     LOG_FETCH_ENTRIES_MAX,
@@ -110,7 +110,9 @@ class CatchUp:
         if self._state.store.infos.get(wanted.epoch) != wanted:
             return SnapshotChunk(b"")
         size = min(SNAPSHOT_CHUNK_BYTES, wanted.size_bytes - request.offset)
-        data = self._state.read_snapshot_chunk(wanted.epoch, max(request.offset, 0), size) or b""
+        if request.offset < 0 or size <= 0:
+            return SnapshotChunk(b"")
+        data = self._state.read_snapshot_chunk(wanted.epoch, request.offset, size) or b""
         if request.offset == 0 and data:
             self.snapshots_served += 1
         self.bytes_served += len(data)
@@ -274,7 +276,7 @@ class CatchUp:
         finally:
             self._puller.hold(False)
         if problem is None:
-            self._puller.began(offer_of(snapshot))
+            self._puller.began(offer_of(snapshot), peer)
         else:
             self._spoiled(peer, snapshot, problem)
 
@@ -292,7 +294,7 @@ class CatchUp:
         try:
             self._transfer.feed(chunk.data)
         except LockstepError as damage:
-            self._spoiled(request.peer, snapshot, str(damage))
+            self._spoiled(request.peer, snapshot, str(damage), damaged=True)
             return
         self.bytes_fetched += len(chunk.data)
         self._puller.arrived(request, len(chunk.data), self._now_ms())
@@ -302,24 +304,29 @@ class CatchUp:
     async def _install(self, peer: Address, snapshot: SnapshotInfo) -> None:
         self._puller.hold(True)
         problem: str | None = "installing it failed"
+        damaged = False
         try:
             problem = await self._transfer.install()
         except LockstepError as error:
-            problem = str(error)
+            problem, damaged = str(error), isinstance(error, CorruptFile)
         finally:
             self._puller.hold(False)
             if problem is not None:
-                self._spoiled(peer, snapshot, problem)
+                self._spoiled(peer, snapshot, problem, damaged=damaged)
         if problem is not None:
             return
         self.snapshots_fetched += 1
         self._entries_only = False
-        self._puller.dropped()
+        self._puller.installed()
 
-    def _spoiled(self, peer: Address, snapshot: SnapshotInfo, problem: str) -> None:
-        """Not this snapshot, or not now: entries, or another peer's."""
+    def _spoiled(self, peer: Address, snapshot: SnapshotInfo, problem: str, *, damaged: bool = False) -> None:
+        """Not this snapshot, or not now: entries, or another peer's. `damaged`: its bytes were wrong, and
+        `peer` gave the last of them."""
         self._log("metadata.snapshot_refused", peer=peer[0], epoch=snapshot.epoch, problem=problem)
         self._entries_only = True
         self._transfer.forget()
-        self._puller.dropped()
-        self._puller.disappointed(peer, self._now_ms())
+        if damaged:
+            self._puller.damaged(peer, self._now_ms())
+        else:
+            self._puller.dropped()
+            self._puller.disappointed(peer, self._now_ms())

@@ -80,15 +80,14 @@ class SnapshotTransfer:
         self._reader.feed(data)
 
     async def install(self) -> str | None:
-        """Make it this node's state, now that its bytes are here; else why not."""
+        """Make it this node's state, now that its bytes are here; else why not. CorruptFile when the bytes are
+        not those of this snapshot."""
         snapshot = self.snapshot
         assert snapshot is not None, "a transfer is under way"
-        try:
-            content = self._reader.finish()
-        except CorruptFile as damage:
-            return str(damage)
+        content = self._reader.finish()
         if content.header.entry != snapshot.entry or content.header.digest != snapshot.digest:
-            return "it is another one than was offered"
+            path = f"snapshot of epoch {snapshot.epoch}"
+            raise CorruptFile(path, self._reader.bytes_read, "it is another one than was offered")
         if not self._state.epoch:
             problem = await self._unconfirmed(snapshot, voters_named_in(content.value))
             if problem is not None:

@@ -126,7 +126,7 @@ def test_a_snapshot_goes_on_where_it_stopped_at_another_peer() -> None:
     puller: Puller[str] = Puller()
     for peer in ("b", "a"):
         puller.heard(peer, 120, 0)
-    puller.began(OFFER)
+    puller.began(OFFER, "a")
     first = asked(puller, 0, 0)
     assert (first.peer, first.offer, first.offset) == ("a", OFFER, 0)
     puller.arrived(first, 6, 1)
@@ -135,10 +135,10 @@ def test_a_snapshot_goes_on_where_it_stopped_at_another_peer() -> None:
     puller.failed(second, 2)
     third = asked(puller, 0, 2)
     assert (third.peer, third.offset) == ("b", 6)
-    puller.began(OFFER)
+    puller.began(OFFER, "a")
     puller.arrived(third, 4, 3)
     assert puller.complete and puller.next(0, 3) is None
-    puller.dropped()
+    puller.installed()
     following = asked(puller, 100, 4)
     assert following.offer is None and following.after == 100
 
@@ -147,21 +147,106 @@ def test_a_snapshot_that_nobody_has_any_more_is_given_up_and_asked_for_anew() ->
     puller: Puller[str] = Puller()
     for peer in ("b", "a"):
         puller.heard(peer, 120, 0)
-    puller.began(OFFER)
+    puller.began(OFFER, "a")
     puller.arrived(asked(puller, 0, 0), 6, 1)
     puller.lacking(asked(puller, 0, 1))
     puller.lacking(asked(puller, 0, 2))
     again = asked(puller, 0, 3)
     assert again.offer is None and puller.offer is None
-    puller.began(OFFER)
+    puller.began(OFFER, "a")
     puller.failed(again, 4)
-    assert asked(puller, 0, 4).offset == 0
+    assert asked(puller, 0, 100).offset == 0
+
+
+def test_who_offers_what_nobody_gives_is_asked_last() -> None:
+    puller: Puller[str] = Puller()
+    for peer in ("good", "liar"):
+        puller.heard(peer, 120, 0)
+    first = asked(puller, 0, 0)
+    assert first.peer == "liar"
+    puller.answered(first, 120, True, 1)
+    puller.began(OFFER, "liar")
+    now_ms = 1000
+    for _ in range(2):
+        puller.lacking(asked(puller, 0, now_ms))
+    following = asked(puller, 0, now_ms)
+    assert (following.peer, following.offer) == ("good", None)
+
+
+def test_nothing_wakes_for_a_peer_that_lacks_the_snapshot_while_the_other_rests() -> None:
+    puller: Puller[str] = Puller()
+    for peer in ("b", "a"):
+        puller.heard(peer, 120, 0)
+    puller.began(OFFER, "a")
+    puller.lacking(asked(puller, 0, 0))
+    puller.failed(asked(puller, 0, 10), 10)
+    assert puller.next(0, 11) is None
+    wake_ms = puller.wake_ms()
+    assert wake_ms is not None and wake_ms > 11
+
+
+def fetch(puller: Puller[str], liar: str, now_ms: int, heard_last: list[str]) -> tuple[bool, int]:
+    """Fetch the offer byte by byte; whether every byte was good, and when that ended."""
+    good = True
+    while not puller.complete:
+        puller.heard(heard_last[now_ms % len(heard_last)], 120, now_ms)
+        request = puller.next(0, now_ms)
+        now_ms += 10
+        if request is None:
+            continue
+        if request.offer is None:
+            puller.answered(request, 120, True, now_ms)
+            puller.began(OFFER, request.peer)
+        else:
+            good = good and request.peer != liar
+            last = request.peer
+            puller.arrived(request, 1, now_ms)
+        puller.validate()
+    if not good:
+        puller.damaged(last, now_ms)
+    return good, now_ms
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=3, max_size=30), st.sampled_from(["a", "b", "c"]))
+def test_one_peer_whose_bytes_are_wrong_cannot_spoil_every_transfer(heard: list[str], liar: str) -> None:
+    puller: Puller[str] = Puller()
+    now_ms = 0
+    for peer in ("a", "b", "c"):
+        puller.heard(peer, 120, now_ms)
+    for _ in range(5):
+        good, now_ms = fetch(puller, liar, now_ms, heard)
+        if good:
+            return
+    raise AssertionError("five transfers were spoilt")
+
+
+def test_a_peer_alone_that_stops_answering_is_given_up() -> None:
+    puller: Puller[str] = Puller()
+    for peer in ("b", "a"):
+        puller.heard(peer, 120, 0)
+    puller.began(OFFER, "a")
+    puller.arrived(asked(puller, 0, 0), 6, 0)
+    puller.failed(asked(puller, 0, 0), 0)
+    puller.arrived(asked(puller, 0, 0), 4, 0)
+    puller.damaged("b", 0)
+    offered = asked(puller, 0, 10_000)
+    puller.answered(offered, 120, True, 10_000)
+    puller.began(OFFER, offered.peer)
+    now_ms, peers = 10_000, []
+    while puller.offer is not None:
+        now_ms += 10_000
+        request = puller.next(0, now_ms)
+        if request is not None and request.offer is not None:
+            peers.append(request.peer)
+            puller.failed(request, now_ms)
+    assert set(peers) == {offered.peer} and len(peers) == 4
 
 
 def test_a_snapshot_that_was_overtaken_is_given_up() -> None:
     puller: Puller[str] = Puller()
     puller.heard("a", 120, 0)
-    puller.began(OFFER)
+    puller.began(OFFER, "a")
     puller.arrived(asked(puller, 0, 0), 6, 1)
     assert asked(puller, 100, 2).offer is None
 

@@ -11,12 +11,12 @@ import pytest
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.entries import LogEntry, hash_of, verify_chain
 from lockstep.metadata.snapshot_entries import TakeSnapshot
-from lockstep.metadata.snapshot_file import SnapshotInfo
+from lockstep.metadata.snapshot_file import RecordKind, SnapshotInfo
 from lockstep.node import catch_up
 from lockstep.node.messages import FetchLog, FetchSnapshot, LogEntries, SnapshotChunk
 from lockstep.node.node import Node
 from lockstep.replication import verbs
-from lockstep.values.codec import decoder, encode
+from lockstep.values.codec import decoder, encode, frame_record, scan_records
 from lockstep.values.errors import CannotApply
 from tests.node.support import Town, keyspace
 
@@ -340,3 +340,30 @@ def test_whatever_order_entries_come_in_the_published_epochs_only_grow(seed: int
         for before, after in published:
             assert before == epoch
             epoch = after
+
+
+def test_a_peer_whose_forged_bytes_pass_every_checksum_cannot_keep_a_node_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It alters a record and its checksum, so that only the whole tells; the others' bytes are good."""
+    monkeypatch.setattr(catch_up, "SNAPSHOT_CHUNK_BYTES", 256)
+    with town_of(SHORT) as town:
+        with_a_node_away(town, 40)
+        node = town.node(1)
+
+        async def serve(peer: object, request: FetchSnapshot) -> SnapshotChunk:
+            snapshot = request.snapshot
+            whole = node.state.read_snapshot_chunk(snapshot.epoch, 0, snapshot.size_bytes)
+            assert whole is not None
+            forged = b"".join(
+                frame_record(body[:-1] + bytes((body[-1] ^ 1,)) if body[0] == RecordKind.PIECE else body)
+                for _, body in scan_records("", whole, record_bytes_max=1 << 20)
+            )
+            return SnapshotChunk(forged[request.offset : request.offset + 256])
+
+        node.internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, serve)
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.agreed(1, 2, 3, 4)
+        same_state(town, 4)
+        assert town.node(4).catch_up.snapshots_fetched == 1
