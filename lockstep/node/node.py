@@ -130,8 +130,7 @@ class Node(Parts):
         """Stop serving and voting at once; peers see closed connections."""
         if self._end(error):
             self.log("node.broken", error=str(error))
-            if self.driver is not None:
-                self.driver.halt()
+            self.member.halt()
             self.runtime.tasks.spawn(self.internode.stop(), "node.broken")
 
     def _end(self, error: LockstepError) -> bool:
@@ -147,15 +146,10 @@ class Node(Parts):
     # -- events ------------------------------------------------------------------------------------
 
     def _committed(self, entries: tuple[Entry, ...]) -> None:
-        assert self.raft_processor is not None, "a member of the group has its processor"
-        logged = self.raft_processor.committed(entries)
-        if logged:
-            self.state.offer(logged)
-            self.raft_processor.settle_committed(logged)
+        self.member.committed(entries)
 
     def _role_changed(self) -> None:
-        if self.raft_processor is not None:
-            self.raft_processor.role_changed()
+        self.member.role_changed()
         self.topology.wake()
         self.snapshots.wake()
         self.service.wake()

@@ -12,34 +12,28 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from lockstep.consensus.messages import Entry
-from lockstep.consensus.settings import RaftSettings
 from lockstep.gossip.failure_detector import FailureDetector
-from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.node.announcing import Announcer
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.configuration import Configuration, split_address
+from lockstep.node.facts import NodeFacts
 from lockstep.node.founders_file import FoundersFile
 from lockstep.node.founding import Founding
 from lockstep.node.group_reports import GroupReports
 from lockstep.node.histories import Histories
-from lockstep.node.identity import Identity, IdentityFile
+from lockstep.node.identity import IdentityFile
 from lockstep.node.kinds import every_kind
 from lockstep.node.liveness import Liveness
 from lockstep.node.management import Management
 from lockstep.node.members import Members
 from lockstep.node.membership import Membership
 from lockstep.node.messages import EpochQuery, EpochReply
+from lockstep.node.metadata_member import MetadataMember
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.metadata_store import Retention
 from lockstep.node.processors.base import Processor
-from lockstep.node.processors.gated import Gate, GatedProcessor
-from lockstep.node.processors.kinds import Factory, Surroundings, chosen
-from lockstep.node.processors.raft import RaftProcessor, logged_entries
-from lockstep.node.raft_driver import RaftDriver
-from lockstep.node.raft_journal import RaftJournal
-from lockstep.node.raft_snapshots import MetadataSnapshots
-from lockstep.node.raft_transport import METADATA_GROUP, RaftTransport
+from lockstep.node.processors.kinds import Factory, chosen
+from lockstep.node.raft_transport import RaftTransport
 from lockstep.node.service_driver import ServiceDriver
 from lockstep.node.snapshot_trigger import SnapshotTrigger
 from lockstep.node.submission import Submitter
@@ -56,12 +50,11 @@ from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store import Store
 from lockstep.values.errors import LockstepError
-from lockstep.values.ids import mutation_id
 
 StoreOpener = Callable[[Runtime], Awaitable[Store]]
 
 
-class Parts(abc.ABC):
+class Parts(NodeFacts, abc.ABC):
     """Attributes without a value here are made by `_build_request_path`, once the store is open."""
 
     def __init__(
@@ -72,30 +65,23 @@ class Parts(abc.ABC):
         log: Callable[..., None],
         processors: Mapping[str, Factory] | None = None,
     ) -> None:
+        super().__init__()
         self.runtime = runtime
         self.configuration = configuration
         self.log = log
         self.ready = False
         self.broken: asyncio.Future[LockstepError] | None = None
         self._open_store = open_store
-        self._processor_factory = chosen(configuration, processors or {})
-        self._sequence = 0
+        factory = chosen(configuration, processors or {})
         self._engine_open = False
-        #: The metadata value and identity for which `_known_id` was looked up: requests ask often.
-        self._id_of: tuple[ClusterMetadata, Identity] | None = None
-        self._known_id = 0
         self.registry = every_kind()
         self.identity = IdentityFile(runtime)
         self.founders_file = FoundersFile(runtime.disk)
         self._starting: asyncio.Task[Any] | None = None
         self._build_metadata()
-        self._build_groups()
+        self._build_groups(factory)
         self._build_leader_duties()
-        #: Up to which epoch the Raft log on disk is a newer record of who votes than the metadata.
-        self._consensus_until = 0
-        self._consensus_ends = False
         self.internode.register(verbs.EPOCH_QUERY, EpochQuery, EpochReply, self._epoch_query)
-        self.liveness: Liveness
         self.store: Store
         self.engine: StorageEngine
         self.replica: ReplicaService
@@ -117,7 +103,7 @@ class Parts(abc.ABC):
             self.state,
             self.internode,
             lambda: tuple(self.voters.members().values()),
-            lambda: self.identity.value.host_id,
+            self._host_id,
             log,
         )
         self.catch_up = CatchUp(runtime, self.state, self.internode, self.histories, self.address, log)
@@ -130,19 +116,31 @@ class Parts(abc.ABC):
             alive=self._alive,
             log=log,
         )
-        self.raft_snapshots = MetadataSnapshots(self.state, self._fetch_from_leader)
         self.announcer = Announcer(
             self.state, self.internode, self._own_id, self._leads, self._alive, self.catch_up.far_behind
         )
 
-    def _build_groups(self) -> None:
+    def _build_groups(self, factory: Factory | None) -> None:
         """The two consensus groups; their members on this node begin later, or never."""
         runtime = self.runtime
-        self.driver: RaftDriver | None = None
-        #: What tests do to this node's processor and to what it shows.
-        self.gate = Gate(self.state)
-        self.raft_processor: RaftProcessor | None = None
-        self.processor: Processor | None = None
+        self.member = MetadataMember(
+            runtime,
+            self.configuration,
+            self.state,
+            self.registry,
+            self.voters,
+            self.raft_transport,
+            factory,
+            own_id=self._own_id,
+            host_id=self._host_id,
+            fetch=lambda epoch, leader: self.catch_up.heard(leader, epoch),
+            on_processor=self._judge_with,
+            on_committed=self._committed,
+            on_role=self._role_changed,
+            on_broken=self._break,
+            on_ended=self._follow_service,
+            log=self.log,
+        )
         self.management = Management(
             runtime,
             self.internode,
@@ -151,9 +149,9 @@ class Parts(abc.ABC):
             self.voters,
             raft=self.configuration.raft,
             own_address=self.address,
-            host_id=lambda: self.identity.value.host_id,
+            host_id=self._host_id,
             leads=self._leads,
-            configuration_index=self._configuration_index,
+            configuration_index=lambda: self.member.configuration_index,
             log=self.log,
         )
         self.groups = GroupReports(
@@ -205,94 +203,13 @@ class Parts(abc.ABC):
             self.state,
             self.internode,
             self.registry,
-            group=self._metadata_group,
+            group=lambda: self.member.group,
             own_id=self._own_id,
             alive=self._alive,
             follows=self.management.unsettled,
             replace_after_ms=self.configuration.cms.replace_after_ms,
             log=log,
         )
-
-    # -- facts -------------------------------------------------------------------------------------
-
-    @property
-    def cluster(self) -> ClusterMetadata:
-        return self.state.current
-
-    @property
-    def address(self) -> Address:
-        return (self.configuration.network.address, self.configuration.network.internode_port)
-
-    @property
-    def info(self) -> NodeInfo | None:
-        return self.cluster.directory.by_host_id.get(self.identity.value.host_id)
-
-    @property
-    def node_id(self) -> int:
-        """0 until the log gave one."""
-        return self._own_id()
-
-    @property
-    def has_left(self) -> bool:
-        info = self.info
-        return info is not None and info.state is NodeState.LEFT
-
-    @property
-    def is_leader(self) -> bool:
-        if self.driver is not None:
-            return self.driver.is_leader
-        return self.processor is not None and self.processor.leads
-
-    @property
-    def leader_id(self) -> int | None:
-        """Node id of the metadata leader as far as this node knows."""
-        if self.driver is not None:
-            return self.driver.raft.leader
-        if self.is_leader:
-            return self.node_id
-        return self.liveness.leading if self._engine_open else None
-
-    def new_mutation_id(self) -> bytes:
-        self._sequence += 1
-        return mutation_id(self.node_id, self.identity.value.generation, self._sequence)
-
-    async def submit(
-        self, transformation: Any, *, entry_id: bytes = b"", base_epoch: int | None = None
-    ) -> int:
-        """Epoch of the committed transformation, applied here. See Submitter.submit for retries, errors."""
-        timeout_ms = self.configuration.timeouts.metadata_ms
-        return await self.submitter.submit(
-            transformation, timeout_ms, entry_id=entry_id, base_epoch=base_epoch
-        )
-
-    def _alive(self, node: int) -> bool:
-        return self.liveness.alive(node)
-
-    def _cluster_now(self) -> ClusterMetadata:
-        return self.state.current
-
-    def _epoch_now(self) -> int:
-        return self.state.current.epoch
-
-    def _own_id(self) -> int:
-        cluster, identity = self.state.current, self.identity.value
-        known = self._id_of
-        if known is None or known[0] is not cluster or known[1] is not identity:
-            info = self.info
-            self._known_id = info.id if info is not None else 0
-            self._id_of = (cluster, identity)
-        return self._known_id
-
-    def _leads(self) -> bool:
-        return self.is_leader
-
-    def _configuration_index(self) -> int:
-        """Of the Raft entry that brought the metadata group's present members; 0 where there is no member."""
-        return self.driver.raft.state.configurations.changed_at if self.driver is not None else 0
-
-    def _campaign(self) -> None:
-        if self.driver is not None:
-            self.driver.campaign()
 
     # -- wiring ------------------------------------------------------------------------------------
 
@@ -361,7 +278,7 @@ class Parts(abc.ABC):
             describe=self.membership.describe,
             start_consensus=self._start_consensus,
             is_leader=self._leads,
-            campaign=self._campaign,
+            campaign=self.member.campaign,
             log=self.log,
         )
 
@@ -377,60 +294,9 @@ class Parts(abc.ABC):
         )
 
     def _start_consensus(self) -> None:
-        """Take part if this node is a member: the first founder, and after founding whom the metadata says.
-
-        A voter is a host: whichever address it now has, and whoever else has the address it had. A node that
-        is being added gets its vote by the Raft log, after it got that log.
-        """
+        """Take part in both groups, if this node is a member."""
         self.management.take_part()
-        if self._processor_factory is not None:
-            if self.processor is None:
-                given = Surroundings(self.runtime, self.state, self.registry, self.configuration)
-                self._judge_with(self._processor_factory(given))
-            return
-        own = self.voters.id_of(self.identity.value.host_id) or self._member_by_log()
-        if own is None or self.driver is not None or self._consensus_ends:
-            return
-        raft = self.configuration.raft
-        self.driver = RaftDriver(
-            self.runtime,
-            self.raft_transport,
-            group=METADATA_GROUP,
-            identity=own,
-            voters=self.voters.founding(),
-            member=self.voters.member,
-            settings=RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks),
-            tick_ms=raft.tick_ms,
-            on_committed=self._committed,
-            on_role=self._role_changed,
-            on_broken=self._break,
-            snapshots=self.raft_snapshots,
-        )
-        self.raft_snapshots.begin(self.driver)
-        self.raft_processor = RaftProcessor(
-            self.runtime, self.state, self.driver, self.registry, self.raft_snapshots.committed
-        )
-        self._judge_with(self.raft_processor)
-        self.state.known_value = self.raft_processor.known_value
-        self.driver.start()
-
-    def _judge_with(self, processor: Processor | None) -> None:
-        if processor is not None and self.configuration.testing.faults:
-            processor = GatedProcessor(processor, self.gate)
-        self.processor = self.submitter.processor = processor
-
-    def _member_by_log(self) -> int | None:
-        """This node's id, when its Raft log is ahead of its metadata: it may vote by what is in that log."""
-        own = self._own_id()
-        if not own or self.driver is not None:
-            return None
-        entries = RaftJournal(self.runtime.disk, METADATA_GROUP).load().entries
-        logged = logged_entries(entries[-1:]) or logged_entries(entries)
-        newest = logged[-1].epoch if logged else 0
-        if newest <= self.state.epoch:
-            return None
-        self._consensus_until = newest
-        return own
+        self.member.take_part()
 
     def _follow_service(self) -> None:
         """The metadata says who takes part in consensus: begin or end this node's part."""
@@ -438,33 +304,11 @@ class Parts(abc.ABC):
             return
         if self._own_id() in self.cluster.service.members:
             self._start_consensus()
-        elif self.driver is not None and self.state.epoch >= self._consensus_until:
-            self.runtime.tasks.spawn(self._end_consensus(), "node.end_consensus")
+        else:
+            self.member.give_up_part()
 
-    async def _end_consensus(self) -> None:
-        driver, processor = self.driver, self.raft_processor
-        if driver is None or processor is None or self._consensus_ends:
-            return
-        self._consensus_ends = True
-        self.driver = self.raft_processor = None
-        self._judge_with(None)
-        self.raft_snapshots.begin(None)
-        self.log("node.votes_no_more", node=self.node_id, epoch=self.state.epoch)
-        processor.close()
-        await driver.stop()
-        self._consensus_ends = False
-        self._follow_service()
-
-    def _fetch_from_leader(self, epoch: int) -> None:
-        leader = self.driver.leader_address if self.driver is not None else None
-        if leader is not None:
-            self.catch_up.heard(leader, epoch)
-
-    def _metadata_group(self) -> tuple[RaftDriver, RaftProcessor] | None:
-        """This node's member of the metadata group, and what judges there."""
-        if self.driver is None or self.raft_processor is None:
-            return None
-        return self.driver, self.raft_processor
+    def _judge_with(self, processor: Processor | None) -> None:
+        self.submitter.processor = processor
 
     # -- what is done when something happens ---------------------------------------------------------
 

@@ -262,7 +262,7 @@ class Admin:
     def _gate(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
         if not isinstance(request.body, dict):
             raise ConfigurationError("the body must be a JSON object of controls")
-        return self._node.gate.control(request.body)
+        return self._node.member.gate.control(request.body)
 
     def _partition(self, request: HttpRequest, _values: dict[str, str]) -> dict[str, Any]:
         body = request.body

@@ -50,7 +50,7 @@ def extension(name: str, value: bytes = b"v") -> SetExtension:
 
 def release(town: Town, number: int, order: Any = None) -> None:
     async def work(node: Node) -> None:
-        node.gate.release(order)
+        node.member.gate.release(order)
 
     town.finish(town.begin(number, work))
 
@@ -69,11 +69,11 @@ def test_a_lost_reply_and_a_retry_on_another_node_give_the_original_epoch_also_a
     with Town() as town:
         leader, one, two = three(town)
         base = town.newest.epoch
-        town.node(leader).gate.drop_replies(100)
+        town.node(leader).member.gate.drop_replies(100)
         lost = town.finish(town.submit(one, keyspace("k"), entry_id=FIRST_ID, base_epoch=base))
         # The attempts are answered with the epoch in the end, or nothing is known.
         assert lost.error is None or isinstance(lost.error, OutcomeUnknown)
-        assert town.node(leader).gate.lost_replies >= 1
+        assert town.node(leader).member.gate.lost_replies >= 1
         release(town, leader)
         original = town.log.values[-1].recent_ids.epoch_of(FIRST_ID)
         assert original is not None
@@ -96,7 +96,7 @@ def test_a_lost_reply_and_a_retry_on_another_node_give_the_original_epoch_also_a
 def test_an_unknown_outcome_is_reported_so_and_is_in_the_log_at_most_once(is_lost_before: bool) -> None:
     with Town() as town:
         leader, one, _ = three(town)
-        gate = town.node(leader).gate
+        gate = town.node(leader).member.gate
         if is_lost_before:
             gate.drop_commits(1000)
         else:
@@ -111,7 +111,7 @@ def test_an_unknown_outcome_is_reported_so_and_is_in_the_log_at_most_once(is_los
 def test_a_rejection_is_in_no_log_and_was_valid_at_the_epoch_that_it_names() -> None:
     with Town() as town:
         leader, one, two = three(town)
-        gate = town.node(leader).gate
+        gate = town.node(leader).member.gate
         gate.hold_commits()
         winner = town.submit(one, keyspace("k"))
         loser = town.submit(two, keyspace("k"), entry_id=FIRST_ID)
@@ -132,7 +132,7 @@ def test_a_rejection_is_in_no_log_and_was_valid_at_the_epoch_that_it_names() -> 
 def test_held_commits_pass_in_the_order_that_the_test_gives_them() -> None:
     with Town() as town:
         leader, *_ = three(town)
-        gate = town.node(leader).gate
+        gate = town.node(leader).member.gate
         gate.hold_commits()
         begun = [town.submit(leader, extension(name)) for name in ("a", "b", "c")]
         town.until(lambda: len(gate.held) == 3)
@@ -147,7 +147,7 @@ def test_an_epoch_that_is_held_at_one_node_is_seen_there_only_after_its_release(
     with Town() as town:
         _, one, two = three(town)
         at = town.node(one).state.epoch
-        town.node(one).gate.hold_visibility_at(at)
+        town.node(one).member.gate.hold_visibility_at(at)
         begun = town.submit(one, extension("a"))
         made = town.finish(town.submit(two, extension("b")))
         assert made.error is None and not begun.done
@@ -161,7 +161,7 @@ def test_an_epoch_that_is_held_at_one_node_is_seen_there_only_after_its_release(
 def test_the_controls_are_checked_and_answer_with_their_state() -> None:
     with Town() as town:
         leader, *_ = three(town)
-        gate = town.node(leader).gate
+        gate = town.node(leader).member.gate
         for wrong in ({"no_such": 1}, {"hold_commits": 1}, {"drop_replies": True}, {"drop_replies": -1}):
             with pytest.raises(ConfigurationError):
                 gate.control(wrong)
@@ -170,7 +170,7 @@ def test_the_controls_are_checked_and_answer_with_their_state() -> None:
         town.until(lambda: gate.control({})["held"] == 1)
 
         async def work(node: Node) -> dict[str, Any]:
-            return node.gate.control({"release": True})
+            return node.member.gate.control({"release": True})
 
         assert town.finish(town.begin(leader, work)).value["held"] == 0
         assert town.finish(outcome).error is None
