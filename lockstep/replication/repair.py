@@ -61,6 +61,10 @@ class RepairWrite(Write):
             self._retry = loop.call_later(READ_EXTRA_AFTER_MS / 1000, self._try_again)
         self._judge()
 
+    def _still_fits(self) -> bool:
+        # Cells of dropped columns are repaired like others: nobody sees them.
+        return True
+
     def _request_for(self, target: Target) -> WriteRequest:
         part = self._parts.get(target.node)
         if part is None:

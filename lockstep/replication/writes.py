@@ -22,6 +22,7 @@ from lockstep.replication.replica import ReplicaService
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
+    ColumnsGone,
     InvalidRequest,
     LockstepError,
     NotReplica,
@@ -278,17 +279,37 @@ class Write:
             self._follow(newest)
 
     def _newest(self) -> Plan | None:
-        """The plan by all that this node knows now; None, and the write has ended, when its table is gone.
+        """The plan by all that this node knows now; None, and the write has ended, when its table is gone
+        or has lost columns that are written.
 
-        Nothing that any replica took is seen again then: the id of a table is never given twice.
+        Nothing that any replica took is seen again when the table is gone: its id is never given twice.
         """
         mutation = self._mutation
         try:
-            return self._owner.plans.write_plan(mutation.table_id, mutation.token, self._plan.consistency)
+            newest = self._owner.plans.write_plan(mutation.table_id, mutation.token, self._plan.consistency)
         except RequestError as error:
             self._owner.reach("write.table_gone")
             self._end(error)
             return None
+        if newest.needs_epoch <= self._plan.epoch or self._still_fits():
+            return newest
+        # A name may stand for another column by now: whoever planned the mutation has to do so again.
+        self._owner.reach("write.columns_gone")
+        begun = bool(self._accepted or self._outstanding or self._failures)
+        self._end(ColumnsGone(str(mutation.table_id), begun=begun))
+        return None
+
+    def _still_fits(self) -> bool:
+        """Whether the table, which is there, has all columns that are written."""
+        mutation = self._mutation
+        table = self._owner.plans.cluster.table(mutation.table_id)
+        assert table is not None, "a table with a plan is in the schema"
+        known = table.by_id
+        return all(
+            part.column in known
+            for row in (*mutation.rows, *((mutation.static,) if mutation.static is not None else ()))
+            for part in (*row.cells, *row.column_deletions)
+        )
 
     def _follow(self, newest: Plan, paused: bool = False) -> None:
         """Go on under the newest plan: what counts for it stays, the rest is sent again."""

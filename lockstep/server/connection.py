@@ -36,7 +36,7 @@ from lockstep.cql.wire.messages import (
 from lockstep.cql.wire.segments import SegmentReader, encode_segments
 from lockstep.server.execution import Answer, Session
 from lockstep.server.tracing import Trace
-from lockstep.values.errors import InvalidRequest, LockstepError, ProtocolViolation
+from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation
 from lockstep.values.limits import (
     CQL_ANSWER_BYTES_COALESCED,
     CQL_BYTES_IN_FLIGHT_MAX,
@@ -231,20 +231,28 @@ class CqlConnection(asyncio.Protocol):
         if not begun:
             self._spawn(session, stream, request, size)
 
-    def again(self, stream: int, request: Execute, size: int) -> None:
-        """Run a request whose table was emptied or dropped meanwhile: under the present schema it reaches
-        the table, or is refused for what it is."""
+    def again(self, stream: int, request: Execute, size: int, begun: bool) -> None:
+        """Run a request whose table was emptied, dropped or lost columns meanwhile: under the present schema
+        it reaches the table, or is refused for what it is. `begun`: as in `Executor.run`."""
         assert self.session is not None
-        self._spawn(self.session, stream, request, size)
+        self._spawn(self.session, stream, request, size, begun=begun)
 
     def _spawn(
-        self, session: Session, stream: int, request: Request, size: int, traced: bool = False
+        self,
+        session: Session,
+        stream: int,
+        request: Request,
+        size: int,
+        traced: bool = False,
+        begun: bool = False,
     ) -> None:
         """Run a request that is counted as in flight."""
-        work = self._run(session, stream, request, size, traced)
+        work = self._run(session, stream, request, size, traced, begun)
         self._server.runtime.tasks.spawn(work, "cql.request")
 
-    async def _run(self, session: Session, stream: int, request: Request, size: int, traced: bool) -> None:
+    async def _run(
+        self, session: Session, stream: int, request: Request, size: int, traced: bool, begun: bool
+    ) -> None:
         executor = self._server.executor
         trace: Trace | None = None
         try:
@@ -253,7 +261,7 @@ class CqlConnection(asyncio.Protocol):
             if trace is not None:
                 self._answer(stream, await executor.run_traced(session, request, trace), trace.id)
                 return
-            answer = await executor.run(session, request)
+            answer = await executor.run(session, request, begun=begun)
             warned = Answer(answer.body, (*answer.warnings, _TRACING_WARNING)) if traced else answer
             self._answer(stream, warned)
         except LockstepError as error:
@@ -377,7 +385,8 @@ class _Written:
         connection = self._connection
         try:
             if isinstance(error, InvalidRequest):
-                connection.again(self._stream, self._request, self._size)
+                begun = isinstance(error, ColumnsGone) and error.begun
+                connection.again(self._stream, self._request, self._size, begun)
                 return
             connection.written(self._stream, error)
             connection.ended(self._size)

@@ -36,6 +36,7 @@ from lockstep.server.statements import Statement, Statements
 from lockstep.server.tracing import Trace, Tracer
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import (
+    ColumnsGone,
     InvalidRequest,
     LockstepError,
     ProtocolViolation,
@@ -46,6 +47,7 @@ from lockstep.values.ids import Consistency
 from lockstep.values.limits import (
     BATCH_BYTES_WARNED,
     BATCH_STATEMENTS_MAX,
+    REQUEST_PLANS_MAX,
     TRACE_PARAMETER_CHARACTERS_MAX,
     TRACED_STATEMENTS_MAX,
 )
@@ -167,28 +169,43 @@ class Executor:
             return [part if isinstance(part, str) else self.statements.by_id(part).text for part in parts]
         return []
 
-    async def run(self, session: Session, request: Request) -> Answer:
-        """Answer QUERY, EXECUTE or BATCH. RequestError, or a MetadataError of a schema change."""
-        schema = self._node.cluster.schema
-        try:
-            return await self._run_once(session, request)
-        except InvalidRequest:
-            # TRUNCATE gives a table a new id. What was planned against the old one has no effect that
-            # can be seen, so it is run under the new one; a batch may have had effects elsewhere.
-            if self._node.cluster.schema is schema or isinstance(request, Batch):
-                raise
-        return await self._run_once(session, request)
+    async def run(self, session: Session, request: Request, *, begun: bool = False) -> Answer:
+        """Answer QUERY, EXECUTE or BATCH. RequestError, or a MetadataError of a schema change.
 
-    async def _run_once(self, session: Session, request: Request) -> Answer:
+        `begun`: an earlier attempt at the request may have written something.
+        """
+        for attempt in range(1, REQUEST_PLANS_MAX + 1):
+            schema = self._node.cluster.schema
+            try:
+                return await self._run_once(session, request, begun)
+            except ColumnsGone as error:
+                begun = begun or error.begun
+                if attempt == REQUEST_PLANS_MAX:
+                    raise _unknown(request, error) from error
+            except InvalidRequest as error:
+                # TRUNCATE gives a table a new id. What was planned against the old one has no effect that
+                # can be seen, so it is run under the new one; a batch may have had effects elsewhere.
+                moved = self._node.cluster.schema is not schema
+                if not moved or isinstance(request, Batch) or attempt == REQUEST_PLANS_MAX:
+                    if begun:
+                        raise _unknown(request, error) from error
+                    raise
+            except RequestError as error:
+                if begun and error.outcome_known:
+                    raise _unknown(request, error) from error
+                raise
+        raise AssertionError("the last attempt has ended")
+
+    async def _run_once(self, session: Session, request: Request, begun: bool) -> Answer:
         if isinstance(request, Query):
             keyspace = request.parameters.keyspace or session.keyspace
             statement = self.statements.by_text(request.text, keyspace)
             return await self._run(session, statement, request.parameters, None)
         if isinstance(request, Execute):
-            statement = self.statements.by_id(request.statement_id)
+            statement = self._executed(request.statement_id, begun)
             return await self._run(session, statement, request.parameters, request)
         if isinstance(request, Batch):
-            return await self._run_batch(session, request)
+            return await self._run_batch(session, request, begun)
         raise ProtocolViolation(f"Unexpected message {type(request).__name__.upper()}")
 
     async def _run(
@@ -226,13 +243,17 @@ class Executor:
         await self._write_all(mutations, parameters.consistency, "SIMPLE")
         return _VOID
 
-    async def _run_batch(self, session: Session, batch: Batch) -> Answer:
+    def _executed(self, statement_id: bytes, begun: bool) -> Statement:
+        """What was begun is ended here: its client is not sent away to prepare it again."""
+        return self.statements.planned_anew(statement_id) if begun else self.statements.by_id(statement_id)
+
+    async def _run_batch(self, session: Session, batch: Batch, begun: bool) -> Answer:
         if batch.kind == BATCH_COUNTER:
             raise InvalidRequest("Counter batches are not supported")
         if len(batch.statements) > BATCH_STATEMENTS_MAX:
             raise InvalidRequest(f"A batch holds at most {BATCH_STATEMENTS_MAX} statements")
         keyspace = batch.parameters.keyspace or session.keyspace
-        entries = [(self._batched(entry, keyspace), entry.values) for entry in batch.statements]
+        entries = [(self._batched(entry, keyspace, begun), entry.values) for entry in batch.statements]
         mutations = plan_batch(entries, self.context(batch.parameters))
         size = sum(_bytes_sent(entry) for entry in batch.statements)
         warning = ""
@@ -247,10 +268,10 @@ class Executor:
             mutations, batch.parameters.consistency, logged=logged, warning=warning
         )
 
-    def _batched(self, entry: BatchStatement, keyspace: str | None) -> Prepared:
+    def _batched(self, entry: BatchStatement, keyspace: str | None, begun: bool) -> Prepared:
         if isinstance(entry.statement, str):
             return self.statements.by_text(entry.statement, keyspace).prepared
-        return self.statements.by_id(entry.statement).prepared
+        return self._executed(entry.statement, begun).prepared
 
     async def _write_batch(
         self, mutations: Sequence[Mutation], consistency: Consistency, *, logged: bool, warning: str = ""
@@ -289,6 +310,11 @@ class Executor:
             return
         outcomes = await asyncio.gather(*begun, return_exceptions=True)
         errors = [outcome for outcome in outcomes if outcome is not None]
+        for outcome in outcomes:
+            if isinstance(outcome, ColumnsGone):
+                # All parts are written again: with the timestamps of the present plan, over what there is.
+                outcome.begun = outcome.begun or len(outcomes) > 1
+                raise outcome
         for problem in errors:
             if not isinstance(problem, LockstepError):
                 raise problem
@@ -304,6 +330,14 @@ def _of_a_part(error: LockstepError, consistency: Consistency, write_type: str) 
     """A definite error of one partition, where others were sent: the outcome of the whole is unknown."""
     failure = WriteTimeout(consistency, 0, 1, write_type)
     failure.message = f"{failure.message} (part of the batch: {error.message})"
+    return failure
+
+
+def _unknown(request: Request, error: LockstepError) -> WriteTimeout:
+    """Instead of a definite error of a request of which something may have been written."""
+    assert isinstance(request, Query | Execute | Batch), "only these write"
+    failure = WriteTimeout(request.parameters.consistency, 0, 1, "SIMPLE")
+    failure.message = f"{failure.message} (the table changed: {error.message})"
     return failure
 
 

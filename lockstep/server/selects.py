@@ -16,9 +16,10 @@ from lockstep.cql.select import SelectPrepared, plan_select
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.constants import has_metadata_id
 from lockstep.cql.wire.messages import Execute, QueryParameters, Value
+from lockstep.schema.model import Table
 from lockstep.server.statements import Statement
 from lockstep.server.virtual import VirtualTables
-from lockstep.values.errors import InvalidRequest, LockstepError
+from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import ReadCommand, ReadResult
 
@@ -60,6 +61,8 @@ class Selects:
                 await asyncio.sleep(0)
             else:
                 builder.add(await self._read_all(commands, parameters.consistency, timeout_ms))
+        if not prepared.is_virtual:
+            self._check_columns(select.shape.table)
         found = builder.page()
         new_id = None
         if execute is not None and has_metadata_id(version):
@@ -73,6 +76,14 @@ class Selects:
             and (has_metadata_id(version) or not statement.shape_changed),
             new_metadata_id=new_id,
         )
+
+    def _check_columns(self, planned: Table) -> None:
+        """ColumnsGone when the table lost columns since: an answer in them could show what was dropped."""
+        table = self._node.cluster.schema.tables_by_id.get(planned.id)
+        if table is None or table is planned:
+            return
+        if not table.by_id.keys() >= planned.by_id.keys():
+            raise ColumnsGone(planned.name, begun=False)
 
     async def _read_all(
         self, commands: Sequence[ReadCommand], consistency: Consistency, timeout_ms: int

@@ -181,6 +181,19 @@ class Statements:
             raise Unprepared(statement_id)
         return found
 
+    def planned_anew(self, statement_id: bytes) -> Statement:
+        """A prepared statement under the present schema for one more attempt at a request whose values are
+        here: also an outdated one, if it has the same variables. Unprepared, SyntaxError_ or InvalidRequest.
+        """
+        found = self._prepared.get(statement_id)
+        if found is None:
+            raise Unprepared(statement_id)
+        catalog = self._catalog()
+        made = Statement(found.text, found.keyspace, prepare(found.text, found.keyspace, catalog), catalog)
+        if made.prepared.bind_columns != found.prepared.bind_columns:
+            raise Unprepared(statement_id)
+        return made
+
     def by_text(self, text: str, keyspace: str | None) -> Statement:
         """The plan of a text. SyntaxError_ or InvalidRequest."""
         catalog = self._catalog()

@@ -7,6 +7,7 @@ the outcome is known, and what to do next.
     ├── RequestError                  client     carries the CQL protocol error code
     │   ├── SyntaxError_              0x2000
     │   ├── InvalidRequest            0x2200
+    │   │   └── ColumnsGone                      planned again by the coordinator, never sent to clients
     │   ├── ConfigurationInvalid      0x2300
     │   ├── AlreadyExists             0x2400
     │   ├── Unprepared                0x2500
@@ -95,6 +96,20 @@ class SyntaxError_(RequestError):
 class InvalidRequest(RequestError):
     code: ClassVar[str] = "CQL_INVALID"
     cql_code = 0x2200
+
+
+class ColumnsGone(InvalidRequest):
+    """Columns that a request was planned with were dropped while it was under way: it is to be planned anew.
+
+    `begun`: a replica may hold what the request wrote. Clients are never told of this error.
+    """
+
+    code: ClassVar[str] = "CQL_COLUMNS_GONE"
+    outcome_known = False
+
+    def __init__(self, table: str, *, begun: bool) -> None:
+        super().__init__(f"Columns of table {table} were dropped while the request was under way")
+        self.begun = begun
 
 
 class ConfigurationInvalid(RequestError):
