@@ -21,6 +21,8 @@ const (
 
 	protocolVersion = 1
 	frameBytesMax   = 64 << 20
+	// Length, its complement, CRC-32.
+	headerBytes = 12
 )
 
 // packer appends MessagePack values.
@@ -124,16 +126,18 @@ func (u *unpacker) bytes() ([]byte, error) {
 }
 
 func frame(verb, stream, epoch, flags uint64, body []byte) []byte {
-	p := packer{out: make([]byte, 8, 40+len(body))}
+	p := packer{out: make([]byte, headerBytes, 48+len(body))}
 	p.array(5)
 	p.uint(verb)
 	p.uint(stream)
 	p.uint(epoch)
 	p.uint(flags)
 	p.bytes(body)
-	payload := p.out[8:]
-	binary.BigEndian.PutUint32(p.out, uint32(len(payload)))
-	binary.BigEndian.PutUint32(p.out[4:], crc32.ChecksumIEEE(payload))
+	payload := p.out[headerBytes:]
+	size := uint32(len(payload))
+	binary.BigEndian.PutUint32(p.out, size)
+	binary.BigEndian.PutUint32(p.out[4:], ^size)
+	binary.BigEndian.PutUint32(p.out[8:], crc32.ChecksumIEEE(payload))
 	return p.out
 }
 
@@ -144,19 +148,19 @@ type envelope struct {
 
 func readEnvelope(in *bufio.Reader) (envelope, error) {
 	var found envelope
-	var head [8]byte
+	var head [headerBytes]byte
 	if _, err := io.ReadFull(in, head[:]); err != nil {
 		return found, err
 	}
 	size := binary.BigEndian.Uint32(head[:])
-	if size > frameBytesMax {
+	if size > frameBytesMax || size != ^binary.BigEndian.Uint32(head[4:]) {
 		return found, fmt.Errorf("a frame of %d bytes", size)
 	}
 	payload := make([]byte, size)
 	if _, err := io.ReadFull(in, payload); err != nil {
 		return found, err
 	}
-	if crc32.ChecksumIEEE(payload) != binary.BigEndian.Uint32(head[4:]) {
+	if crc32.ChecksumIEEE(payload) != binary.BigEndian.Uint32(head[8:]) {
 		return found, errors.New("a frame is damaged")
 	}
 	u := unpacker{payload}
