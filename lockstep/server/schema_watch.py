@@ -49,6 +49,8 @@ class SchemaWatch:
         self._epochs = [0]
         self._versions = [schema_version(node.cluster.schema)]
         self._summaries: dict[int, ChangeSummary] = {}
+        #: The epoch of the newest snapshot that stood for the entries before it.
+        self._jumped_to = 0
         self._agreement: asyncio.Event = asyncio.Event()
         node.state.listen(self._applied)
         node.topology.listen(self._heard)
@@ -62,9 +64,13 @@ class SchemaWatch:
         self._listeners.append(listener)
 
     def version_of(self, peer: int) -> bytes:
-        """The version that a peer is known to have; this node's own for a peer that was not heard yet."""
+        """The version that a peer is known to have; this node's own for a peer that was not heard yet.
+
+        Also for one that seems dead: drivers wait until all versions are equal, and would only after that
+        look at the event that says it is down.
+        """
         epoch = self._node.topology.acknowledged(peer)
-        if epoch == 0:
+        if epoch == 0 or not self._node.liveness.alive(peer):
             return self.version
         return self._versions[max(0, bisect_right(self._epochs, epoch) - 1)]
 
@@ -72,6 +78,10 @@ class SchemaWatch:
         """What the entry of this epoch changed in the schema, among the last SCHEMA_VERSIONS_KEPT_MAX
         changes; None when it found nothing to change."""
         return self._summaries.get(epoch)
+
+    def jumped_over(self, epoch: int) -> bool:
+        """Whether this node may never have seen the entry of this epoch."""
+        return epoch <= self._jumped_to
 
     async def agreed(self, epoch: int) -> bool:
         """Wait until all nodes that are here now and live have applied the epoch, at most
@@ -121,9 +131,11 @@ class SchemaWatch:
 
     def _jumped(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
         """A snapshot was installed: clients are told of all that lies between, each thing once."""
-        found = summaries_between(before.schema, after.schema)
-        if found:
+        self._jumped_to = after.epoch
+        if before.schema.digest != after.schema.digest:
+            # Also when nothing is left to tell, such as of a table that came and went.
             self._new_version(after)
+        found = summaries_between(before.schema, after.schema)
         for summary in found:
             for listener in self._listeners:
                 listener(summary)

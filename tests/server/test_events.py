@@ -116,6 +116,9 @@ def test_nodes_that_come_fall_rise_and_go_are_told_with_the_addresses_of_peers(t
             cluster.stop(newcomer)
             assert event_of(client, address) == wire.NodeEvent("STATUS_CHANGE", "DOWN", address, port)
             assert packed in [row[0] for row in peers(asker)]
+            # No driver waits for the agreement of a node that is down.
+            assert isinstance(asker.query(KEYSPACE.format("meanwhile")), wire.SchemaChange)
+            assert len({row[2] for row in peers(asker)}) == 1
             cluster.restart(newcomer)
             assert event_of(client, address) == wire.NodeEvent("STATUS_CHANGE", "UP", address, port)
             cluster.decommission(newcomer)
