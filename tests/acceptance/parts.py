@@ -142,24 +142,27 @@ def connect(points: list[str], **settings: Any) -> Cluster:
     )
 
 
-def make_table(session: Session) -> None:
+def make_table(session: Session, keyspace: str = KEYSPACE, replicas: int = 3) -> None:
     session.execute(
-        f"CREATE KEYSPACE IF NOT EXISTS {KEYSPACE} "
-        "WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 3}"
+        f"CREATE KEYSPACE IF NOT EXISTS {keyspace} "
+        f"WITH replication = {{'class': 'NetworkTopologyStrategy', 'dc1': {replicas}}}"
     )
-    session.execute(f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.load (k int PRIMARY KEY, v int)")
+    session.execute(f"CREATE TABLE IF NOT EXISTS {keyspace}.load (k int PRIMARY KEY, v int)")
 
 
 class Load:
     """One client that writes and reads back at QUORUM until it is told to stop; it counts what went wrong."""
 
-    def __init__(self, points: list[str], pause_s: float = 0.005) -> None:
+    def __init__(self, points: list[str], pause_s: float = 0.005, *, keyspace: str = "") -> None:
+        """It makes its table, unless a `keyspace` is named that has it."""
         self._cluster = connect(points)
         self.session = self._cluster.connect()
-        make_table(self.session)
+        if not keyspace:
+            keyspace = KEYSPACE
+            make_table(self.session, keyspace)
         self._pause_s = pause_s
-        self._write = self.session.prepare(f"INSERT INTO {KEYSPACE}.load (k, v) VALUES (?, ?)")
-        self._read = self.session.prepare(f"SELECT v FROM {KEYSPACE}.load WHERE k = ?")
+        self._write = self.session.prepare(f"INSERT INTO {keyspace}.load (k, v) VALUES (?, ?)")
+        self._read = self.session.prepare(f"SELECT v FROM {keyspace}.load WHERE k = ?")
         # Writing the same value again changes nothing, so the driver may try another node.
         self._write.is_idempotent = self._read.is_idempotent = True
         self.acknowledged: dict[int, int] = {}
