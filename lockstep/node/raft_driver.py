@@ -308,6 +308,7 @@ class RaftDriver:
             self._fail(error)
             return
         self._offered = None
+        self._runtime.probes.reach("raft.snapshot.present")
         self._step(SnapshotPresent(offered))
 
     def _forget_offer(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from lockstep.consensus.messages import Entry
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import NodeState
 from lockstep.node.configuration import (
@@ -21,11 +22,13 @@ from lockstep.node.configuration import (
     NodeSection,
     PlacementSection,
     RaftSection,
+    TestingSection,
     TimeoutsSection,
 )
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
 from lockstep.server.cql_server import serve
+from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.disk import DiskSettings
 from lockstep.sim.door import open_door
 from lockstep.sim.history import History
@@ -38,6 +41,8 @@ from lockstep.values.errors import LockstepError
 
 #: A node that ended by itself is started again after this long, as a service manager would.
 _RESTART_S = (0.2, 2.0)
+#: What a node says of a peer that served entries with a hole, or damaged ones.
+_NEVER_SERVED = ("metadata.fetch_gap", "metadata.fetch_damaged")
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,9 +95,14 @@ def draw_shape(
 
 
 class SmallAppends(Node):
-    """A node whose consensus sends at most `append_bytes_max` bytes of entries at once."""
+    """A node whose consensus sends at most `append_bytes_max` bytes of entries at once, and which tells what
+    its metadata group hands it as committed."""
 
     append_bytes_max = 1 << 20
+
+    def _committed(self, entries: tuple[Entry, ...]) -> None:
+        self.runtime.probes.observe("raft.committed", entries=entries)
+        super()._committed(entries)
 
     def _start_consensus(self) -> None:
         super()._start_consensus()
@@ -234,13 +244,14 @@ class SimCluster:
             ),
             # Small, so that every run writes snapshots, drops entries and catches up over gaps.
             metadata=MetadataSection(snapshot_every_epochs=12, retain_entries=16),
+            testing=TestingSection(faults=True),
         )
 
     def _main(self, name: str) -> Main:
         async def main(runtime: Runtime) -> None:
             if name in self.parked:
                 return
-            node = SmallAppends(runtime, self.configuration(name), self._open_store, self._log(name))
+            node = SmallAppends(runtime, self.configuration(name), self.open_store, self._log(name))
             node.append_bytes_max = self.append_bytes_max
             node.management.snapshot_entries = self.shape.management_entries
             if self.shape.duplicate:
@@ -262,7 +273,7 @@ class SimCluster:
 
         return main
 
-    async def _open_store(self, runtime: Runtime) -> Store:
+    async def open_store(self, runtime: Runtime) -> Store:
         return await open_model_store(runtime.disk, "store", log_bytes_max=self.shape.store_log_bytes)
 
     def _duplicate(self) -> bool:
@@ -276,6 +287,11 @@ class SimCluster:
             text = " ".join(f"{key}={value}" for key, value in facts.items())
             self.world.note(name, "log", event, text)
             self.fact(f"log.{event}")
+            if event == "metadata.log_dropped" and self.node_id(name) in self.newest.voters:
+                self.fact("log dropped at a voter")
+            if event in _NEVER_SERVED:
+                hole = Violation("LOG-1", f"what a peer served has a hole: {text}")
+                self.world.fail("monitor", name, str(hole), hole)
             self.tell(name, f"{event} {text}")
 
         return log

@@ -19,7 +19,7 @@ from lockstep.schema.model import Table
 from lockstep.schema.types import parse_type
 from lockstep.sim.history import Change, Look, SeenRow
 from lockstep.values.codec import decoder, encode
-from lockstep.values.errors import InvalidRequest, LockstepError
+from lockstep.values.errors import InvalidRequest, LockstepError, Rejected
 from lockstep.values.rows import (
     ALL_ROWS,
     Cell,
@@ -41,11 +41,15 @@ _INT = parse_type("int")
 
 
 class Submission(msgspec.Struct, frozen=True, array_like=True, tag="submission"):
-    """A transformation for the metadata log, by kind and encoded body."""
+    """A transformation for the metadata log, by kind and encoded body.
+
+    `base_epoch`: an epoch that was there before the id was first sent; -1: this is the first time.
+    """
 
     entry_id: bytes
     kind: int
     body: bytes
+    base_epoch: int = -1
 
 
 class _Request(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +58,8 @@ class _Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """`code` "" is success; `known` says that a failed request had no effect and never will."""
+    """`code` "" is success; `known` says that a failed request had no effect and never will. `epoch` is that
+    of the entry, or the one at which it was refused."""
 
     number: int
     code: str = ""
@@ -115,6 +120,8 @@ class DoorServer(_Framed):
         number = request.number
         try:
             self.send(await self._answer(number, request.body))
+        except Rejected as refusal:
+            self.send(Answer(number, refusal.code, str(refusal), epoch=refusal.epoch))
         except LockstepError as error:
             self.send(Answer(number, error.code, str(error), error.outcome_known))
 
@@ -122,7 +129,9 @@ class DoorServer(_Framed):
         node = self._node
         if isinstance(body, Submission):
             transformation = node.registry.decode(body.kind, body.body)
-            return Answer(number, epoch=await node.submit(transformation, entry_id=body.entry_id))
+            base_epoch = body.base_epoch if body.base_epoch >= 0 else None
+            epoch = await node.submit(transformation, entry_id=body.entry_id, base_epoch=base_epoch)
+            return Answer(number, epoch=epoch)
         table = node.cluster.schema.table(KEYSPACE, body.table)
         if table is None:
             raise InvalidRequest(f"table {body.table} is not known here")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from lockstep.node.processors.gated import Held
 from lockstep.sim.history import Event
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
@@ -309,6 +310,54 @@ def syn_loss(nemesis: Nemesis, draw: Stream) -> None:
     nemesis.set_links(2.0 + draw.random() * 3, syn_loss=0.4, dead_on_accept=draw.choice((0.0, 0.2)))
 
 
+# ---- the metadata service's test processor
+
+
+def _gated(nemesis: Nemesis, draw: Stream) -> str:
+    """Mostly the leader."""
+    leader = nemesis.cluster.leader[1]
+    live = nemesis.cluster.live()
+    return leader if leader in live and draw.random() < 0.8 else nemesis.some_live(draw)
+
+
+def hold_commits(nemesis: Nemesis, draw: Stream) -> None:
+    """Some submissions wait before they are judged, and pass in another order."""
+
+    def order(held: Sequence[Held]) -> Sequence[Held]:
+        nemesis.cluster.world.count("gate.held", len(held))
+        return draw.sample(held, len(held))
+
+    share = draw.choice((0.3, 1.0))
+    name = _gated(nemesis, draw)
+    if name in nemesis.cluster.nodes:
+        gate = nemesis.cluster.nodes[name].member.gate
+        gate.hold_commits(lambda _: draw.random() < share)
+        nemesis.tell(f"holds commits at {name}")
+        nemesis.release_later(name, gate, draw.choice((0.05, 0.5, 2.0)) * (0.5 + draw.random()), order)
+
+
+def lose_commits(nemesis: Nemesis, draw: Stream) -> None:
+    """Some submissions are lost, and outcomes of others."""
+    name = _gated(nemesis, draw)
+    if name in nemesis.cluster.nodes:
+        gate = nemesis.cluster.nodes[name].member.gate
+        gate.drop_commits(draw.randrange(4), lambda _: draw.random() < 0.5)
+        gate.drop_replies(1 + draw.randrange(4))
+        nemesis.tell(f"loses commits at {name}")
+        nemesis.release_later(name, gate, 0.5 + draw.random() * 2)
+
+
+def hide_epochs(nemesis: Nemesis, draw: Stream) -> None:
+    """A node goes on, and shows no new epoch."""
+    name = nemesis.some_live(draw)
+    if name in nemesis.cluster.nodes:
+        node = nemesis.cluster.nodes[name]
+        node.member.gate.hold_visibility_at(node.state.epoch + draw.randrange(3))
+        nemesis.cluster.world.count("gate.hidden")
+        nemesis.tell(f"hides epochs at {name}")
+        nemesis.release_later(name, node.member.gate, 0.3 + draw.random() * 2)
+
+
 #: All kinds that strike by time; those that strike at stages of operations are the nemesis's own.
 FAULTS: dict[str, Fault] = {
     fault.name: fault
@@ -340,6 +389,9 @@ FAULTS: dict[str, Fault] = {
         Fault("reset", reset, ("net.broken",)),
         Fault("blackhole", blackhole, ("net.blackholed",)),
         Fault("clog", clog, ("net.clogged",)),
+        Fault("hold_commits", hold_commits, ("gate.held",)),
+        Fault("lose_commits", lose_commits, ("gate.dropped", "gate.lost_replies")),
+        Fault("hide_epochs", hide_epochs, ("gate.hidden",)),
         Fault("syn_loss", syn_loss, ("net.syn_lost",), 0.5),
     )
 }

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.operations import Operation, Stage
+from lockstep.node.processors.gated import Gate, Held
+from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.faults import FAULTS, LAG_PROBE, STAGE_FAULTS, Fault
 from lockstep.sim.network import Fabric
@@ -22,6 +24,8 @@ from lockstep.sim.watch import Watch
 
 #: Half of the kinds a scenario allows are on in a seed: too many at once hide each other.
 KIND_ON = 0.4
+#: How what a gate held passes.
+Order = Callable[[Sequence[Held]], Sequence[Held]]
 _PAUSES_S = (0.15, 0.5, 1.5)
 
 
@@ -70,6 +74,8 @@ class Nemesis:
                 process.drift_clock(1.0)
             if process.loop is not None:
                 process.loop.crash_in = 0
+        for name, node in self.cluster.nodes.items():
+            self._release(name, node.member.gate, None)
 
     def _plan(self) -> None:
         delay_s = self._draw.expovariate(1 / self.swarm.pause_s)
@@ -132,6 +138,23 @@ class Nemesis:
     @staticmethod
     def _expire(rule: CrashRule | DelayRule) -> None:
         rule.times = rule.fired
+
+    def release_later(self, name: str, gate: Gate, seconds: float, order: Order | None = None) -> None:
+        """Open a node's gate again; what it held passes in this order."""
+        self.later(seconds, lambda: self._release(name, gate, order))
+
+    def _release(self, name: str, gate: Gate, order: Order | None) -> None:
+        process, node = self.cluster.processes[name], self.cluster.nodes.get(name)
+        if not process.alive or node is None or node.member.gate is not gate:
+            return
+
+        async def release(_: Runtime) -> None:
+            self.cluster.world.count("gate.dropped", gate.dropped_commits)
+            self.cluster.world.count("gate.lost_replies", gate.lost_replies)
+            gate.dropped_commits = gate.lost_replies = 0
+            gate.release(order)
+
+        process.submit(release, "gate release")
 
     def set_disk(self, name: str, seconds: float, **changes: float) -> None:
         disk = self.cluster.processes[name].disk

@@ -1,13 +1,13 @@
 """The operator of a simulated cluster: schema, joins, decommissions, cancels, through any node's door.
 
-Invariant: every submission has an entry id of its own that all its retries keep, and its outcome is
-recorded, so that LOG-2 can be judged at the end. What is refused is dropped; what is unknown is asked again.
+Invariant: whatever is submitted is in the record of `submitting`. What is refused is dropped; what is unknown
+is asked again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lockstep.metadata.directory import NodeState
@@ -21,20 +21,17 @@ from lockstep.schema.changes import AlterOptions, CreateKeyspace, CreateTable, N
 from lockstep.schema.model import ColumnKind
 from lockstep.sim.checkers.log import Submitted
 from lockstep.sim.cluster import SimCluster
-from lockstep.sim.door import KEYSPACE, Answer, DoorClient, Submission
+from lockstep.sim.door import KEYSPACE
 from lockstep.sim.streams import Stream
+from lockstep.sim.submitting import Submitting
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
-from lockstep.values.codec import encode
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 
-_CONNECT_MS = 500
 _PATIENCE_S = 12.0
 #: Submitters of many small entries at once.
 _CHURNERS = 3
 _CHURN_PATIENCE_S = 1.5
-#: How long one submission is retried before its outcome stays unknown.
-_TRIES_MAX = 4
 #: A node that left is stopped and emptied this much later.
 _PARK_AFTER_S = 0.5
 
@@ -53,7 +50,6 @@ class Operators:
         churn_ms: float = 0.0,
     ) -> None:
         self.cluster = cluster
-        self.submissions: list[Submitted] = []
         self.stopped = False
         self.ready = False
         self._busy_s = busy_s
@@ -61,9 +57,11 @@ class Operators:
         self._churn_ms = churn_ms
         self._tables = tables
         self._draw: Stream = cluster.world.stream("operators")
-        self._number = 0
+        self.submitting = Submitting(cluster, self._draw)
         #: Called when the schema is there: more operators may begin.
-        self.on_ready: Callable[[Runtime], None] = lambda runtime: None
+        self.when_ready: list[Callable[[Runtime], None]] = []
+        #: Awaited before the operator ends.
+        self.at_end: list[Callable[[Runtime], Awaitable[None]]] = []
 
     def start(self) -> None:
         """Create the schema, then go on with operations until `stopped`."""
@@ -84,54 +82,16 @@ class Operators:
         *,
         patience_s: float = _PATIENCE_S,
     ) -> Submitted:
-        """Retried with one entry id; `patience_s` bounds each try. A refusal says nothing of a try before it
-        whose answer was lost: that one may be judged later, when the change is in order."""
-        self._number += 1
-        entry_id = self._number.to_bytes(4, "big") + runtime.random.bytes(12)
-        submitted = Submitted(entry_id=entry_id, outcome="unknown")
-        self.submissions.append(submitted)
-        request = Submission(entry_id, int(kind), encode(transformation))
-        lost = False
-        for _ in range(_TRIES_MAX):
-            answer = await self._ask(runtime, request, patience_s)
-            if answer is None:
-                # The node that was asked may still be at it.
-                lost = True
-                await asyncio.sleep(0.2 + self._draw.random())
-                continue
-            if not answer.code:
-                submitted.outcome, submitted.epoch = "ok", answer.epoch
-                break
-            if answer.code == "REJECTED":
-                submitted.outcome = "unknown" if lost else "rejected"
-                break
-            await asyncio.sleep(0.2 + self._draw.random())
-        name = type(transformation).__name__
-        self.cluster.tell("operator", f"{name} {submitted.outcome} {submitted.epoch or ''}")
-        return submitted
-
-    async def _ask(self, runtime: Runtime, request: Submission, patience_s: float) -> Answer | None:
-        """None when the outcome is unknown."""
-        host = self.cluster.processes[self._draw.choice(self.cluster.in_service())].host
-        try:
-            door = await DoorClient.connect(runtime, host, _CONNECT_MS)
-        except (OSError, TimeoutError):
-            return None
-        try:
-            async with asyncio.timeout(patience_s):
-                answer = await door.ask(request)
-        except (TimeoutError, ConnectionError):
-            return None
-        finally:
-            door.close()
-        return answer
+        """See Submitting.submit."""
+        return await self.submitting.submit(runtime, kind, transformation, patience_s=patience_s)
 
     # ---- what to do
 
     async def _run(self, runtime: Runtime) -> None:
         await self._create_schema(runtime)
         self.ready = True
-        self.on_ready(runtime)
+        for begin in self.when_ready:
+            begin(runtime)
         if self._churn_ms:
             for number in range(_CHURNERS):
                 runtime.tasks.spawn(self._churn(runtime, number), "churn")
@@ -139,6 +99,8 @@ class Operators:
             await asyncio.sleep(self._draw.expovariate(1 / self._busy_s))
             if not self.stopped:
                 await self._operate(runtime)
+        for end in self.at_end:
+            await end(runtime)
         await self._end_wishes(runtime)
 
     async def _create_schema(self, runtime: Runtime) -> None:
@@ -168,7 +130,7 @@ class Operators:
         """Change a table's comment again and again: many small entries."""
         while not self.stopped:
             await asyncio.sleep(self._draw.expovariate(1000 / self._churn_ms))
-            options = (("comment", f"{number}/{self._number}"),)
+            options = (("comment", f"{number}/{self.submitting.number}"),)
             change = ChangeSchema(AlterOptions(KEYSPACE, self._tables[0], options))
             await self.submit(runtime, EntryKind.SCHEMA_CHANGE, change, patience_s=_CHURN_PATIENCE_S)
 

@@ -7,7 +7,7 @@ run, and undoes it. A plant that no seed finds says that either a checker or a f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from lockstep.replication import reads as reads_module
 from lockstep.replication.messages import WriteReply
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.streaming import StreamService
+from lockstep.sim.replaced import replaced
 from lockstep.storage import keys
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.group_commit import GroupCommit
@@ -46,19 +47,6 @@ class Planted(msgspec.Struct, frozen=True):
     harm: str
     scenario: str
     plant: Plant
-
-
-@contextlib.contextmanager
-def replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """(owner, attribute, replacement) for the time of the context."""
-    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
-    try:
-        for owner, name, replacement in changes:
-            setattr(owner, name, replacement)
-        yield
-    finally:
-        for owner, name, original in saved:
-            setattr(owner, name, original)
 
 
 # ---- topology

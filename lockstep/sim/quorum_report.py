@@ -18,8 +18,8 @@ from lockstep.placement.quorums import DcOf, Requirement, required_reads
 from lockstep.replication.plans import needs_of
 from lockstep.schema.model import Replication
 from lockstep.sim.placement_runs import Layout, PlacementRun, layouts
-from lockstep.sim.planted import replaced
 from lockstep.sim.quorum_check import DISTANCE_MAX, SAFE_DISTANCE, Checker, NeedsOf
+from lockstep.sim.replaced import replaced
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import Consistency, NodeId
 

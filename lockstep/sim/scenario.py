@@ -7,23 +7,29 @@ bring every node back, end every operation, and let a fresh write and read succe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import traceback
 from collections.abc import Callable
 
 import msgspec
 
+from lockstep.metadata import recent_ids
 from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.node.kinds import every_kind
 from lockstep.runtime.ports import Runtime
-from lockstep.sim.checkers.log import check_submissions
+from lockstep.sim.checkers.log import check_refusals, check_submissions
 from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.service import unsettled_voters
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
 from lockstep.sim.door import DoorClient
-from lockstep.sim.faults import ALL_KINDS, STAGE_FAULTS
+from lockstep.sim.faults import ALL_KINDS, FAULTS, STAGE_FAULTS
 from lockstep.sim.history import Change, Event, Look, Outcome
+from lockstep.sim.metadata_operators import MetadataOperators
 from lockstep.sim.nemesis import Nemesis, draw_swarm
 from lockstep.sim.operators import Operators
+from lockstep.sim.replaced import replaced
+from lockstep.sim.replay import check_replays
 from lockstep.sim.schema_operators import SchemaOperators
 from lockstep.sim.watch import Watch
 from lockstep.sim.workload import Client, Load, Workload, draw_load
@@ -56,6 +62,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     churn_ms: float = 0.0
     #: Mean pause between two schema changes of each operator that does nothing else; 0 is none.
     schema_ms: float = 0.0
+    #: Mean pause of each submitter of values to the metadata service; 0 is none. Other submitters then
+    #: snapshot and truncate its log, change its members, freeze it, and ask for old ids again.
+    metadata_ms: float = 0.0
+    #: How many entry ids the metadata keeps; 0 is as many as in production.
+    recent_ids: int = 0
+    #: Whether the whole log is replayed at the end, on nodes that contradict each other.
+    replays: bool = False
     #: Most bytes of log entries that a metadata leader sends at once, one of these.
     append_bytes: tuple[int, ...] = (1 << 20,)
     #: How many clients; 0 leaves it to the seed.
@@ -121,14 +134,18 @@ class Run:
         self.schema_operators: SchemaOperators | None = None
         if scenario.schema_ms:
             self.schema_operators = SchemaOperators(self.operators, scenario.schema_ms, tables)
-            self.operators.on_ready = self.schema_operators.start
+            self.operators.when_ready.append(self.schema_operators.start)
+        if scenario.metadata_ms:
+            service = MetadataOperators(self.operators, scenario.metadata_ms)
+            self.operators.when_ready.append(service.start)
+            self.operators.at_end.append(service.end)
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
         self.judged = 0
 
     def result(self) -> SeedResult:
         invariant = violation = ""
-        with self.world:
+        with self._limits(), self.world:
             try:
                 self._phases()
             except Violation as found:
@@ -155,6 +172,12 @@ class Run:
             probes=dict(self.world.probes.counts),
             faults=self.nemesis.swarm.kinds,
         )
+
+    def _limits(self) -> contextlib.AbstractContextManager[None]:
+        """So few ids are kept that some are forgotten in a run."""
+        if not self.scenario.recent_ids:
+            return contextlib.nullcontext()
+        return replaced((recent_ids, "RECENT_ENTRY_IDS_MAX", self.scenario.recent_ids))
 
     def _classify(self, found: AssertionError) -> tuple[str, str]:
         if not self.world.errors:
@@ -313,9 +336,13 @@ class Run:
         self.watch.inspect("REP-1", self.cluster.newest)
         if self.schema_operators is not None:
             self.schema_operators.judge(self.watch.log.values)
-        for name in self.cluster.in_service():
-            kept = self.cluster.nodes[name].state.current.recent_ids
-            check_submissions(enumerate(kept.listed(), kept.first_epoch), self.operators.submissions)
+        log, record = self.watch.log, self.operators.submitting.submissions
+        ids = ((value.epoch, value.recent_ids.by_epoch[value.epoch]) for value in log.values[1:])
+        check_submissions(ids, record)
+        self.judged += check_refusals(log.values, record, every_kind())
+        if self.scenario.replays:
+            entries = [self.watch.entries[epoch] for epoch in range(1, len(log.values))]
+            check_replays(self.world, self.cluster.open_store, entries, log.values, log.digests)
 
     def _operation_ended(self, operation: Operation, stage: Stage | None) -> None:
         completed = stage is None and operation.stage is not Stage.ROLLBACK_TO_NORMAL
@@ -327,6 +354,12 @@ _OPERATIONS = ("join completed", "decommission completed", "operation cancelled"
 _VOTERS = ("voters changed", "voters cancelled", "voter substituted", "voter asked to leave")
 #: Without faults an operation is over before anyone thinks of cancelling it.
 _UNDISTURBED = ("join completed", "decommission completed", "table created")
+_RETRIES = (
+    "retry: same epoch again",
+    "retry: same epoch after a snapshot",
+    "retry: unknown no more",
+    "retry: id expired",
+)
 _STALE = ("replica.refused.stale", "write.replanned")
 
 SCENARIOS: dict[str, Scenario] = {
@@ -410,6 +443,39 @@ SCENARIOS: dict[str, Scenario] = {
                 *("partial_partition", "loss", "latency", "flapping", "crash_at_probe", "linger"),
             ),
             sometimes=("leader changed", "schema change ok", "schema change rejected", *_STALE),
+        ),
+        Scenario(
+            name="metadata",
+            chaos_s=10.0,
+            founders=(3, 3, 1, 5),
+            spares=2,
+            busy_s=2.5,
+            clients=1,
+            metadata_ms=150.0,
+            schema_ms=500.0,
+            recent_ids=48,
+            replays=True,
+            append_bytes=(1, 1 << 20),
+            faults=(*FAULTS, "hold_behind"),
+            sometimes=(
+                *_VOTERS,
+                *_RETRIES,
+                "leader changed",
+                "leader changed in a change of voters",
+                "service: frozen",
+                "service: thawed",
+                "service: repeated advance refused",
+                "schema change ok",
+                "schema change rejected",
+                "gap crossed by a snapshot",
+                "log truncated",
+                "log dropped at a voter",
+                "raft.replace.after",
+                "raft.snapshot.present",
+                "net.duplicated",
+                "disk.torn",
+                "fault.all_down",
+            ),
         ),
         Scenario(name="calm", chaos_s=8.0, sometimes=_UNDISTURBED),
     )

@@ -10,9 +10,11 @@ from typing import Any
 
 from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.schema.model import Replication
+from lockstep.sim.checkers.consensus import CommittedMonitor
 from lockstep.sim.checkers.log import LogMonitor
 from lockstep.sim.checkers.management import ManagementMonitor
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
@@ -23,7 +25,7 @@ from lockstep.sim.checkers.replicas import (
     check_wiped,
 )
 from lockstep.sim.checkers.schema import check_schema
-from lockstep.sim.checkers.service import check_voters
+from lockstep.sim.checkers.service import check_entry, check_voters
 from lockstep.sim.cluster import SimCluster
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -39,6 +41,9 @@ class Watch:
         self.cluster = cluster
         self.log = LogMonitor(self._first_applied, self._replayed)
         self.management = ManagementMonitor()
+        self.consensus = CommittedMonitor(self._last_index)
+        #: Entries of the log by epoch, as they were first applied.
+        self.entries: dict[int, LogEntry] = {}
         self.listeners: list[StageListener] = []
         self.inspected = 0
         self._rows = rows
@@ -47,6 +52,11 @@ class Watch:
         cluster.on_park = self.log.forget
 
     def __call__(self, now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
+        if kind == "raft.committed":
+            self.consensus.committed(label, facts["entries"])
+            return
+        if kind == "metadata.applied" and facts["installed"] and label in self.log.incarnations:
+            self.cluster.fact("gap crossed by a snapshot")
         self.log(now_ns, label, kind, facts)
         self.management(now_ns, label, kind, facts)
         if kind == "raft.role" and facts["role"] == "leader" and facts["group"] == METADATA_GROUP:
@@ -57,6 +67,8 @@ class Watch:
         if term > self.cluster.leader[0]:
             if self.cluster.leader[1] not in ("", name):
                 self.cluster.fact("leader changed")
+                if self.cluster.newest.service.change is not None:
+                    self.cluster.fact("leader changed in a change of voters")
             self.cluster.leader = (term, name)
         self.cluster.tell(name, f"leads term {term}")
 
@@ -67,6 +79,7 @@ class Watch:
         check_epoch(before, after)
         check_schema(before, after)
         check_voters(before, after)
+        check_entry(before, self._entry(after.epoch, label))
         self._service(before, after)
         self.management.first_applied(before, after)
         check_stale(self.log.values, self._seen_by_id(after))
@@ -75,8 +88,24 @@ class Watch:
     def _replayed(self, name: str, value: ClusterMetadata, epoch: int) -> Iterator[ClusterMetadata]:
         node = self.cluster.nodes[name]
         for entry in node.state.retained(value.epoch + 1, epoch):
+            self.entries[entry.epoch] = entry
             value = apply_entry(value, entry, node.registry)
             yield value
+
+    def _entry(self, epoch: int, label: str) -> LogEntry:
+        """The entry of an epoch that this process has just applied as the first."""
+        if epoch not in self.entries:
+            node = self.cluster.nodes[label.rpartition(".")[0]]
+            self.entries[epoch] = node.state.retained(epoch, epoch)[0]
+        return self.entries[epoch]
+
+    def _last_index(self, member: int) -> int | None:
+        """Of a member's Raft log; None when it does not run."""
+        name = self.cluster.name_of(member)
+        node = self.cluster.nodes.get(name)
+        if node is None or node.driver is None or not self.cluster.processes[name].alive:
+            return None
+        return node.driver.raft.last_index
 
     def _seen_by_id(self, after: ClusterMetadata) -> dict[NodeId, int]:
         seen = {}
@@ -92,6 +121,10 @@ class Watch:
         one, other = before.service, after.service
         if one is other or not before.epoch:
             return
+        if one.truncated_epoch != other.truncated_epoch:
+            self.cluster.fact("log truncated")
+        if one.frozen and not other.frozen:
+            self.cluster.fact("service: thawed")
         if one.change is not None and other.change is None:
             self.cluster.fact("voters cancelled" if one.change.cancelled else "voters changed")
             if not one.change.cancelled and one.change.removals:

@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.node.messages import Submit
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.processors.base import Processor, Settle
-from lockstep.values.errors import ConfigurationError, LockstepError, Overloaded
+from lockstep.values.errors import ConfigurationError, LockstepError, NotLeader, Overloaded
 from lockstep.values.limits import GATE_HELD_MAX
 
 Predicate = Callable[[Submit], bool]
@@ -105,9 +105,23 @@ class Gate:
             if len(self.held) >= GATE_HELD_MAX:
                 settle(Overloaded("too many submissions are held by a test"))
                 return
-            self.held.append((submit, lambda: inner.take(submit, self._guarded(settle))))
+            term = inner.leading_term()
+            self.held.append((submit, lambda: self._pass(inner, term, submit, self._guarded(settle))))
         else:
             inner.take(submit, self._guarded(settle))
+
+    @staticmethod
+    def _pass(inner: Processor, term: int, submit: Submit, settle: Settle) -> None:
+        """What is judged late is judged in the term it came in, or not at all."""
+        try:
+            now = inner.leading_term()
+        except NotLeader as error:
+            settle(error)
+            return
+        if now == term:
+            inner.take(submit, settle)
+        else:
+            settle(NotLeader(None))
 
     def _guarded(self, settle: Settle) -> Settle:
         def told(outcome: int | LockstepError) -> None:

@@ -6,13 +6,15 @@ at each epoch, and all later ones must equal it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.digest import state_digest
+from lockstep.metadata.registry import Registry
+from lockstep.metadata.tip import Refused, Tip
 from lockstep.sim.checkers.violation import Violation
 
 #: Told (value before, value after, label of the process) when an epoch is first applied anywhere.
@@ -29,15 +31,17 @@ def _nothing_replayed(_name: str, _value: ClusterMetadata, _epoch: int) -> Itera
 
 
 class LogMonitor:
-    """`values[e]` is the value of epoch e; `seen` the newest epoch each node (by process name) applied."""
+    """`values[e]` is the value of epoch e, `digests[e]` its digest; `seen` the newest epoch each node (by
+    process name) applied."""
 
     def __init__(self, first_applied: FirstApplied, replayed: Replayed = _nothing_replayed) -> None:
         self.values: list[ClusterMetadata] = [empty_cluster()]
         self.seen: dict[str, int] = {}
         #: (group, term) -> who led it.
         self.leaders: dict[tuple[int, int], str] = {}
-        self._digests: list[bytes] = [b""]
-        self._incarnations: dict[str, int] = {}
+        self.digests: list[bytes] = [b""]
+        #: The newest epoch that each incarnation (name.number) applied.
+        self.incarnations: dict[str, int] = {}
         self._first_applied = first_applied
         self._replayed = replayed
 
@@ -62,13 +66,13 @@ class LogMonitor:
     ) -> None:
         """`label` is name.incarnation. `installed`: a snapshot, which may cross a gap but never go back."""
         name, epoch = label.rpartition(".")[0], cluster.epoch
-        if label not in self._incarnations:
+        if label not in self.incarnations:
             before = self.seen.get(name, 0)
             if epoch < before:
                 raise Violation("LOG-1", f"{label} is back at epoch {epoch}, after {before}")
-        elif epoch != self._incarnations[label] + 1 and not (installed and epoch > self._incarnations[label]):
-            raise Violation("LOG-1", f"{label} applied {epoch} after {self._incarnations[label]}")
-        self._incarnations[label] = epoch
+        elif epoch != self.incarnations[label] + 1 and not (installed and epoch > self.incarnations[label]):
+            raise Violation("LOG-1", f"{label} applied {epoch} after {self.incarnations[label]}")
+        self.incarnations[label] = epoch
         self.seen[name] = max(epoch, self.seen.get(name, 0))
         if epoch < len(self.values):
             self._same(label, cluster, digest)
@@ -82,7 +86,7 @@ class LogMonitor:
     def _first(self, label: str, cluster: ClusterMetadata, digest: bytes) -> None:
         before = self.values[-1]
         self.values.append(cluster)
-        self._digests.append(digest)
+        self.digests.append(digest)
         self._first_applied(before, cluster, label)
 
     def _same(self, label: str, cluster: ClusterMetadata, digest: bytes) -> None:
@@ -91,20 +95,27 @@ class LogMonitor:
             return
         if cluster.hash != self.values[epoch].hash:
             raise Violation("LOG-1", f"{label} applied another entry at epoch {epoch}")
-        if digest != self._digests[epoch]:
+        if digest != self.digests[epoch]:
             raise Violation("LOG-1", f"{label} has another state at epoch {epoch}")
 
 
 class Submitted(msgspec.Struct, kw_only=True):
-    """One submission of the harness. outcome: ok (then `epoch` is set), unknown, rejected or failed."""
+    """One submission of the harness. outcome: ok (then `epoch` is set), unknown, rejected or failed.
+
+    `base_epoch` was there before it was first sent; `refusals` are (epoch it was judged at, as it says; text).
+    """
 
     entry_id: bytes
     outcome: str
     epoch: int = 0
+    kind: int = 0
+    body: bytes = b""
+    base_epoch: int = 0
+    refusals: list[tuple[int, str]] = []
 
 
 def check_submissions(ids: Iterable[tuple[int, bytes]], submissions: Iterable[Submitted]) -> None:
-    """LOG-2 over all (epoch, entry id) of one node, whose log may have been truncated."""
+    """LOG-2 over (epoch, entry id) of the whole log."""
     at: dict[bytes, int] = {}
     for epoch, entry_id in ids:
         if entry_id in at:
@@ -116,3 +127,28 @@ def check_submissions(ids: Iterable[tuple[int, bytes]], submissions: Iterable[Su
             raise Violation("LOG-2", f"acknowledged at epoch {submission.epoch}, found at {found}")
         if submission.outcome in ("rejected", "failed") and found is not None:
             raise Violation("LOG-2", f"{submission.outcome}, but in the log at epoch {found}")
+        if found is not None and found <= submission.base_epoch:
+            raise Violation("LOG-2", f"at epoch {found}, before it was sent at {submission.base_epoch}")
+
+
+def check_refusals(
+    values: Sequence[ClusterMetadata], submissions: Iterable[Submitted], registry: Registry
+) -> int:
+    """LOG-2: a refusal holds at the epoch it names, which is none older than what was known when it was
+    first asked for (a repeated question has the first answer). The number of refusals judged."""
+    judged = 0
+    for submission in submissions:
+        for epoch, text in submission.refusals:
+            if epoch < submission.base_epoch:
+                raise Violation(
+                    "LOG-2", f"refused at epoch {epoch}, asked at {submission.base_epoch}: {text}"
+                )
+            if epoch >= len(values):
+                raise Violation("LOG-2", f"refused at epoch {epoch}, which nobody has reached: {text}")
+            outcome = Tip(values[epoch], registry).judge(
+                submission.entry_id, submission.kind, submission.body, "checker", 0, 0
+            )
+            if not isinstance(outcome, Refused):
+                raise Violation("LOG-2", f"refused at epoch {epoch}, where it is in order: {text}")
+            judged += 1
+    return judged

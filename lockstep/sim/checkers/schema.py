@@ -28,6 +28,7 @@ def check_schema(before: ClusterMetadata, after: ClusterMetadata) -> None:
                 _check_table(new, now)
             if was is not None and now is not None:
                 _check_columns(was, now)
+        _check_types(old, new)
         _check_rings(after)
     if after.epoch % WHOLE_EVERY == 0:
         try:
@@ -58,6 +59,15 @@ def _check_table(schema: Schema, table: Table) -> None:
             type_in(space, column.type)
     except InvalidRequest as missing:
         raise Violation("SCH-1", f"table {where} uses a type that is gone: {missing.message}") from missing
+
+
+def _check_types(old: Schema, new: Schema) -> None:
+    """Where types changed, also of the tables that did not."""
+    for space in new.keyspaces:
+        before = old.by_name.get(space.name)
+        if before is not None and before.types is not space.types and before.types != space.types:
+            for table in space.by_name.values():
+                _check_table(new, table)
 
 
 def _check_columns(was: Table, now: Table) -> None:

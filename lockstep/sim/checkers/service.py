@@ -1,14 +1,28 @@
-"""CMS-1: the voters of the metadata group change one at a time, only by a running change, and the record of
-them is what Raft has in force."""
+"""CMS-1: the voters of the metadata group change one at a time, only by a running change, of which there is
+one at most, and the record of them is what Raft has in force. CMS-2: a freeze holds."""
 
 from __future__ import annotations
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.service import Service
 from lockstep.metadata.voter_choice import choose_voters
 from lockstep.node.node import Node
 from lockstep.sim.checkers.violation import Violation
+
+#: Kinds that the design lets pass while the service is frozen.
+_WHILE_FROZEN = (
+    EntryKind.UPDATE_NODE,
+    EntryKind.SNAPSHOT,
+    EntryKind.TRUNCATE_LOG,
+    EntryKind.PREPARE_MEMBERSHIP,
+    EntryKind.ADVANCE_MEMBERSHIP,
+    EntryKind.CANCEL_MEMBERSHIP,
+    EntryKind.SET_SERVICE,
+)
 
 
 def check_voters(before: ClusterMetadata, after: ClusterMetadata) -> None:
@@ -19,6 +33,7 @@ def check_voters(before: ClusterMetadata, after: ClusterMetadata) -> None:
         raise Violation("CMS-1", f"epoch {after.epoch} takes voters {before.voters} to {after.voters}")
     if before.voters not in ((), after.voters) and before.service.change is None:
         raise Violation("CMS-1", f"epoch {after.epoch} changes voters without a change that runs")
+    _check_change(before.service, after.service)
     for operation in after.operations:
         leaves = operation.kind is OperationKind.DECOMMISSION
         if leaves and operation.node in after.service.members:
@@ -26,6 +41,26 @@ def check_voters(before: ClusterMetadata, after: ClusterMetadata) -> None:
     for voter in after.voters:
         if after.directory.by_id[voter].state is NodeState.LEFT:
             raise Violation("CMS-1", f"voter {voter} has left")
+
+
+def _check_change(before: Service, after: Service) -> None:
+    """One change at a time, whose sub-steps follow each other and have their effect when they are over."""
+    one, other = before.change, after.change
+    if one is None:
+        return
+    if other is not None and other.id != one.id:
+        raise Violation("CMS-1", f"{other.title()} begins while {one.title()} runs")
+    if other is not None and other.index not in (one.index, one.index + 1):
+        raise Violation("CMS-1", f"{other.title()} goes from sub-step {one.index} to {other.index}")
+    over = other is None or other.index != one.index
+    if over and not one.cancelled and (one.member in after.voters) != one.adds:
+        raise Violation("CMS-1", f"{one.title()} ends sub-step {one.index} without its effect")
+
+
+def check_entry(before: ClusterMetadata, entry: LogEntry) -> None:
+    """CMS-2: while the service is frozen, nothing but the service itself changes."""
+    if before.service.frozen and entry.kind not in _WHILE_FROZEN:
+        raise Violation("CMS-2", f"epoch {entry.epoch} is an entry of kind {entry.kind}, and all is frozen")
 
 
 def unsettled_voters(cluster: ClusterMetadata, leader: Node | None) -> str:

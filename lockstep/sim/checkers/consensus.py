@@ -1,0 +1,75 @@
+"""RFT-1 and RFT-2, from what members of the metadata group are handed as committed.
+
+RFT-1: all members commit the same entries at the same places, over every crash. RFT-2: of every two
+configurations that follow each other, any quorum of the one meets any quorum of the other, and whoever gets
+a vote was a learner before, and holds the log up to the entry that made it one. Invariant: the monitor sees
+every committed entry of every incarnation and remembers the first one seen at each place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import combinations
+
+from lockstep.consensus.configuration import Configuration, decode_configuration
+from lockstep.consensus.messages import Entry, EntryKind
+from lockstep.sim.checkers.violation import Violation
+
+#: (node id) -> the last place of that member's log; None when it cannot be told now.
+LastIndex = Callable[[int], int | None]
+
+
+class CommittedMonitor:
+    """`entries` by index; `configurations` are (index, configuration), ascending."""
+
+    def __init__(self, last_index: LastIndex) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.configurations: list[tuple[int, Configuration]] = []
+        self._last_index = last_index
+
+    def committed(self, label: str, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            known = self.entries.setdefault(entry.index, entry)
+            if known is not entry and known != entry:
+                raise Violation("RFT-1", f"{label} has committed another entry at index {entry.index}")
+            if known is entry and entry.kind is EntryKind.CONFIGURATION:
+                self._configured(entry.index, decode_configuration(entry.data))
+
+    def _configured(self, index: int, now: Configuration) -> None:
+        if self.configurations and index > self.configurations[-1][0]:
+            made_at, before = self.configurations[-1]
+            if not meet(before, now):
+                raise Violation("RFT-2", f"index {index}: quorums of {before} and {now} need not meet")
+            for member in now.voters:
+                if not before.has_vote(member):
+                    self._new_voter(index, member, made_at, before)
+        self.configurations.append((index, now))
+
+    def _new_voter(self, index: int, member: int, made_at: int, before: Configuration) -> None:
+        if member not in before.learners:
+            raise Violation("RFT-2", f"index {index}: {member} got a vote and was no learner")
+        last_index = self._last_index(member)
+        if last_index is not None and last_index < made_at:
+            raise Violation(
+                "RFT-2", f"index {index}: {member} got a vote; its log ends at {last_index}, before {made_at}"
+            )
+
+
+@cache
+def meet(one: Configuration, other: Configuration) -> bool:
+    """Whether any quorum of the one shares a voter with any quorum of the other. Up to nine voters in all:
+    every set of them is looked at."""
+    members = sorted({*one.voters, *one.outgoing, *other.voters, *other.outgoing})
+    for count in range(len(members) + 1):
+        for chosen in combinations(members, count):
+            rest = [member for member in members if member not in chosen]
+            if _holds_quorum(one, chosen) and _holds_quorum(other, rest):
+                return False
+    return True
+
+
+def _holds_quorum(configuration: Configuration, members: Sequence[int]) -> bool:
+    """By counting, not by the product's functions."""
+    groups = [group for group in (configuration.voters, configuration.outgoing) if group]
+    return all(2 * sum(1 for voter in group if voter in members) > len(group) for group in groups)

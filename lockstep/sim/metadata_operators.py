@@ -1,0 +1,176 @@
+"""Submitters that load the metadata service itself, through every node's door.
+
+Unique values, snapshots and truncations on demand, other voters and changes taken back, freeze and thaw, a
+second copy of what a leader recorded, and old ids asked for again. Invariant: every submission is in the
+record of the operators' `submitting`, also those that must be refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.membership import (
+    AdvanceMembership,
+    CancelMembership,
+    PrepareMembership,
+    ServiceWish,
+    SetService,
+)
+from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
+from lockstep.metadata.transformations import SetExtension
+from lockstep.runtime.ports import Runtime
+from lockstep.sim.operators import Operators
+from lockstep.sim.streams import Stream
+
+_SUBMITTERS = 5
+_PATIENCE_S = 2.0
+#: A service change is wanted by an operator about this often, on average.
+_SERVICE_PAUSE_S = 0.35
+_RETRY_PAUSE_S = 0.25
+_THAW_S = 0.6
+#: Few names, so that values replace each other.
+_NAMES = 12
+
+
+class MetadataOperators:
+    """`pause_ms`: mean pause of each submitter of values."""
+
+    def __init__(self, operators: Operators, pause_ms: float) -> None:
+        self._operators = operators
+        self._cluster = operators.cluster
+        self._pause_ms = pause_ms
+        self._draw: Stream = operators.cluster.world.stream("metadata operators")
+        self._value = 0
+
+    def start(self, runtime: Runtime) -> None:
+        for _ in range(_SUBMITTERS):
+            runtime.tasks.spawn(self._set_values(runtime), "metadata submitter")
+        runtime.tasks.spawn(self._serve(runtime), "service operator")
+        runtime.tasks.spawn(self._retry(runtime), "late retries")
+
+    async def _set_values(self, runtime: Runtime) -> None:
+        draw = self._draw
+        while not self._operators.stopped:
+            await asyncio.sleep(draw.expovariate(1000 / self._pause_ms))
+            self._value += 1
+            # Without a name it must be refused.
+            name = f"x{draw.randrange(_NAMES)}" if draw.random() < 0.9 else ""
+            value = SetExtension(name, b"%d" % self._value)
+            await self._operators.submit(runtime, EntryKind.SET_EXTENSION, value, patience_s=_PATIENCE_S)
+
+    async def _retry(self, runtime: Runtime) -> None:
+        """Ids of long ago, on any node."""
+        record = self._operators.submitting
+        while not self._operators.stopped:
+            await asyncio.sleep(self._draw.expovariate(1 / _RETRY_PAUSE_S))
+            old = [s for s in record.submissions if s.outcome in ("ok", "unknown") and s not in record.open]
+            if old:
+                recent = old[-30:] if self._draw.random() < 0.8 else old
+                await record.again(runtime, self._draw.choice(recent), _PATIENCE_S)
+
+    async def _serve(self, runtime: Runtime) -> None:
+        choices: list[Callable[[Runtime], Awaitable[None]]] = [
+            self._snapshot,
+            self._truncate,
+            self._freeze,
+            self._resize,
+            self._resize,
+            self._reconfigure,
+            self._reconfigure,
+            self._advance_again,
+            self._advance_again,
+        ]
+        while not self._operators.stopped:
+            await asyncio.sleep(self._draw.expovariate(1 / _SERVICE_PAUSE_S))
+            await self._draw.choice(choices)(runtime)
+
+    async def end(self, runtime: Runtime) -> None:
+        """Leave the service to itself: thawed, and of the size that suits the cluster."""
+        await self._until_ok(runtime, SetService(ServiceWish.THAW))
+        await self._until_ok(runtime, SetService(ServiceWish.SIZE, size=0))
+
+    @property
+    def _newest(self) -> ClusterMetadata:
+        return self._cluster.newest
+
+    async def _snapshot(self, runtime: Runtime) -> None:
+        await self._operators.submit(
+            runtime, EntryKind.SNAPSHOT, TakeSnapshot("asked for"), patience_s=_PATIENCE_S
+        )
+
+    async def _truncate(self, runtime: Runtime) -> None:
+        """Up to the latest snapshot, or further, which is refused."""
+        epoch = self._newest.service.snapshot_epoch
+        if self._draw.random() < 0.2:
+            epoch = self._newest.epoch + 1
+        if epoch:
+            await self._operators.submit(
+                runtime, EntryKind.TRUNCATE_LOG, TruncateLog(epoch), patience_s=_PATIENCE_S
+            )
+
+    async def _freeze(self, runtime: Runtime) -> None:
+        wish = SetService(ServiceWish.FREEZE, text="an exercise")
+        submitted = await self._operators.submit(runtime, EntryKind.SET_SERVICE, wish, patience_s=_PATIENCE_S)
+        if submitted.outcome == "ok":
+            self._cluster.fact("service: frozen")
+        await asyncio.sleep(self._draw.random() * _THAW_S)
+        await self._thaw(runtime)
+
+    async def _thaw(self, runtime: Runtime) -> None:
+        await self._operators.submit(
+            runtime, EntryKind.SET_SERVICE, SetService(ServiceWish.THAW), patience_s=_PATIENCE_S
+        )
+
+    async def _until_ok(self, runtime: Runtime, wish: SetService) -> None:
+        """Again as a new wish, for what is not known to be granted may come late, or be undone late."""
+        while True:
+            submitted = await self._operators.submit(
+                runtime, EntryKind.SET_SERVICE, wish, patience_s=_PATIENCE_S
+            )
+            if submitted.outcome == "ok":
+                return
+            await asyncio.sleep(0.1)
+
+    async def _resize(self, runtime: Runtime) -> None:
+        """More members than nodes are refused."""
+        wish = SetService(ServiceWish.SIZE, size=self._draw.choice((0, 1, 3, 3, 5, 7)))
+        await self._operators.submit(runtime, EntryKind.SET_SERVICE, wish, patience_s=_PATIENCE_S)
+
+    async def _reconfigure(self, runtime: Runtime) -> None:
+        """Other voters, also while a change runs (which is refused), or a change taken back."""
+        newest = self._newest
+        change = newest.service.change
+        if change is not None and self._draw.random() < 0.4:
+            cancel = CancelMembership(change.id, "an exercise")
+            await self._operators.submit(runtime, EntryKind.CANCEL_MEMBERSHIP, cancel, patience_s=_PATIENCE_S)
+            return
+        normal = [n.id for n in newest.directory.in_state(NodeState.NORMAL)]
+        self._draw.shuffle(normal)
+        size = self._draw.choice((1, 3))
+        wanted = normal[:size]
+        additions = tuple(sorted(node for node in wanted if node not in newest.voters))
+        removals = tuple(sorted(node for node in newest.voters if node not in wanted))
+        if additions or removals:
+            entry = PrepareMembership(additions, removals, "an exercise", len(wanted))
+            await self._operators.submit(runtime, EntryKind.PREPARE_MEMBERSHIP, entry, patience_s=_PATIENCE_S)
+
+    async def _advance_again(self, runtime: Runtime) -> None:
+        """A copy of a sub-step that is over, or of one that is not due: refused by its position."""
+        service = self._newest.service
+        change = service.change
+        if change is None:
+            entry = AdvanceMembership(max(1, self._newest.epoch - 3), 0, service.voters)
+        else:
+            index = max(0, change.index + self._draw.choice((-1, -1, 1)))
+            if index == change.index:
+                return
+            entry = AdvanceMembership(change.id, index, service.voters)
+        submitted = await self._operators.submit(
+            runtime, EntryKind.ADVANCE_MEMBERSHIP, entry, patience_s=_PATIENCE_S
+        )
+        if submitted.outcome == "rejected" and change is not None:
+            self._cluster.fact("service: repeated advance refused")
