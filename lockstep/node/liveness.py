@@ -65,9 +65,21 @@ class Liveness:
         self._runtime.tasks.spawn(self._ping_loop(), "liveness.ping")
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
-        """A newcomer that learns of others asks them at once: it may soon need to know who is there."""
-        if not before.directory.nodes and after.directory.nodes:
-            self._ping(self._chosen())
+        """A newcomer that learns of others asks them at once: it may soon need to know who is there.
+
+        Who came while this node was in the cluster counts as heard: it may own ranges before it is asked for
+        a sign of life, and a request must not fail because its coordinator has only just learned of it.
+        """
+        if not before.directory.nodes:
+            if after.directory.nodes:
+                self._ping(self._chosen())
+            return
+        if before.directory is after.directory:
+            return
+        came = [node for node in after.directory.present_ids if NodeId(node) not in before.directory.by_id]
+        now_s = self._monotonic_s()
+        for node in came:
+            self._detector.heard(node, now_s)
 
     def listen(self, listener: LivenessListener) -> None:
         self._listeners.append(listener)

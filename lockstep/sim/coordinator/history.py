@@ -88,6 +88,7 @@ CHANGES: dict[str, Any] = {
     "alter t again": ChangeSchema(AddColumns("ks", "t", (NewColumn("w2", "text"),))),
     "alter o": ChangeSchema(AddColumns("ks", "o", (NewColumn("w", "text"),))),
     "drop v": ChangeSchema(DropColumns("ks", "t", ("v",), 1_000_000)),
+    "add v": ChangeSchema(AddColumns("ks", "t", (NewColumn("v", "text"),))),
     "drop t": ChangeSchema(DropTable("ks", "t")),
     "create t": ChangeSchema(_table("ks", "t", 77)),
     "empty t": ChangeSchema(EmptyTable("ks", "t")),
