@@ -111,7 +111,10 @@ class Past:
         for disk in self._disks:
             known = [number for number in files.segments(disk) if number <= first]
             if known:
-                entries = files.read_segment(disk, known[-1])
+                try:
+                    entries = files.read_segment(disk, known[-1])
+                except (CorruptFile, FileNotFoundError):
+                    continue  # The archive's copy, or a snapshot, may do.
                 found = entries[first - known[-1] : last - known[-1] + 1]
                 if found:
                     return found

@@ -63,7 +63,7 @@ class MetadataStore:
         self._checkpoint_file = Journal(self._disk, files.CHECKPOINTS)
         self.checkpoints: dict[int, bytes] = {}
         self.infos: dict[int, SnapshotInfo] = {}
-        self._checkpoints_failed: LockstepError | None = None
+        self._checkpoints_failed: LockstepError | OSError | None = None
         #: One at a time: a snapshot being written, entries being dropped, a snapshot being installed.
         self.changing = asyncio.Lock()
         #: Bytes of the entries after the latest snapshot entry.
@@ -216,7 +216,7 @@ class MetadataStore:
                 disk.append(path, part)
                 await asyncio.sleep(0)
             await disk.sync(path)
-        except LockstepError:
+        except (LockstepError, OSError):
             if disk.exists(path):
                 disk.remove(path)
             raise
@@ -267,7 +267,7 @@ class MetadataStore:
         if found:
             try:
                 await self._checkpoint_file.append(encode(found))
-            except LockstepError as failed:
+            except (LockstepError, OSError) as failed:
                 # The file's end is unknown until the next start; until then nothing more is dropped.
                 self._checkpoints_failed = failed
                 raise
@@ -307,15 +307,17 @@ class MetadataStore:
         if entries:
             try:
                 await self._checkpoint(entries[0].epoch, entries[-1].epoch, entries)
-            except LockstepError as failed:
+            except (LockstepError, OSError) as failed:
                 # Only proofs of the past are missing then.
                 self._log("metadata.checkpoints_failed", error=str(failed))
 
     async def _archived(self, path: str) -> None:
         """Return when the archive, if there is one, holds the file."""
         archive = self._runtime.archive
-        if archive is None or archive.exists(path):
+        if archive is None:
             return
-        await self._write(archive, path + files.PARTIAL, files.file_parts(self._disk, path))
-        archive.rename(path + files.PARTIAL, path)
+        if not archive.exists(path):
+            await self._write(archive, path + files.PARTIAL, files.file_parts(self._disk, path))
+            archive.rename(path + files.PARTIAL, path)
+        # Also of one that is there: a killed predecessor may have given it this name a moment ago.
         await archive.sync_names(files.DIRECTORY)

@@ -80,8 +80,8 @@ class SnapshotTransfer:
         self._reader.feed(data)
 
     async def install(self) -> str | None:
-        """Make it this node's state, now that its bytes are here; else why not. CorruptFile when the bytes are
-        not those of this snapshot."""
+        """Make it this node's state, now that its bytes are here; else why not. CorruptFile when they are not
+        those of this snapshot."""
         snapshot = self.snapshot
         assert snapshot is not None, "a transfer is under way"
         content = self._reader.finish()

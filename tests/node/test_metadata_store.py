@@ -20,6 +20,7 @@ from lockstep.node.metadata_past import Past
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.metadata_store import Retention
 from lockstep.sim.disk import SimDisk
+from lockstep.values.codec import frame_record
 from lockstep.values.errors import CannotApply, CorruptFile, LockstepError, LogTruncated, Rejected
 from tests.node.metadata_place import LONG, REGISTRY, Place, damage, feeding, history, same
 
@@ -205,6 +206,40 @@ def test_what_is_dropped_goes_to_the_archive_and_the_whole_past_can_be_read() ->
         assert place.state.first_epoch == 35
         for epoch in range(44):
             assert state_digest(found[epoch]) == state_digest(LONG.values[epoch]), epoch
+
+
+def test_a_copy_that_a_killed_node_left_in_the_archive_is_durable_before_it_counts() -> None:
+    with Place() as place:
+        place.archive = archive = SimDisk(place.world, "archive")
+        path = files.segment_path(1)
+
+        async def again(state: MetadataState) -> None:
+            await feeding(LONG.entries[:3])(state)
+            port = state._runtime.archive
+            assert port is not None
+            port.append(path + files.PARTIAL, place.disk.read(path))
+            await port.sync(path + files.PARTIAL)
+            port.rename(path + files.PARTIAL, path)
+            assert path not in archive.durable()
+            await state.store._archived(path)
+
+        place.run(again)
+        assert path in archive.durable()
+
+
+def test_a_damaged_copy_here_does_not_hide_the_one_in_the_archive() -> None:
+    with Place() as place:
+        place.archive = SimDisk(place.world, "archive")
+        found: list[ClusterMetadata] = []
+
+        async def read(state: MetadataState) -> None:
+            await feeding(LONG.entries)(state)
+            await asyncio.sleep(1)
+            state._runtime.disk.append(files.segment_path(6), b"x" * 50 + frame_record(b"whole"))
+            found.append(await Past(state).value_at(8))
+
+        place.run(read)
+        assert found and found[0].hash == LONG.values[8].hash
 
 
 def test_without_an_archive_the_retained_past_can_be_read_and_no_more() -> None:
