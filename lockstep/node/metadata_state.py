@@ -276,8 +276,14 @@ class MetadataState:
         values: list[ClusterMetadata] = []
         known_value, registry = self.known_value, self._registry
         for entry in batch:
-            value = known_value(entry, value) or apply_entry(value, entry, registry)
+            try:
+                value = known_value(entry, value) or apply_entry(value, entry, registry)
+            except Exception:
+                if not values:
+                    raise
+                break  # What comes before it is applied; then it is the first of a batch.
             values.append(value)
+        batch = batch[: len(values)]
         await self._runtime.probes.linger("metadata.apply.before_sync")
         await self.store.append(batch)
         self._runtime.probes.reach("metadata.apply.after_sync")

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.digest import state_digest
+from lockstep.metadata.entries import hash_of
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.snapshot_file import SnapshotFileReader
@@ -126,6 +127,21 @@ def test_a_snapshot_entry_of_another_state_stops_the_node() -> None:
     with pytest.raises(Rejected, match="has the digest"):
         body.apply(value, 5)
     assert body.apply(other.values[4], 5).service.snapshot_epoch == 5
+
+
+def test_what_comes_before_an_entry_that_cannot_be_applied_is_applied() -> None:
+    """However the entries were grouped, the node stops at the same epoch."""
+    foreign = msgspec.structs.replace(LONG.entries[7], kind=99)
+    foreign = msgspec.structs.replace(foreign, hash=hash_of(foreign))
+    with Place() as place:
+
+        async def work(state: MetadataState) -> None:
+            state.offer([*LONG.entries[:7], foreign])
+
+        place.run(work)
+        assert place.state.epoch == 7 and "99" in str(place.broken[0])
+        place.restart()
+        same(place.state, LONG, 7)
 
 
 def test_two_proposals_of_one_interval_give_one_snapshot() -> None:
