@@ -25,6 +25,8 @@ ANSWER_TOLERANCE: Final = 4
 ANSWER_MS_MIN: Final = 200
 ANSWER_MS_MAX: Final = 4000
 _FAILURES_PER_DOUBLING: Final = 4
+#: A peer that speaks of more and answered so many times in a row with nothing may not have it.
+_EMPTY_ANSWERS_MAX: Final = 3
 #: A peer that failed rests this long; doubles with each failure in a row.
 REST_MS_MIN: Final = 50
 REST_MS_MAX: Final = 2000
@@ -57,10 +59,11 @@ class Request(msgspec.Struct, Generic[P], frozen=True):
 
 
 class _Source:
-    __slots__ = ("epoch", "failures", "heard", "rests_until_ms")
+    __slots__ = ("empty_answers", "epoch", "failures", "heard", "rests_until_ms")
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.empty_answers = 0
         self.heard = 0
         self.failures = 0
         self.rests_until_ms = 0
@@ -121,8 +124,11 @@ class Puller(Generic[P]):
         source = self._sources.get(request.peer)
         if source is not None:
             source.failures = 0
-            if not took and source.epoch == self._asked_epoch:
+            if took:
+                source.empty_answers = 0
+            elif source.epoch == self._asked_epoch:
                 if peer_epoch > request.after:
+                    source.empty_answers += 1
                     self._rest(source, now_ms)  # it has more and does not give it: others first
                 else:
                     source.epoch = peer_epoch
@@ -210,6 +216,11 @@ class Puller(Generic[P]):
     def wanted(self, have: int) -> int:
         """The newest epoch known to exist; `have` when that is not above it."""
         return max((source.epoch for source in self._sources.values()), default=have)
+
+    def to_be_had(self, have: int) -> int:
+        """The same, without what peers speak of and again and again do not give."""
+        known = (s.epoch for s in self._sources.values() if s.empty_answers < _EMPTY_ANSWERS_MAX)
+        return max(known, default=have)
 
     def behind(self, have: int) -> bool:
         return any(source.epoch > have for source in self._sources.values())

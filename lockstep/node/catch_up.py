@@ -139,8 +139,8 @@ class CatchUp:
         return self._puller.behind(self._state.epoch)
 
     def far_behind(self) -> bool:
-        """Whether a peer is known to have more than one answer holds."""
-        return self._puller.wanted(self._state.epoch) > self._state.epoch + LOG_FETCH_ENTRIES_MAX
+        """Whether more is to be had from peers than one answer holds."""
+        return self._puller.to_be_had(self._state.epoch) > self._state.epoch + LOG_FETCH_ENTRIES_MAX
 
     @property
     def newest_heard(self) -> int:

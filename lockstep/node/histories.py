@@ -1,8 +1,9 @@
 """Whether a peer's history is this node's, and who is right when it is not.
 
 Every node tells the hash of a past epoch and its last entry, with or without a leader. A contradiction is
-put to the voters: what a majority of them holds is the history. Invariant: one bad peer cannot stop a good
-node, and a node that a majority contradicts stops serving and voting; without a majority nothing is claimed.
+put to the voters: what a majority of them holds is the history. Invariant: a peer that contradicts what this
+node has applied cannot stop it, and a node that a majority contradicts stops serving and voting; without a
+majority nothing is claimed. A well-formed entry after the newest one is believed from any member.
 """
 
 from __future__ import annotations

@@ -102,6 +102,18 @@ def test_a_peer_that_has_more_and_does_not_give_it_is_asked_last() -> None:
     assert asked(puller, 3, 1).peer == "b"
 
 
+def test_an_epoch_that_a_peer_speaks_of_and_never_gives_is_not_to_be_had() -> None:
+    puller: Puller[str] = Puller()
+    now_ms = 0
+    for count in range(5):
+        puller.heard("liar", 10**12, now_ms)
+        assert puller.to_be_had(3) == (10**12 if count < 3 else 3)
+        puller.answered(asked(puller, 3, now_ms), 10**12, False, now_ms)
+        now_ms += 10_000
+    puller.heard("good", 7, now_ms)
+    assert puller.to_be_had(3) == 7 and puller.wanted(3) == 10**12
+
+
 def test_a_refused_peer_is_not_asked_for_long_whatever_it_says() -> None:
     puller: Puller[str] = Puller()
     puller.heard("a", 5, 0)
