@@ -33,7 +33,11 @@ def refuse_newer_kind(directory: Directory, kind: int, since: int) -> None:
     """Raises VersionMismatch when not every node can read entries of a kind that is there since `since`."""
     lowest = lowest_version(directory)
     if lowest and since > lowest:
-        behind = [str(node.id) for node in directory.nodes if node.log_version < since]
+        behind = [
+            str(node.id)
+            for node in directory.nodes
+            if node.log_version < since and node.state is not NodeState.LEFT
+        ]
         raise VersionMismatch(
             f"entries of kind {kind} need log version {since}; nodes {', '.join(behind)} cannot read them",
             hint="upgrade these nodes first",

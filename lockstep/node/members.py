@@ -156,8 +156,9 @@ class Members:
             if (newest.cluster_id, newest.members) != (self._saved.cluster_id, self._saved.members):
                 try:
                     await self._save(newest)
-                except LockstepError as error:
+                except (LockstepError, OSError) as error:
                     self._log("members.not_saved", error=str(error))
+                    self._changed.set()
             await asyncio.sleep(SAVE_PAUSE_MS / 1000)
 
     async def _save(self, members: MemberList) -> None:

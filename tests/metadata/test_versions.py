@@ -9,7 +9,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
 from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.transformations import KINDS, Initialize, Register, SetExtension, UpdateNode
-from lockstep.metadata.versions import LOG_VERSION, SINCE, lowest_version
+from lockstep.metadata.versions import LOG_VERSION, SINCE, lowest_version, refuse_newer_kind
 from lockstep.values.errors import VersionMismatch
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, SetKeyspaces, founder
@@ -47,6 +47,13 @@ def test_every_kind_has_a_version_and_the_newest_is_the_log_version() -> None:
     assert set(SINCE) == {kind.value for kind in EntryKind}
     assert max(SINCE.values()) == LOG_VERSION == Registry(KINDS, since=SINCE).version
     assert of_version_2().version == 2
+
+
+def test_a_node_that_left_is_not_named_among_those_to_upgrade() -> None:
+    old = [msgspec.structs.replace(node, log_version=1) for node in cluster_with(2, 2).now.directory.nodes]
+    left = msgspec.structs.replace(old[0], state=NodeState.LEFT, tokens=())
+    with pytest.raises(VersionMismatch, match="nodes 2 cannot"):
+        refuse_newer_kind(Directory((left, *old[1:]), 3), NEW_KIND, 2)
 
 
 def test_a_kind_that_some_node_cannot_read_is_refused_until_that_node_is_upgraded() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lockstep.node.members import MEMBERS_PATH, members_of
-from lockstep.node.messages import FetchLog, LogEntries
+from lockstep.node.messages import FetchLog, LogEntries, MemberList
 from lockstep.replication import verbs
-from lockstep.values.errors import PeerUnreachable
+from lockstep.values.errors import DiskRefused, PeerUnreachable
 from tests.node.support import Town, keyspace
 
 MOVED = (11, 12, 13)
@@ -101,6 +101,28 @@ def test_a_damaged_list_of_members_is_as_good_as_none() -> None:
         town.until(lambda: town.ready(4))
         town.finish(town.submit(4, keyspace("k")))
         assert members_of(town.node(4).state.current).members[0].address == "127.0.0.1"
+
+
+def test_a_list_that_could_not_be_saved_is_saved_later() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.wait(3.0)
+        members = town.node(4).members
+        whole, failures = members._save, [DiskRefused("no room"), DiskRefused("no room")]
+
+        async def save(newest: MemberList) -> None:
+            if failures:
+                raise failures.pop()
+            await whole(newest)
+
+        members._save = save  # type: ignore[method-assign]
+        town.start(5)
+        town.until(lambda: town.ready(5))
+        town.wait(6.0)
+        assert not failures and len(town.logged("members.not_saved", "n4")) == 2
+        assert "127.0.0.5" in [member.address for member in members._saved.members]
 
 
 def test_every_node_tells_who_the_members_are_and_which_of_them_vote() -> None:
