@@ -337,7 +337,7 @@ class Run:
         if self.schema_operators is not None:
             self.schema_operators.judge(self.watch.log.values)
         log, record = self.watch.log, self.operators.submitting.submissions
-        ids = ((value.epoch, value.recent_ids.by_epoch[value.epoch]) for value in log.values[1:])
+        ids = ((value.epoch, value.recent_ids.listed()[-1]) for value in log.values[1:])
         check_submissions(ids, record)
         self.judged += check_refusals(log.values, record, every_kind())
         if self.scenario.replays:

@@ -6,6 +6,8 @@ import random
 
 from lockstep.metadata.cluster import ClusterMetadata, decode_cluster, encode_cluster
 from lockstep.metadata.digest import state_digest
+from lockstep.metadata.extensions import CHANGES_BEHIND_MAX, NO_EXTENSIONS, extensions_of
+from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
 from lockstep.metadata.registry import Registry
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.schema_change import ChangeSchema
@@ -27,6 +29,7 @@ from lockstep.schema.changes import (
 from lockstep.schema.model import ColumnKind
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.values.ids import NodeId
+from lockstep.values.limits import RECENT_ENTRY_IDS_MAX
 from tests.metadata.histories import History, founder
 
 COLUMNS = (NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0), NewColumn("v", "text"))
@@ -107,3 +110,39 @@ def test_a_change_of_one_table_leaves_the_digests_of_all_other_parts_alone() -> 
     after = made.now.schema.table_tree.branches
     assert sum(old is not new for old, new in zip(before, after, strict=True)) == 1
     assert made.values[-2].schema.tables_by_id[7] is made.now.schema.tables_by_id[7]
+
+
+def test_extensions_whose_digest_was_not_asked_for_long_have_the_digest_of_their_listed_form() -> None:
+    chosen, seldom, often = random.Random(3), NO_EXTENSIONS, NO_EXTENSIONS
+    for step in range(3 * CHANGES_BEHIND_MAX):
+        name = f"n{chosen.randrange(40)}"
+        if chosen.random() < 0.3:
+            seldom, often = seldom.discard(name), often.discard(name)
+        else:
+            seldom, often = seldom.insert(name, b"%d" % step), often.insert(name, b"%d" % step)
+        assert len(seldom.changed) <= CHANGES_BEHIND_MAX
+        assert often.digest == extensions_of(often.items()).digest
+        if chosen.random() < 0.01:
+            assert seldom.digest == often.digest
+    assert seldom.digest == often.digest and seldom == often == extensions_of(seldom.items())
+
+
+def test_a_digest_that_was_asked_for_leaves_the_next_one_only_what_changed_since() -> None:
+    many = extensions_of((f"n{number}", b"x") for number in range(500))
+    known = many.insert("n7", b"y")
+    assert known.digest != many.digest
+    after = known.insert("n8", b"z")
+    assert after.base is known.tree and list(after.changed) == ["n8"]
+    assert sum(old is not new for old, new in zip(known.tree.branches, after.tree.branches, strict=True)) == 1
+
+
+def test_recent_ids_that_were_appended_have_the_digest_of_their_listed_form() -> None:
+    recent = no_recent_ids()
+    for epoch in range(1, 2 * RECENT_ENTRY_IDS_MAX + 40):
+        recent = recent.with_entry(epoch, epoch.to_bytes(16, "big"))
+        if epoch % 997 == 0 or epoch % RECENT_ENTRY_IDS_MAX in (0, 1):
+            twin = RecentIds.from_listed(recent.first_epoch, recent.listed())
+            assert twin == recent and twin.digest == recent.digest
+            for old in range(max(1, epoch - RECENT_ENTRY_IDS_MAX - 5), epoch + 2):
+                entry_id = old.to_bytes(16, "big")
+                assert recent.epoch_of(entry_id) == twin.epoch_of(entry_id)
