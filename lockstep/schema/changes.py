@@ -2,7 +2,8 @@
 
 Invariant: `apply_change` depends on its arguments only, so every node computes the same schema; a refused
 change raises Rejected with the CQL error code a client is told; a change that finds nothing to do (IF
-EXISTS, IF NOT EXISTS) returns the very schema object it was given. Ids are given out here and never reused.
+EXISTS, IF NOT EXISTS, what holds already) returns the very schema object it was given. Ids are given out
+here and never reused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from lockstep.schema.column_types import check_key_type, check_nested
 from lockstep.schema.model import (
     Column,
     ColumnKind,
@@ -35,10 +37,8 @@ from lockstep.schema.summaries import (
     declared_type,
     no_keyspace,
 )
-from lockstep.schema.table_options import OptionValue, checked_options
+from lockstep.schema.table_options import OptionValue, checked_options, option
 from lockstep.schema.type_changes import TypeChange, apply_type_change
-from lockstep.schema.types import CqlType, UserDefinedType
-from lockstep.schema.user_types import mentions
 from lockstep.values.errors import Rejected
 
 ALREADY_EXISTS: Final = 0x2400
@@ -221,6 +221,8 @@ def alter_keyspace(
     if change.replication is not None:
         replication = parse_replication(found.name, change.replication, data_centers, found.replication)
     durable = found.durable_writes if change.durable_writes is None else change.durable_writes
+    if (replication, durable) == (found.replication, found.durable_writes):
+        return schema, None
     made = replace(found, replication=replication, durable_writes=durable, epoch=epoch)
     return schema.with_keyspace(made), ChangeSummary(UPDATED, "KEYSPACE", found.name)
 
@@ -278,11 +280,11 @@ def _check_columns(change: CreateTable, space: Keyspace) -> None:
             raise Rejected(f"Duplicate column '{column.name}' declaration for table '{change.name}'")
         seen[column.name] = column
         kind = declared_type(space, column.type)
-        _check_nested(kind)
+        check_nested(kind)
         if kind.name == "counter":
             raise Rejected(f"Counter columns are not supported (column '{column.name}')")
         if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
-            _check_key_type(column, kind)
+            check_key_type(column.name, kind)
     kinds = [column.kind for column in change.columns]
     if ColumnKind.PARTITION_KEY not in kinds:
         raise Rejected(
@@ -294,22 +296,6 @@ def _check_columns(change: CreateTable, space: Keyspace) -> None:
         positions = sorted(column.position for column in change.columns if column.kind is wanted)
         if positions != list(range(len(positions))):
             raise Rejected(f"The key positions of table '{change.name}' are not dense")
-
-
-def _check_key_type(column: NewColumn, kind: CqlType) -> None:
-    if kind.is_multicell:
-        what = "user-defined type" if isinstance(kind, UserDefinedType) else "collection type"
-        raise Rejected(f"Invalid non-frozen {what} {kind.text} for PRIMARY KEY column '{column.name}'")
-    for name in ("duration", "counter"):
-        if mentions(kind, name):
-            raise Rejected(f"{name} type is not supported for PRIMARY KEY column '{column.name}'")
-
-
-def _check_nested(kind: CqlType) -> None:
-    if not isinstance(kind, UserDefinedType) or kind.is_frozen:
-        return
-    if any(field.is_multicell for field in kind.elements):
-        raise Rejected("Non-frozen UDTs with nested non-frozen collections are not supported")
 
 
 def drop_table(schema: Schema, change: DropTable) -> Applied:
@@ -351,7 +337,9 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
     elif isinstance(change, RenameColumns):
         altered = _rename_columns(table, change)
     else:
-        altered = replace(table, options=checked_options(change.options, table.options))
+        options = checked_options(change.options, table.options)
+        held = all(option(options, name) == option(table.options, name) for name, _ in options)
+        altered = table if held else replace(table, options=options)
     if altered is table:
         return schema, None
     return (
@@ -372,7 +360,7 @@ def _add_columns(space: Keyspace, table: Table, change: AddColumns) -> Table:
         if column.kind not in (ColumnKind.STATIC, ColumnKind.REGULAR):
             raise Rejected("Cannot add PRIMARY KEY columns to a table")
         kind = declared_type(space, column.type)
-        _check_nested(kind)
+        check_nested(kind)
         if kind.name == "counter":
             raise Rejected(f"Cannot add a counter column ({column.name}) in a non counter column family")
         added.append(column)
@@ -392,7 +380,7 @@ def _drop_columns(table: Table, change: DropColumns) -> Table:
             raise Rejected(f"Column {name} was not found in table '{table.keyspace}.{table.name}'")
         if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
             raise Rejected(f"Cannot drop PRIMARY KEY column {name}")
-        dropped.append(DroppedColumn(column.id, name, column.type, change.dropped_at_us))
+        dropped.append(DroppedColumn(column.id, name, column.type, change.dropped_at_us, column.kind))
     if not dropped:
         return table
     gone = {column.id for column in dropped}

@@ -47,6 +47,7 @@ class DroppedColumn(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     type: str
     dropped_at_us: int
+    kind: ColumnKind = ColumnKind.REGULAR
 
 
 class Table(msgspec.Struct, frozen=True, array_like=True, dict=True):

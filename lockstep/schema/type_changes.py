@@ -13,6 +13,7 @@ from operator import attrgetter
 import msgspec
 from msgspec.structs import replace
 
+from lockstep.schema.column_types import check_column_type
 from lockstep.schema.model import ColumnKind, Keyspace, Schema, Table, UserType
 from lockstep.schema.summaries import (
     CREATED,
@@ -23,7 +24,7 @@ from lockstep.schema.summaries import (
     declared_type,
     no_keyspace,
 )
-from lockstep.schema.types import UserDefinedType
+from lockstep.schema.types import NATIVE_NAMES, UserDefinedType
 from lockstep.schema.user_types import check_extents, types_of_table, types_used
 from lockstep.values.errors import InvalidRequest, Rejected
 from lockstep.values.limits import USER_TYPES_MAX
@@ -104,6 +105,9 @@ def create_type(schema: Schema, change: CreateType, epoch: int) -> Applied:
     # Unlike a table's, a type's name may hold any characters.
     if not 0 < len(name) <= _CHARACTERS_MAX:
         raise Rejected(f"Type name must not be empty or more than {_CHARACTERS_MAX} characters long")
+    if name in NATIVE_NAMES:
+        # Nothing could tell the two apart where a column names its type.
+        raise Rejected(f"Type name '{name}' is that of a built-in type")
     if len(space.types) >= USER_TYPES_MAX:
         raise Rejected(f"Keyspace '{space.name}' has {USER_TYPES_MAX} user types, and cannot have more")
     names = [field for field, _ in change.fields]
@@ -224,7 +228,11 @@ def _rename_fields(space: Keyspace, found: UserType, change: RenameTypeFields) -
 
 def _with_altered(schema: Schema, space: Keyspace, altered: UserType, epoch: int) -> Schema:
     users = _tables_using(space, space.types_by_name[altered.name])
-    schema = schema.with_keyspace(_checked(space, altered))
+    changed = _checked(space, altered)
+    for table in users:
+        for column in table.columns:
+            check_column_type(column, declared_type(changed, column.type))
+    schema = schema.with_keyspace(changed)
     for table in users:
         schema = schema.with_table(replace(table, epoch=epoch))
     return schema

@@ -292,6 +292,6 @@ def _dropped_rows(table: Table) -> Iterator[VirtualRow]:
             "table_name": table.name,
             "column_name": column.name,
             "dropped_time": column.dropped_at_us // 1000,
-            "kind": "regular",
+            "kind": _KINDS[column.kind],
             "type": column.type,
         }

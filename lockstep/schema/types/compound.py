@@ -306,6 +306,9 @@ class TupleType(CqlType):
         at = 0
         parts: list[bytes | None] = []
         while key[at]:
+            if len(parts) == len(self._elements):
+                # A node that is behind may meet a field that was added since.
+                raise InvalidRequest(f"Invalid remaining data after end of {self.shown_name} value")
             if key[at] == 1:
                 parts.append(None)
                 at += 1
