@@ -42,6 +42,8 @@ class SchemaStatements:
             raise self._not_done(error) from error
         found = self._watch.summary_at(epoch)
         if found is None:
+            if self._watch.jumped_over(epoch):
+                await self._watch.agreed(epoch)
             return responses.VOID
         agreed = await self._watch.agreed(epoch)
         if found.change == EMPTIED:
