@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.cql import paging
+from lockstep.cql.catalog import TableShape
 from lockstep.cql.context import Context
 from lockstep.cql.results import PageBuilder
 from lockstep.cql.select import SelectPrepared, plan_select
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.constants import has_metadata_id
 from lockstep.cql.wire.messages import Execute, QueryParameters, Value
-from lockstep.schema.model import Table
+from lockstep.schema.user_types import types_of_table
 from lockstep.server.statements import Statement
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError
@@ -62,7 +63,7 @@ class Selects:
             else:
                 builder.add(await self._read_all(commands, parameters.consistency, timeout_ms))
         if not prepared.is_virtual:
-            self._check_columns(select.shape.table)
+            self._check_columns(select.shape)
         found = builder.page()
         new_id = None
         if execute is not None and has_metadata_id(version):
@@ -77,12 +78,16 @@ class Selects:
             new_metadata_id=new_id,
         )
 
-    def _check_columns(self, planned: Table) -> None:
-        """ColumnsGone when the table lost columns since: an answer in them could show what was dropped."""
-        table = self._node.cluster.schema.tables_by_id.get(planned.id)
+    def _check_columns(self, shape: TableShape) -> None:
+        """ColumnsGone when the table lost columns since: an answer in them could show what was dropped. Also
+        when a type in them has changed: values may have fields that the answer's description lacks."""
+        schema, planned = self._node.cluster.schema, shape.table
+        table = schema.tables_by_id.get(planned.id)
         if table is None or table is planned:
             return
         if not table.by_id.keys() >= planned.by_id.keys():
+            raise ColumnsGone(planned.name, begun=False)
+        if types_of_table(shape.space, planned) != types_of_table(schema.by_name[table.keyspace], table):
             raise ColumnsGone(planned.name, begun=False)
 
     async def _read_all(
