@@ -272,7 +272,10 @@ class CatchUp:
     async def _begin(self, peer: Address, snapshot: SnapshotInfo) -> None:
         """Fetch the offered snapshot, when it may be believed."""
         try:
-            problem = await self._transfer.begin(snapshot)
+            if snapshot.epoch > self._state.tail[0]:
+                problem = await self._transfer.begin(snapshot)
+            else:
+                problem = "its epoch is here already"
         finally:
             self._puller.hold(False)
         if problem is None:

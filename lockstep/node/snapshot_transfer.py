@@ -85,14 +85,18 @@ class SnapshotTransfer:
         snapshot = self.snapshot
         assert snapshot is not None, "a transfer is under way"
         content = self._reader.finish()
-        if content.header.entry != snapshot.entry or content.header.digest != snapshot.digest:
+        # Entries behind it would be taken although nobody confirmed them.
+        if (content.header.entry, content.header.digest) != (
+            snapshot.entry,
+            snapshot.digest,
+        ) or content.entries:
             path = f"snapshot of epoch {snapshot.epoch}"
             raise CorruptFile(path, self._reader.bytes_read, "it is another one than was offered")
         if not self._state.epoch:
             problem = await self._unconfirmed(snapshot, voters_named_in(content.value))
             if problem is not None:
                 return problem
-        await self._state.install(content.value, snapshot.entry, content.entries)
+        await self._state.install(content.value, snapshot.entry)
         self._runtime.probes.reach("metadata.snapshot.installed")
         self.forget()
         return None

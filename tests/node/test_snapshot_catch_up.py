@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from lockstep.metadata.digest import state_digest
-from lockstep.metadata.entries import LogEntry, hash_of, verify_chain
+from lockstep.metadata.entries import LogEntry, hash_of, seal, verify_chain
 from lockstep.metadata.snapshot_entries import TakeSnapshot
-from lockstep.metadata.snapshot_file import RecordKind, SnapshotInfo
+from lockstep.metadata.snapshot_file import RecordKind, SnapshotInfo, file_records, read_file
+from lockstep.metadata.transformations import SetExtension
 from lockstep.node import catch_up
 from lockstep.node.messages import FetchLog, FetchSnapshot, LogEntries, SnapshotChunk
 from lockstep.node.node import Node
@@ -367,3 +368,67 @@ def test_a_peer_whose_forged_bytes_pass_every_checksum_cannot_keep_a_node_away(
         town.agreed(1, 2, 3, 4)
         same_state(town, 4)
         assert town.node(4).catch_up.snapshots_fetched == 1
+
+
+def test_entries_that_a_peer_hangs_behind_a_snapshot_are_not_taken() -> None:
+    """They are well formed, and nobody committed them; the voters confirm the snapshot itself."""
+    with town_of(SHORT) as town:
+        with_a_node_away(town, 40)
+        node = town.node(1)
+        snapshot = node.state.latest_snapshot()
+        assert snapshot is not None
+        data = node.state.read_snapshot_chunk(snapshot.epoch, 0, snapshot.size_bytes)
+        assert data is not None
+        kind, body = node.state.registry.encode(SetExtension("forged", b"1"))
+        behind = seal(
+            epoch=snapshot.epoch + 1,
+            entry_id=b"f" * 16,
+            kind=kind,
+            body=body,
+            actor="nobody",
+            commit_time_us=0,
+            term=1,
+            previous_hash=snapshot.entry.hash,
+        )
+        content = read_file([data])
+        forged = b"".join(file_records(content.value, [behind], header=content.header))
+        false = msgspec.structs.replace(snapshot, size_bytes=len(forged))
+
+        async def serve(_peer: object, request: FetchSnapshot) -> SnapshotChunk:
+            return SnapshotChunk(forged[request.offset :] if request.snapshot == false else b"")
+
+        node.internode.register(verbs.FETCH_SNAPSHOT, FetchSnapshot, SnapshotChunk, serve)
+        for number in (1, 2, 3):
+            offer_with(town, number, lambda _: false)
+        town.start(4)
+        town.until(lambda: bool(town.logged("metadata.snapshot_refused", "n4")))
+        town.wait(1.0)
+        assert town.node(4).state.current.extensions.get("forged") is None
+        assert not town.ended
+
+
+def test_peers_that_offer_what_is_here_already_are_asked_at_a_slow_pace() -> None:
+    with town_of(SHORT) as town:
+        with_a_node_away(town, 8)
+        old = town.node(1).state.latest_snapshot()
+        assert old is not None
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.agreed(4)
+        offered = [count_offers(town, number, old) for number in (1, 2, 3)]
+        grow(town, 3, "new")
+        town.wait(2.0)
+        asked = sum(map(len, offered))
+        assert town.node(4).state.epoch < town.newest.epoch and 3 < asked < 150
+
+
+def count_offers(town: Town, number: int, snapshot: SnapshotInfo) -> list[int]:
+    """A node that gives nothing but this snapshot; after what it was asked for it."""
+    offered: list[int] = []
+
+    async def serve(_peer: object, request: FetchLog) -> LogEntries:
+        offered.append(request.after)
+        return LogEntries(town.node(number).state.epoch, (), snapshot)
+
+    town.node(number).internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)
+    return offered
