@@ -70,7 +70,10 @@ def _show_groups(answer: Mapping[str, Any]) -> None:
         text += f", joint with {_ids(raft.get('outgoing'))}"
     if raft.get("learners"):
         text += f", learners {_ids(raft.get('learners'))}"
-    click.echo(f"{text}, recovery generation {answer.get('recovery_generation')}")
+    generation, processor = answer.get("recovery_generation"), answer.get("processor")
+    click.echo(
+        f"{text}, recovery generation {generation}" + (f", processor {processor}" if processor else "")
+    )
     led = management.get("leader")
     text = f"management group: voters {_ids(management.get('voters'))}"
     text += f", leader {'none' if led is None else f'node {led}'}, term {management.get('term')}"

@@ -207,11 +207,13 @@ class SetService(msgspec.Struct, frozen=True, array_like=True):
         _refuse_running(cluster.service)
         problem = size_problem(cluster, self.size) if self.size else ""
         if problem:
-            raise Rejected(problem)
+            raise Rejected(problem, hint="an odd number that the nodes can hold, or `auto`")
         return msgspec.structs.replace(cluster.service, size=self.size, paused="")
 
     def _leaving(self, cluster: ClusterMetadata) -> Service:
         service = cluster.service
+        # Its decommission would be refused until the thaw, so the wish is refused now and not left waiting.
+        refuse_while_frozen(cluster, EntryKind.PREPARE_OPERATION)
         node = cluster.node(self.node)
         if node is None:
             raise Rejected(f"there is no node {self.node}")

@@ -39,6 +39,7 @@ async def described(node: Node, service: ServiceRequests) -> Document:
         "leader": leader if leader is not None else node.leader_id,
         "term": asked.term if asked is not None else _newest_term(metadata),
         "commit_index": asked.commit_index if asked is not None else None,
+        "processor": node.configuration.cms.processor,
         "recovery_generation": cluster.service.recovery_generation,
         "groups": {"metastorage": metadata.state.value, "cmg": management.state.value},
         "members": _members(node, metadata, leader),

@@ -204,6 +204,7 @@ def test_a_frozen_service_takes_only_entries_about_itself() -> None:
         SetExtension("name", b"x"),
         Register("host-9", "10.0.0.9", 7000, 9042, 7080, "dc1", "r1", "1"),
         PrepareOperation(OperationKind.DECOMMISSION, NodeId(3)),
+        SetService(ServiceWish.LEAVE, node=NodeId(3)),
     ):
         assert "frozen: upgrade, ticket 7" in refused(made, other)
     made.submit(UpdateNode(NodeId(2), "10.0.0.2", 7000, 9042, 7080, "2"))
