@@ -1,8 +1,8 @@
 """Telling other nodes of a new epoch, along the epoch's announcement tree.
 
 A node passes an epoch on once it has applied it, so whoever it tells can fetch from it. Invariant: at most
-one round of announcements for one epoch, of at most ANNOUNCEMENTS_MAX messages, and NODES_LET_GO_TOLD_MAX to
-nodes that the metadata just let go; all epochs of one turn of the loop are one round.
+one round of announcements for one epoch, of at most ANNOUNCEMENTS_MAX messages, among them up to
+NODES_LET_GO_TOLD_MAX to nodes that the metadata just let go; all epochs of one turn of the loop are one round.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ class Announcer:
         self._announced = cluster.epoch
         tree = Tree(cluster.directory.present_ids, cluster.epoch)
         chosen = receivers(tree, own, leads=leads, alive=self._alive)
-        assert len(chosen) <= ANNOUNCEMENTS_MAX, "one round is bounded"
-        told = [cluster.directory.by_id[NodeId(node)] for node in chosen]
-        told.extend(node for node in let_go.values() if node.id != own)
+        told = [node for node in let_go.values() if node.id != own]
+        # The last ones chosen are below nodes that seem dead.
+        for chosen_id in chosen[: ANNOUNCEMENTS_MAX - len(told)]:
+            told.append(cluster.directory.by_id[NodeId(chosen_id)])
         message = announcement(cluster)
         for node in told:
             self._internode.send((node.address, node.internode_port), verbs.ANNOUNCE, message)

@@ -19,7 +19,7 @@ from lockstep.node.messages import Announce, HashAt
 from lockstep.replication import verbs
 from lockstep.replication.handshake import Address
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import PINGED_MAX
+from lockstep.values.limits import ANNOUNCEMENTS_MAX, PINGED_MAX
 from tests.node.support import Town, decommission, keyspace
 
 
@@ -61,10 +61,14 @@ class Wires:
 
 
 def announcer(
-    wires: Wires, own: int, leads: bool, far_behind: Callable[[], bool] = lambda: False
+    wires: Wires,
+    own: int,
+    leads: bool,
+    far_behind: Callable[[], bool] = lambda: False,
+    alive: Callable[[int], bool] = lambda _node: True,
 ) -> Announcer:
     part: Any = wires
-    return Announcer(part, part, lambda: own, lambda: leads, lambda _node: True, far_behind)
+    return Announcer(part, part, lambda: own, lambda: leads, alive, far_behind)
 
 
 def test_all_epochs_of_one_turn_are_one_round_of_announcements_of_the_newest() -> None:
@@ -120,6 +124,20 @@ def test_whom_the_metadata_lets_go_is_told_by_the_leader() -> None:
         part.applied(before, wires.current)
         await asyncio.sleep(0)
         assert not {"10.0.0.200", "10.0.0.201"} & set(wires.told())
+
+    asyncio.run(run())
+
+
+def test_whoever_is_dead_and_was_let_go_the_leader_sends_no_more_than_the_limit() -> None:
+    async def run() -> None:
+        wires = Wires(cluster_of(300, 4))
+        part = announcer(wires, 1, leads=True, alive=lambda _node: False)
+        left = tuple(range(200, 206))
+        before, wires.current = wires.current, cluster_of(300, 5, left=left)
+        part.applied(before, wires.current)
+        await asyncio.sleep(0)
+        told = wires.told()
+        assert len(told) == ANNOUNCEMENTS_MAX and {f"10.0.0.{node}" for node in left} <= set(told)
 
     asyncio.run(run())
 
