@@ -281,8 +281,11 @@ class Management:
         if not cluster.voters or not self._leads():
             self._recorded = None
             return
-        record = self.state.voters
-        known = (record.voters, record.recovery_generation) if self.group is not None else self._recorded
+        known = self._recorded
+        if self.group is not None and self.group.is_up_to_date:
+            # Only there: a member that has just come back may hold a record of long ago.
+            record = self.state.voters
+            known = (record.voters, record.recovery_generation)
         if known != wanted:
             action = RecordVoters(wanted[0], self._configuration_index(), cluster.epoch, wanted[1])
             outcome = await self.submitter.submit(action, LEADER_TIMEOUT_MS)

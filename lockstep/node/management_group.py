@@ -89,9 +89,14 @@ class ManagementGroup:
     def is_leader(self) -> bool:
         return self.driver.is_leader
 
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether the state is surely no older than what the group had committed when this term began."""
+        return self.driver.is_leader and self.driver.raft.is_term_committed
+
     def base_index(self) -> int:
         """The index that a command first sent now names; NotLeader where that is not surely known."""
-        if not self.driver.is_leader or not self.driver.raft.is_term_committed:
+        if not self.is_up_to_date:
             raise NotLeader(self.driver.raft.leader)
         return self.state.index
 
