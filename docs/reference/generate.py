@@ -60,6 +60,8 @@ MEANINGS = {
     "cms.processor": "raft; remote: never a voter; local: alone, without a group; or another package's kind",
     "cms.replace_after_ms": "a voter that is unreachable for longer loses its vote to another node; 0: never",
     "testing.faults": "opens the admin calls that cut connections; never where data matters",
+    "testing.hide_kinds": 'kinds of metadata entries that this node does not know, such as `"set_service"`',
+    "testing.log_version": "version of the metadata log that this node says it reads; -1: its own",
     "log.level": "`debug`, `info`, `warning` or `error`",
     "log.format": '`"text"` or `"json"`',
 }

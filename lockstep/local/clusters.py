@@ -23,7 +23,13 @@ from lockstep.local import layout, processes
 from lockstep.local.admin_client import AdminClient, class_by_code, revived
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State
-from lockstep.values.errors import ConfigurationError, LockstepError, PeerTimeout, PreconditionError
+from lockstep.values.errors import (
+    CannotApply,
+    ConfigurationError,
+    LockstepError,
+    PeerTimeout,
+    PreconditionError,
+)
 
 #: `-P`: a folder named lockstep in the directory of the caller must not shadow the installed package.
 NODE_COMMAND: Final = (sys.executable, "-P", "-m", "lockstep.server.main")
@@ -272,13 +278,21 @@ class LocalCluster:
     ) -> None:
         """Until every CQL port is open, which is the last thing a starting node does.
 
-        Ends at once when one process has ended: the others may be waiting for it.
+        Ends at once when one process has ended, as the others may be waiting for it, or when one says why it
+        does not serve.
         """
         waiting = list(batch)
         ended: list[LocalNode] = []
 
+        def gave_up(node: LocalNode) -> bool:
+            if self.state(node.name) is State.STOPPED:
+                return True
+            # Only then a node runs on, without serving, for its operators.
+            said = _reported(self.paths.log(node.name), log_begins[node.name])
+            return isinstance(said, CannotApply)
+
         def settled() -> bool:
-            ended[:] = [node for node in batch if self.state(node.name) is State.STOPPED]
+            ended[:] = [node for node in batch if gave_up(node)]
             waiting[:] = [node for node in waiting if not _accepts(node.address, content.cql_port)]
             return bool(ended) or not waiting
 
@@ -360,17 +374,29 @@ def _accepts(host: str, port: int) -> bool:
     return True
 
 
-def _start_failure(name: str, log: Path, begin: int) -> LockstepError:
-    """The error that the node printed before it ended, or the end of its log."""
+def _log_lines(log: Path, begin: int) -> list[str]:
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(begin, size - LOG_TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
+        return file.read().decode(errors="replace").splitlines()
+
+
+def _reported(log: Path, begin: int) -> LockstepError | None:
+    """The last error that the node printed, also while it runs on for its operators."""
+    lines = _log_lines(log, begin)
     for index in range(len(lines) - 1, -1, -1):
         if lines[index].startswith("error["):
             code, _, sentence = lines[index].removeprefix("error[").partition("]: ")
             rest = lines[index + 1 :]
             hint = next((line.removeprefix("hint: ") for line in rest if line.startswith("hint: ")), "")
-            return revived(class_by_code(code) or LockstepError, f"{name} did not start: {sentence}", hint)
-    tail = "".join(f"\n  {line}" for line in lines[-5:])
+            return revived(class_by_code(code) or LockstepError, sentence, hint)
+    return None
+
+
+def _start_failure(name: str, log: Path, begin: int) -> LockstepError:
+    """The error that the node printed, or the end of its log."""
+    found = _reported(log, begin)
+    if found is not None:
+        return revived(type(found), f"{name} did not start: {found.message}", found.hint)
+    tail = "".join(f"\n  {line}" for line in _log_lines(log, begin)[-5:])
     return LockstepError(f"{name} ended before it served{tail}", hint=f"tail {log}")

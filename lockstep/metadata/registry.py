@@ -53,10 +53,17 @@ class Registry:
     """Kind number -> transformation type, with decoders built once.
 
     `since` tells of each kind the version of the log since which it is there; 1 when it tells nothing.
+    `version` is said to be the newest that can be read, instead of what the kinds tell.
     """
 
-    def __init__(self, *tables: Mapping[int, type[Any]], since: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        *tables: Mapping[int, type[Any]],
+        since: Mapping[int, int] | None = None,
+        version: int | None = None,
+    ) -> None:
         self._since = dict(since or {})
+        self._version = version
         self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}
         self._kinds: dict[type[Any], int] = {}
         self._prepared: dict[int, bool] = {}
@@ -70,6 +77,8 @@ class Registry:
     @property
     def version(self) -> int:
         """The newest version of the log that can be read with these kinds."""
+        if self._version is not None:
+            return self._version
         return max((self.since(kind) for kind in self._decoders), default=1)
 
     def since(self, kind: int) -> int:

@@ -107,9 +107,13 @@ class CmsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TestingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`faults` opens the admin calls that cut connections. Never set it where data matters."""
+    """`faults` opens the admin calls that cut connections, and the other settings here. Never set it where data
+    matters. `hide_kinds`: kinds of metadata entries that this node does not know, as if its version lacked
+    them. `log_version`: the version of the log that it says it reads, instead of its own; -1 for its own."""
 
     faults: bool = False
+    hide_kinds: tuple[str, ...] = ()
+    log_version: Annotated[int, msgspec.Meta(ge=-1, le=1000)] = -1
 
 
 class LogSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -299,6 +303,10 @@ def _check(configuration: Configuration, source: str) -> None:
         )
     if len({network.internode_port, network.cql_port, network.admin_port}) < 3:
         raise ConfigurationError(f"{source}: network: two of the three ports are the same")
+    if configuration.testing != TestingSection() and not configuration.testing.faults:
+        raise ConfigurationError(
+            f"{source}: [testing] has settings without testing.faults", hint="remove the section"
+        )
     if raft.heartbeat_ticks >= raft.election_ticks:
         raise ConfigurationError(
             f"{source}: raft.heartbeat_ticks is {raft.heartbeat_ticks}, not below "

@@ -1,22 +1,42 @@
 """The kinds of entries that this version knows: the rooms' tables, joined.
 
-Invariant: every node of this version, and every tool that reads its log, uses this one set.
+Invariant: every node of this version, and every tool that reads its log, uses this one set; only tests take
+kinds out of one node's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Final
+
 from lockstep.metadata import membership, schema_change, snapshot_entries, transformations
-from lockstep.metadata.registry import Registry
+from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.versions import SINCE
+from lockstep.node.configuration import TestingSection
 from lockstep.topology import transformations as topology_transformations
+from lockstep.values.errors import ConfigurationError
+
+_TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
+    transformations.KINDS,
+    schema_change.KINDS,
+    membership.KINDS,
+    topology_transformations.KINDS,
+    snapshot_entries.KINDS,
+)
 
 
 def every_kind() -> Registry:
-    return Registry(
-        transformations.KINDS,
-        schema_change.KINDS,
-        membership.KINDS,
-        topology_transformations.KINDS,
-        snapshot_entries.KINDS,
-        since=SINCE,
-    )
+    return Registry(*_TABLES, since=SINCE)
+
+
+def kinds_of(testing: TestingSection) -> Registry:
+    """Every kind, but for those that a test hides. ConfigurationError when there is no such kind."""
+    known = {kind.name.lower(): kind for kind in EntryKind}
+    for name in testing.hide_kinds:
+        if name not in known:
+            raise ConfigurationError(
+                f"testing.hide_kinds: there is no kind {name}", hint=f"there are: {', '.join(known)}"
+            )
+    hidden = {known[name].value for name in testing.hide_kinds}
+    kept = [{kind: of for kind, of in table.items() if kind not in hidden} for table in _TABLES]
+    return Registry(*kept, since=SINCE, version=None if testing.log_version < 0 else testing.log_version)

@@ -22,7 +22,7 @@ from lockstep.node.founding import Founding
 from lockstep.node.group_reports import GroupReports
 from lockstep.node.histories import Histories
 from lockstep.node.identity import IdentityFile
-from lockstep.node.kinds import every_kind
+from lockstep.node.kinds import kinds_of
 from lockstep.node.liveness import Liveness
 from lockstep.node.management import Management
 from lockstep.node.members import Members
@@ -74,7 +74,7 @@ class Parts(NodeFacts, abc.ABC):
         self._open_store = open_store
         factory = chosen(configuration, processors or {})
         self._engine_open = False
-        self.registry = every_kind()
+        self.registry = kinds_of(configuration.testing)
         self.identity = IdentityFile(runtime)
         self.founders_file = FoundersFile(runtime.disk)
         self._starting: asyncio.Task[Any] | None = None

@@ -1,6 +1,6 @@
 """A stand-in for a node process: opens the CQL and admin ports of its configuration and records calls.
 
-python stub_node.py [--serve | --refuse | --silent | --silent-but-n2-refuses | --stubborn] --config FILE
+python stub_node.py [--serve | --refuse | --silent | --silent-but-n2-refuses | --silent-as-broken | --stubborn] --config FILE
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ def main() -> None:
         print("error[HANDSHAKE_REFUSED]: the data directory belongs to cluster other")
         print("hint: choose another directory")
         sys.exit(1)
+    if mode == "--silent-as-broken":
+        print("error[CANNOT_APPLY]: entry kind 99 is not known to this version", flush=True)
+        print("hint: upgrade this node", flush=True)
     if mode == "--stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     data = Path(settings["node"]["data_directory"])

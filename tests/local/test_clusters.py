@@ -18,6 +18,7 @@ from lockstep.local.clusters import LocalCluster, list_clusters
 from lockstep.local.processes import ProcessIdentity, State
 from lockstep.node.configuration import parse
 from lockstep.values.errors import (
+    CannotApply,
     ConfigurationError,
     HandshakeRefused,
     PeerTimeout,
@@ -140,6 +141,14 @@ def test_partition_tells_both_sides_and_heal_tells_everyone(cluster: LocalCluste
     assert lines(cluster, "n3", "calls") == ['/v1/testing/partition {"peers": ["127.0.40.1:27000"]}']
     cluster.heal()
     assert lines(cluster, "n1", "calls")[1:] == ['/v1/testing/partition {"peers": []}']
+
+
+def test_a_node_that_runs_on_without_serving_says_why_at_once(tmp_path: Path) -> None:
+    with make(tmp_path, nodes=1, mode="--silent-as-broken") as cluster:
+        with pytest.raises(CannotApply, match="n1 did not start: entry kind 99") as caught:
+            cluster.start(timeout_s=20)
+        assert caught.value.hint == "upgrade this node"
+        assert cluster.state("n1") is State.RUNNING
 
 
 def test_a_node_that_refuses_to_start_shows_its_own_error(tmp_path: Path) -> None:

@@ -161,3 +161,10 @@ def test_the_reference_page_has_every_key_with_its_default() -> None:
     for key, value in actual.items():
         if not key.startswith("node."):
             assert tomllib.loads(f"value = {documented[key]}")["value"] == value, key
+
+
+def test_settings_for_tests_need_the_word_that_opens_them() -> None:
+    with pytest.raises(ConfigurationError, match=r"settings without testing\.faults"):
+        parse(f'{ALONE}[testing]\nhide_kinds = ["set_service"]\n')
+    kept = parse(f'{ALONE}[testing]\nfaults = true\nhide_kinds = ["set_service"]\n')
+    assert kept.testing.hide_kinds == ("set_service",)
