@@ -15,11 +15,12 @@ from lockstep.values.rows import Position
 
 
 class PagePosition(msgspec.Struct, frozen=True, array_like=True):
-    """`remaining`: rows LIMIT still allows (-1: no limit). `partition_rows`: rows already given of the
-    position's partition, for PER PARTITION LIMIT.
+    """`table`: the table's UUID, which stays when the table is emptied: its rows end then, and no client is
+    told of an error. `remaining`: rows LIMIT still allows (-1: no limit). `partition_rows`: rows already
+    given of the position's partition, for PER PARTITION LIMIT.
     """
 
-    table_id: int
+    table: str
     position: Position
     remaining: int
     partition_rows: int
@@ -34,7 +35,7 @@ def encode(state: PagePosition) -> bytes:
     return zlib.crc32(body).to_bytes(_CHECK_BYTES, "big") + body
 
 
-def decode(data: bytes, table_id: int) -> PagePosition:
+def decode(data: bytes, table: str) -> PagePosition:
     """ProtocolViolation when `data` is no paging state of this table."""
     body = data[_CHECK_BYTES:]
     if zlib.crc32(body).to_bytes(_CHECK_BYTES, "big") == data[:_CHECK_BYTES]:
@@ -42,7 +43,7 @@ def decode(data: bytes, table_id: int) -> PagePosition:
             state = _DECODER.decode(body)
         except msgspec.MsgspecError:
             raise _invalid() from None
-        if state.table_id == table_id:
+        if state.table == table:
             return state
     raise _invalid()
 

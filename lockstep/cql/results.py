@@ -257,7 +257,7 @@ class PageBuilder:
         if self._remaining == 0 or not self._rest_exists():
             return None
         state = paging.PagePosition(
-            self._plan.select.shape.table.id, self._cursor, self._remaining, self._partition_rows
+            self._plan.select.shape.table.uuid, self._cursor, self._remaining, self._partition_rows
         )
         return paging.encode(state)
 

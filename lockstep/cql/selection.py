@@ -294,6 +294,9 @@ def wildcard_names(shape: TableShape) -> list[str]:
     ]
 
 
+_COMPOUND = tree.ListLiteral | tree.SetLiteral | tree.MapLiteral | tree.TupleLiteral | tree.UserLiteral
+
+
 def shown(term: tree.Term) -> str:
     """The name of a result column without an alias."""
     if isinstance(term, tree.ColumnName):
@@ -305,10 +308,9 @@ def shown(term: tree.Term) -> str:
     if isinstance(term, tree.TypeHint):
         return f"({term.type}){shown(term.term)}"
     if isinstance(term, tree.Element):
-        is_collection = isinstance(
-            term.key, tree.ListLiteral | tree.SetLiteral | tree.MapLiteral | tree.TupleLiteral
-        )
-        return f"{cql_name(term.name)}[{'...' if is_collection else shown(term.key)}]"
+        return f"{cql_name(term.name)}[{shown(term.key)}]"
+    if isinstance(term, _COMPOUND):
+        return "..."
     if isinstance(term, tree.Field):
         return f"{shown(term.term)}.{term.field}"
     if isinstance(term, tree.Bind):

@@ -51,7 +51,7 @@ class Selects:
             _check_level(parameters.consistency)
         page = None
         if parameters.paging_state:
-            page = paging.decode(parameters.paging_state, prepared.table_id)
+            page = paging.decode(parameters.paging_state, select.shape.table.uuid)
         page_size = parameters.page_size or -1
         builder = PageBuilder(plan_select(prepared, values, context, page, page_size))
         timeout_ms = self._timeouts.read_ms if select.is_point else self._timeouts.range_read_ms

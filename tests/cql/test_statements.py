@@ -262,7 +262,7 @@ def test_garbage_paging_states_are_refused(session: Session) -> None:
 
     for data in (b"", b"abc", bytes(40)):
         with pytest.raises(ProtocolViolation, match="Invalid value for the paging state"):
-            decode(data, 1)
+            decode(data, "a-table")
 
 
 def test_a_scan_whose_rows_fill_its_last_page_ends_with_an_empty_one(session: Session) -> None:

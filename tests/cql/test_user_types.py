@@ -55,6 +55,13 @@ def test_fields_can_be_selected_at_any_depth() -> None:
     ]
 
 
+def test_literals_of_a_type_choose_elements() -> None:
+    made = session("CREATE TABLE m (k int PRIMARY KEY, v map<frozen<point>, int>, s set<frozen<point>>)")
+    made.run("INSERT INTO m (k, v, s) VALUES (1, {{x: 1, y: null}: 5, {y: 2}: 6}, {{x: 1}, {x: 1, y: null}})")
+    assert made.run("SELECT v[{x: 1}], v[{x: null, y: 2}], v[{x: 3}] FROM m") == [(5, 6, None)]
+    assert made.run("SELECT s FROM m") == [([(1, None)],)]
+
+
 def test_fields_of_a_value_that_is_not_frozen_are_cells_of_their_own() -> None:
     made = session(_APART)
     made.run("INSERT INTO u (k, c, s, p) VALUES (1, 1, {x: 5}, {x: 1, y: 2})")

@@ -190,7 +190,7 @@ class Session:
         ]
         pages, state = [], None
         while True:
-            start = decode(state, prepared.table_id) if state is not None else None
+            start = decode(state, prepared.plan.shape.table.uuid) if state is not None else None
             builder = PageBuilder(plan_select(prepared, bound, self.context(), start, page_size))
             while commands := builder.commands():
                 builder.add([self.store.read(command) for command in commands])

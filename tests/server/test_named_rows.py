@@ -72,7 +72,7 @@ class Both:
         rows: list[tuple[bytes | None, ...]] = []
         state: Any = b""
         while state is not None:
-            position = paging.decode(state, prepared.table_id) if state else None
+            position = paging.decode(state, prepared.plan.shape.table.uuid) if state else None
             builder = PageBuilder(plan_select(prepared, (), CONTEXT, position, size))
             while commands := builder.commands():
                 builder.add([self.virtual.read(command) for command in commands])

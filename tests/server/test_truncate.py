@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cassandra import InvalidRequest
 from cassandra.cluster import Cluster, Session
+from cassandra.protocol import ProtocolException
 
 from tests.server.parts import CQL_PORT, Nodes
 
@@ -92,3 +93,23 @@ def test_clients_that_work_meanwhile_see_no_error(session: Session) -> None:
     assert errors == []
     session.execute("TRUNCATE t")
     assert count_at_every_node(session) == [0, 0, 0]
+
+
+def test_the_pages_of_an_emptied_table_end_without_an_error(session: Session) -> None:
+    insert = session.prepare("INSERT INTO t (k, v) VALUES (?, ?)")
+    for key in range(20):
+        session.execute(insert, (key, key))
+    select = session.prepare("SELECT k FROM t")
+    select.fetch_size = 5
+    pages = session.execute(select)
+    assert len(pages.current_rows) == 5
+    session.execute("TRUNCATE t")
+    pages.fetch_next_page()
+    assert pages.current_rows == [] and not pages.has_more_pages
+    for key in range(20):
+        session.execute(insert, (key, key))
+    pages = session.execute(select)
+    session.execute("DROP TABLE t")
+    session.execute("CREATE TABLE t (k int PRIMARY KEY, v int)")
+    with pytest.raises(ProtocolException):
+        pages.fetch_next_page()

@@ -34,7 +34,7 @@ def select(virtual: VirtualTables, text: str, page_size: int = -1) -> list[tuple
     rows: list[tuple[bytes | None, ...]] = []
     state = None
     while True:
-        position = paging.decode(state, prepared.table_id) if state is not None else None
+        position = paging.decode(state, prepared.plan.shape.table.uuid) if state is not None else None
         builder = PageBuilder(plan_select(prepared, (), CONTEXT, position, page_size))
         while commands := builder.commands():
             builder.add([virtual.read(command) for command in commands])
