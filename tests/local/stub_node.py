@@ -1,6 +1,7 @@
 """A stand-in for a node process: opens the CQL and admin ports of its configuration and records calls.
 
-python stub_node.py [--serve | --refuse | --silent | --silent-but-n2-refuses | --silent-as-broken | --stubborn] --config FILE
+python stub_node.py MODE --config FILE, where MODE is one of
+--serve, --refuse, --silent, --silent-but-n2-refuses, --silent-as-broken, --stubborn.
 """
 
 from __future__ import annotations
