@@ -324,9 +324,11 @@ class Puller(Generic[P]):
         return best
 
     def _drop_one(self) -> None:
-        """Forget who is of least use: who failed most, and of those who was heard longest ago."""
+        """Forget who is of least use: who failed most, and of those who was heard longest ago; never who
+        offered the snapshot under way."""
         known = self._sources
-        del known[max(known, key=lambda peer: (known[peer].failures, -known[peer].heard))]
+        others = (peer for peer in known if peer != self._offered_by)
+        del known[max(others, key=lambda peer: (known[peer].failures, -known[peer].heard))]
 
     def validate(self) -> None:
         assert len(self._sources) <= FETCH_SOURCES_MAX and len(self._refused_until_ms) <= FETCH_SOURCES_MAX

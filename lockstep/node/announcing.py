@@ -2,7 +2,7 @@
 
 A node passes an epoch on once it has applied it, so whoever it tells can fetch from it. Invariant: at most
 one round of announcements for one epoch, of at most ANNOUNCEMENTS_MAX messages, among them up to
-NODES_LET_GO_TOLD_MAX to nodes that the metadata just let go; all epochs of one turn of the loop are one round.
+NODES_LET_GO_TOLD_MAX to nodes that the metadata just let go; all epochs of one turn of the loop make one.
 """
 
 from __future__ import annotations

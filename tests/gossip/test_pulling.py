@@ -233,6 +233,26 @@ def test_one_peer_whose_bytes_are_wrong_cannot_spoil_every_transfer(heard: list[
     raise AssertionError("five transfers were spoilt")
 
 
+def test_who_gives_a_snapshot_alone_is_not_forgotten_however_many_speak() -> None:
+    puller: Puller[str] = Puller()
+    for peer in ("b", "a"):
+        puller.heard(peer, 120, 0)
+    puller.began(OFFER, "a")
+    puller.arrived(asked(puller, 0, 0), 6, 0)
+    puller.failed(asked(puller, 0, 0), 0)
+    puller.arrived(asked(puller, 0, 0), 4, 0)
+    puller.damaged("b", 0)
+    alone = asked(puller, 0, 10_000)
+    puller.answered(alone, 120, True, 10_000)
+    puller.began(OFFER, alone.peer)
+    puller.failed(asked(puller, 0, 10_000), 10_000)
+    for number in range(3 * FETCH_SOURCES_MAX):
+        puller.heard(f"peer-{number}", 120, 10_000)
+        puller.validate()
+    again = asked(puller, 0, 20_000)
+    assert (again.peer, again.offer) == (alone.peer, OFFER)
+
+
 def test_a_peer_alone_that_stops_answering_is_given_up() -> None:
     puller: Puller[str] = Puller()
     for peer in ("b", "a"):
