@@ -13,7 +13,7 @@ from typing import Final
 
 from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog
-from lockstep.cql.modification import ModificationPlan
+from lockstep.cql.modification import BatchPlan, ModificationPlan
 from lockstep.cql.prepare import prepare
 from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire.constants import VERSION_MAX
@@ -87,10 +87,16 @@ class Statement:
             self._take(prepare(self.text, self.keyspace, catalog), catalog)
 
     def _columns_moved(self, catalog: Catalog) -> bool:
-        """Whether the table is gone or has other columns than those planned against."""
-        prepared = self.prepared
-        before = self.catalog.schema.table(prepared.keyspace, prepared.table)
-        after = catalog.schema.table(prepared.keyspace, prepared.table)
+        """Whether a table is gone or has other columns than those planned against."""
+        prepared, plan = self.prepared, self.prepared.plan
+        if isinstance(plan, BatchPlan):
+            tables = {part.shape.table.id: part.shape.table for part in plan.parts}
+            return any(self._table_moved(table.keyspace, table.name, catalog) for table in tables.values())
+        return self._table_moved(prepared.keyspace, prepared.table, catalog)
+
+    def _table_moved(self, keyspace: str, name: str, catalog: Catalog) -> bool:
+        before = self.catalog.schema.table(keyspace, name)
+        after = catalog.schema.table(keyspace, name)
         if before is None or after is None:
             return before is not after
         if before.columns != after.columns or before.uuid != after.uuid:

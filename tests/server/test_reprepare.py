@@ -89,3 +89,20 @@ def test_another_meaning_of_a_type_outdates_the_statements_that_use_it(change: s
     assert shelf.statements.by_id(other.id) is other
     again = shelf.statements.prepare("SELECT v FROM ks.u", None)
     assert again.shape_changed and again.result_id != using[0].result_id
+
+
+@pytest.mark.parametrize("table", ["t", "u"])
+def test_a_batch_is_outdated_by_each_of_its_tables(table: str) -> None:
+    shelf = Shelf()
+    shelf.run("CREATE TABLE ks.u (k int PRIMARY KEY, v int)")
+    first = shelf.statements.prepare(
+        "BEGIN BATCH INSERT INTO ks.t (k, v) VALUES (?, ?); "
+        "INSERT INTO ks.u (k, v) VALUES (?, ?); APPLY BATCH",
+        None,
+    )
+    shelf.run("CREATE TABLE ks.other (k int PRIMARY KEY, v int)")
+    assert shelf.statements.by_id(first.id) is first
+    shelf.run(f"ALTER TABLE ks.{table} DROP v")
+    shelf.run(f"ALTER TABLE ks.{table} ADD v blob")
+    with pytest.raises(Unprepared):
+        shelf.statements.by_id(first.id)
