@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from lockstep.metadata.directory import NodeState
 from lockstep.metadata.entries import LogEntry, verify_chain
 from lockstep.node.messages import HashAt, HashReply
 from lockstep.node.metadata_state import MetadataState
@@ -21,7 +22,7 @@ from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import CannotApply, LockstepError
-from lockstep.values.limits import LOG_CHECKPOINT_EPOCHS
+from lockstep.values.limits import HASH_WITNESSES_MAX, LOG_CHECKPOINT_EPOCHS
 
 #: One question to the voters; who does not answer in it does not count.
 VOTE_TIMEOUT_MS = 1000
@@ -129,6 +130,20 @@ class Histories:
         needed = len(voters) // 2 + 1
         for answer in answers:
             if answer and answers.count(answer) >= needed:
+                return answer
+        return None
+
+    async def prevailing_hash(self, epoch: int) -> bytes | None:
+        """What more than half of the nodes hold at `epoch` that this node knows and that answer."""
+        cluster, own = self._state.current, self._own_host_id()
+        known = [
+            (node.address, node.internode_port)
+            for node in cluster.directory.nodes
+            if node.state is not NodeState.LEFT and node.host_id != own
+        ]
+        answers = [answer for answer in await self._ask(known[:HASH_WITNESSES_MAX], epoch) if answer]
+        for answer in answers:
+            if 2 * answers.count(answer) > len(answers):
                 return answer
         return None
 

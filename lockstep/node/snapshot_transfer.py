@@ -2,7 +2,9 @@
 
 Its bytes are read as they come, so that damage shows early and nothing is held twice. Invariant: a snapshot
 is installed only when its value has the digest that its snapshot entry states, and a majority of the voters
-confirms that entry's hash: the voters this node knows, or, for a newcomer, those that the value names.
+confirms that entry's hash: the voters this node knows, or, for a newcomer, those that the value names. A node
+that was away while its voters went believes those that the value names, too, when the nodes it knows
+say the same: most of those that answer, one at least.
 """
 
 from __future__ import annotations
@@ -61,12 +63,14 @@ class SnapshotTransfer:
         self._histories = histories
         self._reader = SnapshotFileReader()
         self.snapshot: SnapshotInfo | None = None
+        #: Who confirms it is only known from its value.
+        self._unknown_voters = False
 
     async def begin(self, snapshot: SnapshotInfo) -> str | None:
         """Be ready for its bytes, or go on with them; else why it is not to be believed (now)."""
         problem = problem_with(snapshot)
         if problem is None and self._state.epoch:
-            problem = await self._unconfirmed(snapshot, self._histories.known_voters())
+            problem = await self._doubt(snapshot)
             if problem is None and await self._histories.diverged():
                 # A snapshot must not hide that this node applied what was never committed.
                 problem = "this node's own history is another one"
@@ -74,6 +78,14 @@ class SnapshotTransfer:
             self.snapshot = snapshot
             self._reader = SnapshotFileReader(f"snapshot of epoch {snapshot.epoch}")
         return problem
+
+    async def _doubt(self, snapshot: SnapshotInfo) -> str | None:
+        """Why it is not to be believed, as far as this node's own metadata says whom to ask."""
+        confirmed = await self._histories.majority_hash(snapshot.epoch, self._histories.known_voters())
+        self._unknown_voters = confirmed is None
+        if confirmed is None and await self._histories.prevailing_hash(snapshot.epoch) == snapshot.entry.hash:
+            return None
+        return _problem(snapshot, confirmed)
 
     def feed(self, data: bytes) -> None:
         """Take its next bytes; CorruptFile when they cannot be its own."""
@@ -92,7 +104,7 @@ class SnapshotTransfer:
         ) or content.entries:
             path = f"snapshot of epoch {snapshot.epoch}"
             raise CorruptFile(path, self._reader.bytes_read, "it is another one than was offered")
-        if not self._state.epoch:
+        if not self._state.epoch or self._unknown_voters:
             problem = await self._unconfirmed(snapshot, voters_named_in(content.value))
             if problem is not None:
                 return problem
@@ -107,9 +119,13 @@ class SnapshotTransfer:
             self._reader = SnapshotFileReader()
 
     async def _unconfirmed(self, snapshot: SnapshotInfo, voters: Sequence[Member]) -> str | None:
-        confirmed = await self._histories.majority_hash(snapshot.epoch, voters)
-        if confirmed is None:
-            return f"no majority of the voters says what epoch {snapshot.epoch} is"
-        if confirmed != snapshot.entry.hash:
-            return f"a majority of the voters has another entry at epoch {snapshot.epoch}"
-        return None
+        return _problem(snapshot, await self._histories.majority_hash(snapshot.epoch, voters))
+
+
+def _problem(snapshot: SnapshotInfo, confirmed: bytes | None) -> str | None:
+    """What is wrong with a snapshot when the voters have confirmed this hash."""
+    if confirmed is None:
+        return f"no majority of the voters says what epoch {snapshot.epoch} is"
+    if confirmed != snapshot.entry.hash:
+        return f"a majority of the voters has another entry at epoch {snapshot.epoch}"
+    return None

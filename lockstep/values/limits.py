@@ -212,6 +212,9 @@ USER_TYPE_DEPTH_MAX: Final = 32
 #: Fields of a user-defined type with those of the types inside it: the protocol spells out all of them
 #: with every result.
 USER_TYPE_LEAVES_MAX: Final = 10_000
+#: Nodes that are asked what an epoch is when the voters that this node knows are no more: one round of
+#: questions, and enough for a false answer not to prevail.
+HASH_WITNESSES_MAX: Final = 32
 #: A node that is further behind gets a snapshot first, if there is one: about a second of applying entries.
 SNAPSHOT_GAP_EPOCHS: Final = 4096
 #: Bytes of a snapshot in one answer: small enough to interleave with requests.

@@ -16,6 +16,7 @@ from lockstep.metadata.transformations import SetExtension
 from lockstep.node import catch_up
 from lockstep.node.messages import FetchLog, FetchSnapshot, LogEntries, SnapshotChunk
 from lockstep.node.node import Node
+from lockstep.node.voters import Member
 from lockstep.replication import verbs
 from lockstep.values.codec import decoder, encode, frame_record, scan_records
 from lockstep.values.errors import CannotApply
@@ -260,6 +261,38 @@ def test_without_a_majority_of_the_voters_no_snapshot_is_taken(newcomer: bool) -
         town.until(lambda: town.ready(1, 2, 3, number))
         town.agreed(1, 2, 3, number)
         same_state(town, number)
+
+
+def test_a_node_whose_voters_are_gone_believes_the_present_ones_with_witnesses() -> None:
+    with town_of(SHORT) as town:
+        with_a_node_away(town, 40)
+        town.start(4)
+        town.until(lambda: "n4" in town.nodes and town.node(4).state.epoch > 0)
+        node = town.node(4)
+        # As if all voters of its last epoch had left meanwhile: nobody of them answers.
+        gone = Member(("127.0.0.99", 7000), "gone")
+        node.histories.known_voters = lambda: (gone,)
+        town.until(lambda: town.ready(4))
+        town.agreed(4)
+        assert node.catch_up.snapshots_fetched == 1
+        same_state(town, 4)
+
+
+def test_witnesses_that_do_not_agree_confirm_nothing() -> None:
+    with town_of(LONG) as town:
+        town.found()
+        town.agreed(1, 2, 3)
+        node, epoch = town.node(1), town.newest.epoch
+        said = {2: b"a" * 32, 3: b"b" * 32}
+        original = node.histories._ask
+
+        async def ask(addresses: Any, at: int) -> list[bytes]:
+            assert len(await original(addresses, at)) == 2
+            return list(said.values())
+
+        node.histories._ask = ask  # type: ignore[method-assign]
+        asked = town.finish(town.begin(1, lambda n: n.histories.prevailing_hash(epoch)))
+        assert asked.error is None and asked.value is None
 
 
 def test_a_snapshot_does_not_hide_that_a_node_has_another_history(monkeypatch: pytest.MonkeyPatch) -> None:
