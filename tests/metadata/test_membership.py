@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
@@ -281,6 +281,7 @@ def test_a_cancel_in_the_middle_leaves_no_half_added_member() -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@example(seed=494, nodes=6)
 @given(seed=st.integers(0, 1 << 32), nodes=st.integers(1, 12))
 def test_random_histories_end_with_record_and_group_equal_and_wanted(seed: int, nodes: int) -> None:
     draw = random.Random(seed)
@@ -301,8 +302,11 @@ def test_random_histories_end_with_record_and_group_equal_and_wanted(seed: int, 
     for _ in range(draw.randrange(3)):
         group.dies(draw.randrange(1, 80), NodeId(draw.randrange(1, nodes + 1)), draw.randrange(1, 60))
     group.run(lambda: group.quiet)
-    group.submit(SetService(ServiceWish.RESUME))
-    group.settle()
+    for _ in range(20):  # a leader that is lost may take the wish with it
+        group.submit(SetService(ServiceWish.RESUME))
+        group.settle()
+        if not group.tip.service.paused:
+            break
     cluster: ClusterMetadata = group.tip
     assert cluster.voters == choose_voters(cluster)
     assert len(cluster.voters) == target_size(cluster)
