@@ -31,6 +31,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "The statement is CQL, but it does not fit the schema or a rule.",
         "lockstep describe KEYSPACE.TABLE shows what the schema is now.",
     ),
+    "CQL_COLUMNS_GONE": (
+        "Columns of the table were dropped while the request was under way.",
+        "Nothing to do: coordinators plan the request anew, and clients see its outcome.",
+    ),
     "CQL_CONFIGURATION": (
         "Options of a keyspace or table are not allowed, such as a replication factor above the nodes.",
         "lockstep ring shows data centres and nodes; correct the options.",

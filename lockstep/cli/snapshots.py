@@ -84,10 +84,12 @@ def truncate(
     if dry_run:
         show_plan(answer, output)
         return
-    at = int(answer["epoch"])
+    at, wanted = int(answer["epoch"]), int(answer["truncated_epoch"])
 
     def unfinished(there: dict[str, Any]) -> str:
-        return "" if int(there.get("epoch", 0)) >= at else f"has not applied epoch {at}"
+        if int(there.get("epoch", 0)) < at:
+            return f"has not applied epoch {at}"
+        return "" if int(there.get("truncated_here", 0)) >= wanted else f"keeps entries up to epoch {wanted}"
 
     text = f"epoch {at}: entries up to epoch {answer['truncated_epoch']} may go"
     _finished(cluster, answer, unfinished if wait else None, timeout_s, text, output)

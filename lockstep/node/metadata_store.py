@@ -68,6 +68,8 @@ class MetadataStore:
         self.changing = asyncio.Lock()
         #: Bytes of the entries after the latest snapshot entry.
         self.log_bytes = 0
+        #: Up to here all that a truncation allows to drop is dropped, since this start.
+        self.truncated_to = 0
 
     @property
     def first_segment(self) -> int:
@@ -238,6 +240,7 @@ class MetadataStore:
         while self._segments and self._end_of(0) <= floor:
             await self._drop_segment(self._segments[0], self._end_of(0), entries)
         await self._drop_snapshots()
+        self.truncated_to = min(truncated_epoch, known[-1]) if known else 0
         before = self.first_segment - 1
         return before if before in self.infos else self.first_segment
 

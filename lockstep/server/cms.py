@@ -39,6 +39,7 @@ class Cms:
             "first_epoch": state.first_epoch,
             "snapshot_epoch": service.snapshot_epoch,
             "truncated_epoch": service.truncated_epoch,
+            "truncated_here": state.store.truncated_to,
             "log_bytes": state.store.log_bytes,
             "oldest_value": Past(state).oldest_epoch,
             "snapshots": [

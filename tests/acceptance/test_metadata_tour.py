@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from lockstep.local.clusters import LocalCluster
 from tests.acceptance.parts import lockstep, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
