@@ -99,6 +99,7 @@ class PageBuilder:
             self._partition_limit(used),
             self._plan.moment.context.now_s,
             after,
+            select.dropped,
         )
 
     def _point(self, key: bytes, after: Position | None, used: int) -> ReadCommand:

@@ -43,6 +43,8 @@ class SelectPrepared(msgspec.Struct, frozen=True):
     sorts: bool
     limit: TermPlan | None
     per_partition_limit: TermPlan | None
+    #: Ids of columns that were dropped, ascending.
+    dropped: tuple[int, ...] = ()
 
     @property
     def is_point(self) -> bool:
@@ -103,6 +105,7 @@ def compile_select(
         sorts,
         limit,
         per_partition_limit,
+        tuple(sorted(column.id for column in shape.table.dropped)),
     )
 
 

@@ -41,7 +41,7 @@ class Page:
         """
         command = self._command
         for partition in merged:
-            live = live_view(partition, command.now_s, command.columns)
+            live = live_view(partition, command.now_s, command.columns, command.dropped)
             last = self._partitions[-1] if self._partitions else None
             if last is not None and (last.token, last.key) == (live.token, live.key):
                 live = Partition(live.token, live.key, None, (), live.static, last.rows + live.rows)

@@ -34,6 +34,7 @@ class PartitionFold:
     __slots__ = (
         "_ask_merge",
         "_deletion",
+        "_dropped",
         "_group",
         "_now_s",
         "_place",
@@ -62,6 +63,7 @@ class PartitionFold:
         now_s: int,
         room: int,
         ask_merge: AskMerge | None,
+        dropped: tuple[int, ...] = (),
     ) -> None:
         self.token = token
         self.key = key
@@ -74,6 +76,7 @@ class PartitionFold:
         #: Clustering of the last finished row, live or not.
         self.last: bytes | None = None
         self._now_s = now_s
+        self._dropped = dropped
         self._room = room
         self._ask_merge = ask_merge
         self._place: bytes | None = None
@@ -139,6 +142,6 @@ class PartitionFold:
         self.last = clustering
         if row is not None:
             self._rows.append(row)
-            if row_is_live(row, self._now_s):
+            if row_is_live(row, self._now_s, self._dropped):
                 self.live += 1
         return self.live >= self._room or self.bytes_read >= limits.READ_RESULT_BYTES_MAX

@@ -102,6 +102,7 @@ class Reading:
             prefix,
             with_static=self._command.reads_static,
             now_s=self._command.now_s,
+            dropped=self._command.dropped,
             room=min(self._row_limit - self._live, self._partition_limit),
             ask_merge=self._ask_merge,
         )
@@ -141,7 +142,7 @@ class Reading:
         live = fold.live
         static = partition.static
         if not live and not stopped and static is not None and counts_static(self._command, fold.key):
-            live = 1 if row_is_live(static, self._command.now_s) else 0
+            live = 1 if row_is_live(static, self._command.now_s, self._command.dropped) else 0
         self._live += live
         self._bytes += fold.bytes_read
         is_full = self._live >= self._row_limit or self._bytes >= limits.READ_RESULT_BYTES_MAX

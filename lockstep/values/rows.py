@@ -111,7 +111,8 @@ class ReadCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Either one partition (`key` set, left = token - 1, right = token) or all partitions with
     left < token <= right in (token, key) order. Rows come in clustering order, or reversed within a
     partition. `row_limit` counts live rows as of `now_s`; a partition with only a live static row
-    counts as one. `after` continues behind a position. Columns () means all.
+    counts as one. `after` continues behind a position. Columns () means all. Cells of the columns in
+    `dropped` make no row exist.
     """
 
     table_id: int
@@ -126,6 +127,7 @@ class ReadCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     partition_row_limit: int
     now_s: int
     after: Position | None = None
+    dropped: tuple[int, ...] = ()
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -129,3 +129,28 @@ def test_a_write_that_does_not_use_what_was_dropped_goes_on(three: Nodes, sessio
         released()
         future.result()
     assert list(session.execute("SELECT v, w FROM t WHERE k = 6")) == [(None, 6)]
+
+
+def test_rows_that_had_nothing_but_a_dropped_column_are_gone_with_it(three: Nodes, session: Session) -> None:
+    session.execute("CREATE TABLE r (k int, c int, s int STATIC, o int STATIC, v int, PRIMARY KEY (k, c))")
+    for key in range(6):
+        session.execute(f"UPDATE r SET v = 1 WHERE k = {key} AND c = 1")
+        session.execute(f"UPDATE r SET s = 1 WHERE k = {key + 10}")
+    for key in range(4, 8):
+        session.execute(f"INSERT INTO r (k, c) VALUES ({key}, 2)")
+    session.execute("UPDATE r SET o = 3 WHERE k = 10")
+    session.execute("ALTER TABLE r DROP (v, s)")
+    session.execute("ALTER TABLE r ADD v int")
+    assert sorted(session.execute("SELECT k, c, v, o FROM r")) == [
+        (4, 2, None, None), (5, 2, None, None), (6, 2, None, None), (7, 2, None, None), (10, None, None, 3)
+    ]  # fmt: skip
+    assert sorted(session.execute("SELECT DISTINCT k FROM r")) == [(4,), (5,), (6,), (7,), (10,)]
+    assert sorted(session.execute("SELECT k, c FROM r PER PARTITION LIMIT 1")) == [
+        (4, 2), (5, 2), (6, 2), (7, 2)
+    ]  # fmt: skip
+    assert list(session.execute("SELECT c FROM r WHERE k = 4 LIMIT 1")) == [(2,)]
+    paged = session.prepare("SELECT k, c FROM r")
+    paged.fetch_size = 2
+    assert len(list(session.execute(paged))) == 4
+    session.execute("UPDATE r SET v = 9 WHERE k = 0 AND c = 1")
+    assert list(session.execute("SELECT c, v FROM r WHERE k = 0")) == [(1, 9)]
