@@ -17,7 +17,7 @@ from lockstep.values import codec
 from lockstep.values.hash_tree import EMPTY_TREE, HashTree, blake, key_of_text, tree_of
 
 #: Changes that the tree may lack: few enough that bringing it up to date is a short pause.
-CHANGES_BEHIND_MAX: Final = 256
+CHANGES_BEHIND_MAX: Final = 1024
 _UNCHANGED: List[str] = List()
 
 

@@ -7,50 +7,61 @@ RECENT_ENTRY_IDS_MAX of them. Persistent parts share structure, so keeping one v
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import islice
 
 import msgspec
-from rpds import HashTrieMap, Queue
+from rpds import HashTrieMap, List
 
 from lockstep.values.hash_tree import blake
 from lockstep.values.limits import RECENT_ENTRY_IDS_MAX
 
-_NONE: HashTrieMap[bytes, int] = HashTrieMap()
+
+class _Generation(msgspec.Struct, frozen=True, eq=False):
+    """Ids of consecutive epochs, the newest first, and their epochs."""
+
+    ids: List[bytes]
+    epochs: HashTrieMap[bytes, int]
+
+
+_EMPTY = _Generation(List(), HashTrieMap())
 
 
 class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
     """In memory only; `listed` is its canonical form.
 
-    Epochs by id are in two maps: `older` is what `newer` had become when it was as long as all that is kept.
-    So nothing is taken out of a map one by one, and what `older` has beyond `first_epoch` does not count.
+    `older` is what `newer` had become when it was as long as all that is kept: so nothing is taken out of a
+    map one by one, and what `older` has from before `first_epoch` does not count.
     """
 
-    ids: Queue[bytes]
-    newer: HashTrieMap[bytes, int]
-    older: HashTrieMap[bytes, int]
+    newer: _Generation
+    older: _Generation
     first_epoch: int
     last_epoch: int
 
     def epoch_of(self, entry_id: bytes) -> int | None:
-        found = self.newer.get(entry_id)
-        if found is None and self.older:
-            found = self.older.get(entry_id)
+        found = self.newer.epochs.get(entry_id)
+        if found is None:
+            found = self.older.epochs.get(entry_id)
         return found if found is not None and found >= self.first_epoch else None
 
     def with_entry(self, epoch: int, entry_id: bytes) -> RecentIds:
         """Append the id of the next epoch and forget the oldest beyond the limit."""
         assert epoch == self.last_epoch + 1, f"ids are appended densely: {epoch} after {self.last_epoch}"
         assert self.epoch_of(entry_id) is None, f"entry id {entry_id.hex()} is applied twice"
-        ids, newer, older, first = self.ids.enqueue(entry_id), self.newer, self.older, self.first_epoch
-        if len(newer) >= RECENT_ENTRY_IDS_MAX:
-            newer, older = _NONE, newer
-        if epoch - first >= RECENT_ENTRY_IDS_MAX:
-            ids = ids.dequeue()  # type: ignore[call-arg]  # the stub wants a value, the method takes none
-            first += 1
-        return RecentIds(ids, newer.insert(entry_id, epoch), older, first, epoch)
+        newer, older = self.newer, self.older
+        if len(newer.ids) >= RECENT_ENTRY_IDS_MAX:
+            newer, older = _EMPTY, newer
+        newer = _Generation(newer.ids.push_front(entry_id), newer.epochs.insert(entry_id, epoch))
+        first = max(self.first_epoch, epoch - RECENT_ENTRY_IDS_MAX + 1)
+        return RecentIds(newer, older, first, epoch)
 
     def listed(self) -> tuple[bytes, ...]:
         """Ids of first_epoch..last_epoch in that order."""
-        return tuple(self.ids)
+        count = self.last_epoch - self.first_epoch + 1
+        listed = list(islice(self.newer.ids, count))
+        listed += islice(self.older.ids, count - len(listed))
+        listed.reverse()
+        return tuple(listed)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -70,8 +81,9 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
     @staticmethod
     def from_listed(first_epoch: int, ids: tuple[bytes, ...]) -> RecentIds:
         by_id = HashTrieMap({entry_id: first_epoch + at for at, entry_id in enumerate(ids)})
-        return RecentIds(Queue(ids), by_id, _NONE, first_epoch, first_epoch + len(ids) - 1)
+        last_epoch = first_epoch + len(ids) - 1
+        return RecentIds(_Generation(List(ids[::-1]), by_id), _EMPTY, first_epoch, last_epoch)
 
 
 def no_recent_ids() -> RecentIds:
-    return RecentIds(Queue(), _NONE, _NONE, 1, 0)
+    return RecentIds(_EMPTY, _EMPTY, 1, 0)

@@ -16,6 +16,8 @@ from lockstep.metadata.directory import Directory, NodeState
 from lockstep.metadata.registry import EntryKind
 from lockstep.values.errors import VersionMismatch
 
+#: Whoever reads the log at all reads this one.
+FIRST_VERSION: Final = 1
 #: The newest version of the log that this code reads and writes.
 LOG_VERSION: Final = 1
 #: The version since which there is a kind; a new kind comes with a new version.
@@ -31,6 +33,8 @@ def lowest_version(directory: Directory) -> int:
 
 def refuse_newer_kind(directory: Directory, kind: int, since: int) -> None:
     """Raises VersionMismatch when not every node can read entries of a kind that is there since `since`."""
+    if since == FIRST_VERSION:
+        return
     lowest = lowest_version(directory)
     if lowest and since > lowest:
         behind = [

@@ -47,7 +47,7 @@ class SnapshotTrigger:
 
     def wake(self) -> None:
         """Something was applied, or this node's role changed."""
-        if self._leads() and self.due():
+        if self.due() and self._leads():
             self._look.set()
 
     def due(self) -> str:

@@ -110,11 +110,12 @@ class TopologyDriver:
         """Tell (node, epoch) whenever a node is heard to have applied a newer epoch."""
         self._listeners.append(listener)
 
-    def _applied(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
-        live = {operation.id for operation in after.operations}
-        self._work = {key: report for key, report in self._work.items() if key[0] in live}
-        self._texts = {key: text for key, text in self._texts.items() if key[0] in live}
-        self.progress = {key: status for key, status in self.progress.items() if key in live}
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        if before.operations is not after.operations:
+            live = {operation.id for operation in after.operations}
+            self._work = {key: report for key, report in self._work.items() if key[0] in live}
+            self._texts = {key: text for key, text in self._texts.items() if key[0] in live}
+            self.progress = {key: status for key, status in self.progress.items() if key in live}
         self._wake.set()
 
     async def _run(self) -> None:

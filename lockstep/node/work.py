@@ -161,6 +161,8 @@ class WorkService:
                 )
 
     def _forget_closed(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        if not self._running:
+            return
         open_sessions = {session.id for session in after.sessions}
         for key in list(self._running):
             if key[2] not in open_sessions:

@@ -114,7 +114,7 @@ class RealDisk:
     # ---- promises
 
     async def sync(self, path: str) -> None:
-        if not self.exists(path):
+        if path not in self._open and not self.exists(path):
             raise FileNotFoundError(errno.ENOENT, "No such file", path)
         file = self._file(path)
         file.pins += 1
@@ -151,6 +151,11 @@ class RealDisk:
         return os.path.join(self._root, _key(path))
 
     def _file(self, path: str) -> _OpenFile:
+        file = self._open.pop(path, None)
+        if file is not None:
+            # Known under this very spelling.
+            self._open[path] = file
+            return file
         key = _key(path)
         file = self._open.pop(key, None)
         if file is None:
