@@ -134,7 +134,8 @@ class Histories:
         return None
 
     async def prevailing_hash(self, epoch: int) -> bytes | None:
-        """What more than half of the nodes hold at `epoch` that this node knows and that answer."""
+        """What more than half of the nodes hold at `epoch` that this node knows and that answer; two at
+        least, where it knows so many, so that nobody who alone is heard decides."""
         cluster, own = self._state.current, self._own_host_id()
         known = [
             (node.address, node.internode_port)
@@ -142,8 +143,9 @@ class Histories:
             if node.state is not NodeState.LEFT and node.host_id != own
         ]
         answers = [answer for answer in await self._ask(known[:HASH_WITNESSES_MAX], epoch) if answer]
+        needed = max(len(answers) // 2 + 1, min(2, len(known)))
         for answer in answers:
-            if 2 * answers.count(answer) > len(answers):
+            if answers.count(answer) >= needed:
                 return answer
         return None
 

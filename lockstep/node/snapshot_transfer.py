@@ -4,7 +4,7 @@ Its bytes are read as they come, so that damage shows early and nothing is held 
 is installed only when its value has the digest that its snapshot entry states, and a majority of the voters
 confirms that entry's hash: the voters this node knows, or, for a newcomer, those that the value names. A node
 that was away while its voters went believes those that the value names, too, when the nodes it knows
-say the same: most of those that answer, one at least.
+say the same: most of those that answer, two at least where it knows two.
 """
 
 from __future__ import annotations

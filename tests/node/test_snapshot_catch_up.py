@@ -465,3 +465,17 @@ def count_offers(town: Town, number: int, snapshot: SnapshotInfo) -> list[int]:
 
     town.node(number).internode.register(verbs.FETCH_LOG, FetchLog, LogEntries, serve)
     return offered
+
+
+def test_a_single_witness_among_silent_nodes_confirms_nothing() -> None:
+    with town_of(LONG) as town:
+        town.found()
+        town.agreed(1, 2, 3)
+        epoch = town.newest.epoch
+        town.world.network.block(town.process(3).host, town.process(1).host)
+        asked = town.finish(town.begin(1, lambda n: n.histories.prevailing_hash(epoch)))
+        assert asked.error is None and asked.value is None
+        town.world.network.heal()
+        town.wait(3.0)
+        asked = town.finish(town.begin(1, lambda n: n.histories.prevailing_hash(epoch)))
+        assert asked.value == town.log.values[epoch].hash
