@@ -42,7 +42,7 @@ async def described(node: Node, service: ServiceRequests) -> Document:
         "processor": node.configuration.cms.processor,
         "recovery_generation": cluster.service.recovery_generation,
         "groups": {"metastorage": metadata.state.value, "cmg": management.state.value},
-        "members": _members(node, metadata, leader),
+        "members": _members(node, metadata, await _coming(node, metadata), leader),
         "management": _management(management),
         "raft": _configuration(node.driver, metadata),
         "size": {
@@ -64,9 +64,23 @@ def _newest_term(word: GroupWord) -> int | None:
     return max((report.term for report in word.reports), default=None)
 
 
-def _members(node: Node, word: GroupWord, leader: int | None) -> list[Document]:
-    reports: Mapping[int, GroupReport] = {report.node: report for report in word.reports}
+async def _coming(node: Node, word: GroupWord) -> dict[int, GroupReport | str]:
+    """What members say that are being added and have no vote yet; or why they do not answer."""
+    coming = [one for one in node.cluster.service.members if one not in {*word.voters, *word.outgoing}]
+    answers = await node.groups.each(METADATA_GROUP, coming)
+    return dict(zip(coming, answers, strict=True))
+
+
+def _members(
+    node: Node, word: GroupWord, coming: Mapping[int, GroupReport | str], leader: int | None
+) -> list[Document]:
+    reports = {report.node: report for report in word.reports}
     silent = dict(word.unreachable)
+    for member, answer in coming.items():
+        if isinstance(answer, GroupReport):
+            reports[member] = answer
+        else:
+            silent[member] = answer
     service = node.cluster.service
     members = []
     for member in sorted({*word.voters, *word.outgoing, *service.members}):

@@ -114,8 +114,8 @@ def test_a_plan_shows_what_the_entry_would_change() -> None:
     assert "  service.frozen: (empty) -> upgrade" in result.output.splitlines()
 
 
-def kept(*epochs: int, epoch: int = 43) -> dict[str, Any]:
-    return {"epoch": epoch, "snapshots": [{"epoch": one} for one in epochs]}
+def kept(*epochs: int, epoch: int = 43, truncated: int = 0) -> dict[str, Any]:
+    return {"epoch": epoch, "snapshots": [{"epoch": one} for one in epochs], "truncated_here": truncated}
 
 
 def waiting(path: str, answer: dict[str, Any], there: Any, *arguments: str) -> tuple[Result, FakeAdmin]:
@@ -149,6 +149,17 @@ def test_a_wait_that_ends_early_says_that_the_change_is_made(monkeypatch: pytest
         "truncate", {"epoch": 44, "truncated_epoch": 30}, kept(30, epoch=43), "--timeout", "0"
     )
     assert result.exit_code == 5 and "node 1 has not applied epoch 44" in result.stderr
+
+
+def test_a_truncation_is_waited_for_until_the_entries_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_waits.time, "sleep", lambda seconds: None)
+    steps = [kept(30), kept(30, epoch=44), kept(30, epoch=44, truncated=30)]
+    result, _ = waiting("truncate", {"epoch": 44, "truncated_epoch": 30}, steps)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines() == [
+        "waits: node 1 has not applied epoch 44",
+        "waits: node 1 keeps entries up to epoch 30",
+    ]
 
 
 def test_no_wait_asks_no_other_node() -> None:
