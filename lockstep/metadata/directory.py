@@ -49,6 +49,8 @@ class NodeInfo(msgspec.Struct, frozen=True, array_like=True, dict=True):
     log_version: int = 1
     #: Whether it may be chosen as a voter; told when it registers.
     may_vote: bool = True
+    #: The dead node it was admitted to replace, whose address it may have; 0 for an ordinary node.
+    replaces: NodeId = NodeId(0)
 
     @property
     def owns_tokens(self) -> bool:
@@ -69,7 +71,10 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def by_address(self) -> dict[tuple[str, int], NodeInfo]:
-        """(address, internode port) -> node; a node that left frees its address."""
+        """(address, internode port) -> node; a node that left frees its address.
+
+        A node that replaces a dead one at the same address comes after it, and is the one that is there.
+        """
         return {(n.address, n.internode_port): n for n in self.nodes if n.state is not NodeState.LEFT}
 
     @cached_property
@@ -115,7 +120,9 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
         assert not ids or ids[-1] < self.next_node_id, "node ids are never reused"
         present = [node for node in self.nodes if node.state is not NodeState.LEFT]
         assert len({node.host_id for node in self.nodes}) == len(self.nodes), "host ids are unique"
-        assert len(self.by_address) == len(present), "addresses are unique"
+        doors = {node.id: (node.address, node.internode_port) for node in present}
+        shared = sum(node.replaces in doors and doors[node.replaces] == doors[node.id] for node in present)
+        assert len(self.by_address) == len(present) - shared, "addresses are unique"
         tokens = [token for node in self.nodes for token in node.tokens]
         assert len(set(tokens)) == len(tokens), "a token has one owner"
         for node in self.nodes:

@@ -18,6 +18,10 @@ from lockstep.values.tokens import Range
 class OperationKind(enum.StrEnum):
     BOOTSTRAP = "bootstrap"
     DECOMMISSION = "decommission"
+    MOVE = "move"
+    REPLACE = "replace"
+    REMOVE = "remove"
+    REBUILD = "rebuild"
 
 
 class Stage(enum.StrEnum):
@@ -27,6 +31,8 @@ class Stage(enum.StrEnum):
     WRITE_BOTH_READ_OLD = "write_both_read_old"
     WRITE_BOTH_READ_NEW = "write_both_read_new"
     NEW_ONLY = "new_only"
+    CLEANUP = "cleanup"
+    REBUILDING = "rebuilding"
     ROLLBACK_TO_NORMAL = "rollback_to_normal"
 
 
@@ -56,9 +62,11 @@ class Transition(msgspec.Struct, frozen=True, array_like=True):
 class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """A topology operation in progress.
 
-    `tokens` are those the node gains (bootstrap) or gives up (decommission). `stage_epoch` is the
-    epoch of the entry that entered `stage`; `history` lists (stage, epoch) of every stage so far, the
-    present one last. `session_id` is the open session of this stage's work, or empty.
+    `tokens` are those the node will own (bootstrap, move, replace), gives up (decommission, remove) or
+    keeps (rebuild). `stage_epoch` is the epoch of the entry that entered `stage`; `history` lists (stage,
+    epoch) of every stage so far, the present one last. `session_id` is the open session of this stage's
+    work, or empty. `replaced` is the dead node whose place a replace takes, `source_dc` the data centre a
+    rebuild reads from; both are empty elsewhere.
     """
 
     id: int
@@ -71,10 +79,31 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     session_id: str = ""
     history: tuple[tuple[Stage, int], ...] = ()
     cancel_reason: str = ""
+    replaced: NodeId = NodeId(0)
+    source_dc: str = ""
 
     def title(self) -> str:
         """How people refer to it: `operation 7 (bootstrap of node 4)`."""
+        if self.replaced:
+            return f"operation {self.id} ({self.kind} of node {self.replaced} by node {self.node})"
         return f"operation {self.id} ({self.kind} of node {self.node})"
+
+    @property
+    def subjects(self) -> tuple[NodeId, ...]:
+        """Nodes whose place in the ring it changes; another operation leaves them alone."""
+        return (self.node, self.replaced) if self.replaced else (self.node,)
+
+    @property
+    def departing(self) -> NodeId:
+        """The node that is gone when it succeeds; 0 when none."""
+        if self.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE):
+            return self.node
+        return self.replaced
+
+    @property
+    def presumed_dead(self) -> NodeId:
+        """The node it was told is dead: never a source, never counted as having seen a step; 0 when none."""
+        return self.node if self.kind is OperationKind.REMOVE else self.replaced
 
 
 class Lock(msgspec.Struct, frozen=True, array_like=True, dict=True):

@@ -94,7 +94,8 @@ class Initialize(msgspec.Struct, frozen=True, array_like=True):
 class Register(msgspec.Struct, frozen=True, array_like=True):
     """Admit a node: it gets an id and state `none`, and owns nothing until it bootstraps.
 
-    It is refused when it cannot read every version of the log that the others may write.
+    It is refused when it cannot read every version of the log that the others may write. `replaces` names
+    the dead node whose tokens it is to take: only then may it come with that node's address.
     """
 
     host_id: str
@@ -107,6 +108,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
     version: str = ""
     log_version: int = 1
     may_vote: bool = True
+    replaces: NodeId = NodeId(0)
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
@@ -129,7 +131,10 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
             epoch=epoch,
             log_version=self.log_version,
             may_vote=self.may_vote,
+            replaces=self.replaces,
         )
+        if self.replaces:
+            _refuse_replacing(directory, node)
         refuse_collisions(directory, node)
         return msgspec.structs.replace(cluster, directory=directory.with_node(node))
 
@@ -175,8 +180,30 @@ def refuse_before_initialize(cluster: ClusterMetadata) -> None:
         raise Rejected("the cluster is not initialized")
 
 
+def _refuse_replacing(directory: Directory, node: NodeInfo) -> None:
+    """Raises Rejected unless the node that is to be replaced is there, fits, and nobody else replaces it."""
+    dead = directory.by_id.get(node.replaces)
+    if dead is None or dead.state is not NodeState.NORMAL:
+        what = "there is no such node" if dead is None else f"it is {dead.state}"
+        raise Rejected(f"node {node.replaces} cannot be replaced: {what}")
+    if (dead.dc, dead.rack) != (node.dc, node.rack):
+        raise Rejected(
+            f"node {dead.id} stands in {dead.dc}/{dead.rack}, its replacement in {node.dc}/{node.rack}",
+            hint="a replacement takes over the place; remove the node and let this one join instead",
+        )
+    for other in directory.nodes:
+        if other.replaces == dead.id and other.state is not NodeState.LEFT:
+            raise Rejected(
+                f"node {other.id} was admitted to replace node {dead.id} and is {other.state}",
+                hint=f"`lockstep topology remove {other.id} --force` forgets it",
+            )
+
+
 def refuse_collisions(directory: Directory, node: NodeInfo) -> None:
-    """Raises Rejected when another node has this host id or one of these address and port pairs."""
+    """Raises Rejected when another node has this host id or one of these address and port pairs.
+
+    A node and the dead one it was admitted to replace may share an address.
+    """
     wanted = _doors(node)
     if len(set(wanted)) != len(wanted):
         raise Rejected(f"the ports of {node.address} are not distinct: {list(wanted)}")
@@ -185,7 +212,7 @@ def refuse_collisions(directory: Directory, node: NodeInfo) -> None:
             continue
         if other.host_id == node.host_id:
             raise Rejected(f"host id {node.host_id} belongs to node {other.id} ({other.state})")
-        if other.state is NodeState.LEFT:
+        if other.state is NodeState.LEFT or node.replaces == other.id:
             continue
         shared = [door for door in wanted if door in _doors(other)]
         if shared:

@@ -28,18 +28,22 @@ class GroupNeed(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class BarrierNeed(msgspec.Struct, frozen=True, array_like=True):
-    """`must_see`: each by itself (they get the stage's work); `must_drain`: older requests finished too."""
+    """`must_see`: each by itself (they get the stage's work); `must_drain`: older requests finished too.
+
+    `never`: whoever the operation was told is dead. It counts as unaware, whatever it said before.
+    """
 
     operation_id: int
     epoch: int
     groups: tuple[GroupNeed, ...]
     must_see: tuple[NodeId, ...]
     must_drain: tuple[NodeId, ...]
+    never: tuple[NodeId, ...] = ()
 
     def nodes(self) -> tuple[NodeId, ...]:
         """Everyone worth asking, ascending."""
         asked = {node for group in self.groups for node in group.members}
-        return tuple(sorted(asked.union(self.must_see, self.must_drain)))
+        return tuple(sorted(asked.union(self.must_see, self.must_drain).difference(self.never)))
 
 
 class Missing(msgspec.Struct, frozen=True, array_like=True):
@@ -59,9 +63,15 @@ class BarrierState(msgspec.Struct, frozen=True, array_like=True):
 
 
 def barrier_need(
-    operation: Operation, cluster: ClusterMetadata, tasks: Sequence[StreamTask] = ()
+    operation: Operation,
+    cluster: ClusterMetadata,
+    tasks: Sequence[StreamTask] = (),
+    workers: Sequence[NodeId] = (),
 ) -> BarrierNeed:
-    """What the barrier on the operation's present stage needs; `tasks` are the streams still to run."""
+    """What the barrier on the operation's present stage needs.
+
+    `tasks` are the streams still to run, `workers` the nodes that still have a part of the stage's work.
+    """
     row = stage_row(operation.kind, operation.stage)
     dc_of = cluster.directory.dc_by_id.__getitem__
     groups: dict[GroupNeed, None] = {}
@@ -69,17 +79,28 @@ def barrier_need(
         for side in row.in_use:
             for need in _group_needs(transition, side, row, dc_of):
                 groups[need] = None
-    pending = {node for transition in operation.transitions for node in transition.gained}
     return BarrierNeed(
         operation.id,
         operation.stage_epoch,
         tuple(groups),
-        tuple(sorted(pending)) if row.work is not Work.NONE else (),
-        _must_drain(row, operation, tasks),
+        _must_see(row, operation),
+        _must_drain(row, operation, tasks, workers),
+        (operation.presumed_dead,) if operation.presumed_dead else (),
     )
 
 
-def _must_drain(row: StageRow, operation: Operation, tasks: Sequence[StreamTask]) -> tuple[NodeId, ...]:
+def _must_see(row: StageRow, operation: Operation) -> tuple[NodeId, ...]:
+    """Pending replicas even when their work is done: a coordinator that is new has not heard of it."""
+    if row.work in (Work.WIPE, Work.STREAM):
+        return tuple(sorted({node for transition in operation.transitions for node in transition.gained}))
+    return (operation.node,) if row.work is Work.REBUILD else ()
+
+
+def _must_drain(
+    row: StageRow, operation: Operation, tasks: Sequence[StreamTask], workers: Sequence[NodeId]
+) -> tuple[NodeId, ...]:
+    if row.drain is Drain.WORKERS:
+        return tuple(sorted(workers))
     if row.drain is Drain.SOURCES:
         return tuple(sorted({source for task in tasks for source in task.sources}))
     if row.drain is Drain.ALL:
@@ -107,6 +128,8 @@ def evaluate(
     epoch below which it has no request left; a node that is absent has seen nothing.
     """
     found: dict[NodeId, Missing] = {}
+    if need.never:
+        acknowledged = {node: seen for node, seen in acknowledged.items() if node not in need.never}
 
     def miss(node: NodeId, seen: int, reason: str) -> None:
         found.setdefault(node, Missing(node, seen, need.epoch, reason))
@@ -121,6 +144,6 @@ def evaluate(
         unseen = [node for node in group.members if acknowledged.get(node, 0) < need.epoch]
         if len(unseen) >= group.quorum:
             where = f" in data centre {group.dc}" if group.dc else ""
-            for node in unseen:
+            for node in [node for node in unseen if node not in need.never] or unseen:
                 miss(node, acknowledged.get(node, 0), f"{len(unseen)} unaware replicas make a quorum{where}")
     return BarrierState(not found, tuple(found[node] for node in sorted(found)))

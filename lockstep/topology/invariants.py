@@ -79,10 +79,11 @@ def _eligible(directory: Directory, operation: Operation | None) -> dict[NodeId,
     """Node -> data centre of those that can be readers at the operation's stage."""
     eligible = {node.id: node.dc for node in directory.nodes if node.owns_tokens}
     if operation is not None and stage_row(operation.kind, operation.stage).reads is Side.NEW:
-        if operation.kind is OperationKind.BOOTSTRAP:
-            eligible[operation.node] = directory.by_id[operation.node].dc
-        else:
+        if operation.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE):
             eligible.pop(operation.node, None)
+        else:
+            eligible.pop(operation.replaced, None)
+            eligible[operation.node] = directory.by_id[operation.node].dc
     return eligible
 
 
@@ -156,9 +157,15 @@ def check_endings(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str,
             continue
         node = after.directory.by_id[operation.node]
         if operation.stage is Stage.ROLLBACK_TO_NORMAL:
-            side, states = Side.OLD, (NodeState.NONE, NodeState.NORMAL)
+            newcomer = operation.kind in (OperationKind.BOOTSTRAP, OperationKind.REPLACE)
+            side, states = Side.OLD, (NodeState.NONE if newcomer else NodeState.NORMAL,)
         else:
-            side, states = Side.NEW, (NodeState.NORMAL, NodeState.LEFT)
+            gone = operation.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE)
+            side, states = Side.NEW, (NodeState.LEFT if gone else NodeState.NORMAL,)
+            if operation.replaced and after.directory.by_id[operation.replaced].state is not NodeState.LEFT:
+                found.append(f"OP-1: {operation.title()} left the replaced node in the ring")
+            if not gone and node.tokens != operation.tokens:
+                found.append(f"OP-1: {operation.title()} left its node without its tokens")
         if stage_row(operation.kind, operation.stage).next is not None:
             found.append(f"OP-1: {operation.title()} ended in stage {operation.stage}")
         if node.state not in states:

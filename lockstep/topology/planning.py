@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
 from lockstep.metadata.operations import Operation, OperationKind, Stage, Transition
@@ -20,54 +22,134 @@ from lockstep.placement.quorums import adjacent_safe, dc_factors
 from lockstep.placement.strategies import Owner, compute
 from lockstep.schema.model import Replication
 from lockstep.topology.stages import TABLES, StageRow, group_at
+from lockstep.topology.streams import lost_copies
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import PARALLEL_OPERATIONS_MAX
 
-#: The state a node must have for each kind, and the state it then has.
+#: The state a node must have for each kind, and the state it then has. A move shows in its tokens alone.
 STATES: dict[OperationKind, tuple[NodeState, NodeState]] = {
     OperationKind.BOOTSTRAP: (NodeState.NONE, NodeState.BOOTSTRAPPING),
     OperationKind.DECOMMISSION: (NodeState.NORMAL, NodeState.DECOMMISSIONING),
+    OperationKind.MOVE: (NodeState.NORMAL, NodeState.NORMAL),
+    OperationKind.REPLACE: (NodeState.NONE, NodeState.REPLACING),
+    OperationKind.REMOVE: (NodeState.NORMAL, NodeState.REMOVING),
+    OperationKind.REBUILD: (NodeState.NORMAL, NodeState.REBUILDING),
 }
+#: Kinds that end with fewer nodes than they began with.
+_SHRINKING = (OperationKind.DECOMMISSION, OperationKind.REMOVE)
+#: Kinds whose request names tokens.
+TOKENS_GIVEN = (OperationKind.BOOTSTRAP, OperationKind.MOVE)
+#: States of nodes that will own tokens whatever becomes of the running operations.
+_STAYING = (NodeState.NORMAL, NodeState.REBUILDING)
 
 
-def check_start(
-    cluster: ClusterMetadata, kind: OperationKind, node_id: NodeId, tokens: tuple[int, ...]
-) -> NodeInfo:
-    """The node, when it may start this operation as far as nodes and tokens tell; raises Rejected."""
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """What an operation, asked for or running, does to the ring when it succeeds.
+
+    `tokens` are those asked for; `full_change` fills in those that follow from the nodes.
+    """
+
+    kind: OperationKind
+    node: NodeId
+    tokens: tuple[int, ...] = ()
+    replaced: NodeId = NodeId(0)
+    source_dc: str = ""
+
+
+def change_of(operation: Operation) -> Change:
+    return Change(operation.kind, operation.node, operation.tokens, operation.replaced, operation.source_dc)
+
+
+def full_change(cluster: ClusterMetadata, asked: Change) -> Change:
+    """The change with its tokens, when it may start as far as nodes and tokens tell; raises Rejected."""
     refuse_before_initialize(cluster)
-    node = cluster.node(node_id)
+    node = cluster.node(asked.node)
     if node is None:
-        raise Rejected(f"there is no node {node_id}")
+        raise Rejected(f"there is no node {asked.node}")
     if len(cluster.operations) >= PARALLEL_OPERATIONS_MAX:
         holders = ", ".join(operation.title() for operation in cluster.operations)
         raise Rejected(f"at most {PARALLEL_OPERATIONS_MAX} operations run at once: {holders}")
-    needed = STATES[kind][0]
+    needed = STATES[asked.kind][0]
+    running = next((o for o in cluster.operations if asked.node in o.subjects), None)
     if node.state is not needed:
-        running = next((f", by {o.title()}" for o in cluster.operations if o.node == node_id), "")
-        raise Rejected(f"{kind} needs a node in state {needed}; node {node_id} is {node.state}{running}")
-    if kind is OperationKind.BOOTSTRAP:
-        _check_new_tokens(cluster, tokens)
-    else:
+        by = f", by {running.title()}" if running is not None else ""
+        raise Rejected(f"{asked.kind} needs a node in state {needed}; node {node.id} is {node.state}{by}")
+    if running is not None:
+        raise Rejected(f"node {node.id} takes part in {running.title()}", hint="wait for its end")
+    wanted = msgspec.structs.replace(asked, tokens=tuple(sorted(asked.tokens)))
+    _refuse_stray_fields(wanted)
+    if asked.kind in TOKENS_GIVEN:
+        _check_new_tokens(cluster, node, wanted)
+        return wanted
+    if asked.kind is OperationKind.REPLACE:
+        return msgspec.structs.replace(wanted, tokens=_replaced_node(cluster, node, asked.replaced).tokens)
+    if asked.kind in _SHRINKING:
         _check_leave(cluster, node)
-    return node
+    elif asked.source_dc and asked.source_dc not in cluster.directory.data_centers:
+        raise Rejected(f"there is no data centre {asked.source_dc!r}")
+    return msgspec.structs.replace(wanted, tokens=node.tokens)
 
 
-def _check_new_tokens(cluster: ClusterMetadata, tokens: tuple[int, ...]) -> None:
-    refuse_bad_tokens(cluster.directory, tokens)
+def _refuse_stray_fields(asked: Change) -> None:
+    if asked.tokens and asked.kind not in TOKENS_GIVEN:
+        raise Rejected(f"a {asked.kind} is told no tokens")
+    if asked.replaced and asked.kind is not OperationKind.REPLACE:
+        raise Rejected(f"a {asked.kind} replaces no node")
+    if asked.source_dc and asked.kind is not OperationKind.REBUILD:
+        raise Rejected(f"a {asked.kind} is told no data centre")
+
+
+def _check_new_tokens(cluster: ClusterMetadata, node: NodeInfo, asked: Change) -> None:
+    if node.replaces and asked.kind is OperationKind.BOOTSTRAP:
+        raise Rejected(f"node {node.id} was admitted to replace node {node.replaces}, not to join beside it")
+    directory = cluster.directory
+    if asked.kind is OperationKind.MOVE:
+        if asked.tokens == node.tokens:
+            raise Rejected(f"node {node.id} owns exactly these tokens")
+        # It may keep some of its own.
+        directory = directory.with_node(msgspec.structs.replace(node, tokens=()))
+    refuse_bad_tokens(directory, asked.tokens)
     for operation in cluster.operations:
-        taken = sorted(set(operation.tokens) & set(tokens))
+        taken = sorted(set(operation.tokens) & set(asked.tokens))
         if taken:
             raise Rejected(f"token {taken[0]} is wanted by {operation.title()}")
 
 
-def _check_leave(cluster: ClusterMetadata, node: NodeInfo) -> None:
+def _replaced_node(cluster: ClusterMetadata, node: NodeInfo, replaced: NodeId) -> NodeInfo:
+    dead = cluster.node(replaced)
+    if dead is None:
+        raise Rejected(f"there is no node {replaced} to replace")
+    running = next((o for o in cluster.operations if replaced in o.subjects), None)
+    if running is not None:
+        raise Rejected(f"node {replaced} takes part in {running.title()}", hint="wait for its end")
+    if dead.state is not NodeState.NORMAL:
+        raise Rejected(f"only a normal node is replaced; node {replaced} is {dead.state}")
+    if node.replaces not in (0, replaced):
+        raise Rejected(f"node {node.id} was admitted to replace node {node.replaces}, not node {replaced}")
+    if (dead.dc, dead.rack) != (node.dc, node.rack):
+        raise Rejected(
+            f"node {replaced} stands in {dead.dc}/{dead.rack}, its replacement in {node.dc}/{node.rack}",
+            hint="a replacement takes over the place; remove the node and let the other join instead",
+        )
+    refuse_voter(cluster, dead)
+    return dead
+
+
+def refuse_voter(cluster: ClusterMetadata, node: NodeInfo) -> None:
+    """Raises Rejected when the node still votes on the metadata."""
     if node.id in cluster.service.members:
         raise Rejected(
             f"node {node.id} is a voter of the metadata group",
-            hint="`lockstep topology decommission` has it substituted first",
+            hint="`lockstep topology decommission` has it substituted first; "
+            "`lockstep cms reconfigure` does when it is dead",
         )
-    remaining = [n for n in cluster.directory.in_state(NodeState.NORMAL) if n.id != node.id]
+
+
+def _check_leave(cluster: ClusterMetadata, node: NodeInfo) -> None:
+    """Nodes that leave in other running operations are taken as gone, those that join as not there."""
+    refuse_voter(cluster, node)
+    remaining = [n for n in cluster.directory.nodes if n.state in _STAYING and n.id != node.id]
     if not remaining:
         raise Rejected(f"node {node.id} is the last normal node")
     for replication in cluster.replications:
@@ -84,29 +166,28 @@ def _check_leave(cluster: ClusterMetadata, node: NodeInfo) -> None:
                 )
 
 
-def owners_with(
-    directory: Directory, changes: Sequence[tuple[OperationKind, NodeId, tuple[int, ...]]]
-) -> tuple[Owner, ...]:
+def owners_with(directory: Directory, changes: Sequence[Change]) -> tuple[Owner, ...]:
     """The token owners once these operations have finished."""
     owners = {owner.node: owner for owner in directory.owners}
-    for kind, node_id, tokens in changes:
-        if kind is OperationKind.BOOTSTRAP:
-            node = directory.by_id[node_id]
-            owners[node_id] = Owner(node_id, node.dc, node.rack, tokens)
-        else:
-            owners.pop(node_id, None)
+    for change in changes:
+        if change.kind is OperationKind.REBUILD:
+            continue
+        if change.kind in _SHRINKING:
+            owners.pop(change.node, None)
+            continue
+        owners.pop(change.replaced, None)
+        node = directory.by_id[change.node]
+        owners[change.node] = Owner(change.node, node.dc, node.rack, change.tokens)
     return tuple(owners[node_id] for node_id in sorted(owners))
 
 
-def plan(
-    cluster: ClusterMetadata, kind: OperationKind, node: NodeId, tokens: tuple[int, ...]
-) -> tuple[Transition, ...]:
+def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
     """The transitions of a new operation, by replication and range.
 
     Raises Rejected when a range is locked, when the outcome of a running operation would change the
-    plan, or when a step would let a read miss an acknowledged write.
+    plan, when a step would let a read miss an acknowledged write, or when the node that is given up as
+    dead has the only copies of some.
     """
-    mine = (kind, node, tokens)
     transitions: list[Transition] = []
     for replication in cluster.replications:
         plans = [_deltas(cluster.directory, replication, done, mine) for done in _outcomes(cluster)]
@@ -114,28 +195,44 @@ def plan(
             _refuse_locked(cluster, replication, deltas)
         if any(deltas != plans[0] for deltas in plans):
             holders = ", ".join(operation.title() for operation in cluster.operations)
-            raise Rejected(f"the ranges of this {kind} depend on how {holders} ends", hint="wait for its end")
+            raise Rejected(
+                f"the ranges of this {mine.kind} depend on how {holders} ends", hint="wait for its end"
+            )
         transitions.extend(Transition(replication, d.range, d.old, d.new) for d in plans[0])
     for transition in transitions:
-        _refuse_unsafe(cluster, kind, transition)
+        _refuse_unsafe(cluster, mine.kind, transition)
+    _refuse_lost_copies(cluster, mine, transitions)
     return tuple(transitions)
 
 
-def _outcomes(cluster: ClusterMetadata) -> Iterator[list[tuple[OperationKind, NodeId, tuple[int, ...]]]]:
+def _refuse_lost_copies(cluster: ClusterMetadata, mine: Change, transitions: Sequence[Transition]) -> None:
+    dead = mine.node if mine.kind is OperationKind.REMOVE else mine.replaced
+    dc_of = cluster.directory.dc_by_id.__getitem__
+    for transition in transitions:
+        if dead and lost_copies(transition, dc_of, dead):
+            range_ = transition.range
+            raise Rejected(
+                f"only node {dead} is sure to have all of range ({range_.left}, {range_.right}] of "
+                f"{transition.replication.strategy} with factor {transition.replication.total}",
+                hint=f"bring node {dead} back, or give that up: `lockstep topology remove {dead} --force`",
+            )
+
+
+def _outcomes(cluster: ClusterMetadata) -> Iterator[list[Change]]:
     """Every set of running operations that may finish; one that is rolling back does not."""
     open_ended: list[Operation] = [o for o in cluster.operations if o.stage is not Stage.ROLLBACK_TO_NORMAL]
     for count in range(len(open_ended) + 1):
         for chosen in itertools.combinations(open_ended, count):
-            yield [(o.kind, o.node, o.tokens) for o in chosen]
+            yield [change_of(operation) for operation in chosen]
 
 
 def _deltas(
-    directory: Directory,
-    replication: Replication,
-    done: list[tuple[OperationKind, NodeId, tuple[int, ...]]],
-    mine: tuple[OperationKind, NodeId, tuple[int, ...]],
+    directory: Directory, replication: Replication, done: list[Change], mine: Change
 ) -> tuple[Delta, ...]:
     before = compute(replication, owners_with(directory, done))
+    if mine.kind is OperationKind.REBUILD:
+        own = ((range_, replicas) for range_, replicas in before if mine.node in replicas)
+        return tuple(Delta(range_, replicas, replicas) for range_, replicas in own)
     after = compute(replication, owners_with(directory, [*done, mine]))
     return differences(before, after)
 

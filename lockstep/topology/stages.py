@@ -30,15 +30,26 @@ class Drain(enum.StrEnum):
 
     NONE = "none"
     SOURCES = "sources"
+    WORKERS = "workers"
     ALL = "all"
 
 
 class Work(enum.StrEnum):
-    """What pending replicas do in the stage, under its session."""
+    """What nodes do in the stage, under its session.
+
+    WIPE and STREAM are for pending replicas, CLEANUP for those that lost a range and still live, REBUILD
+    for the one node that fills its own ranges again.
+    """
 
     NONE = "none"
     WIPE = "wipe"
     STREAM = "stream"
+    CLEANUP = "cleanup"
+    REBUILD = "rebuild"
+
+
+#: Work that copies from other replicas.
+STREAMING = (Work.STREAM, Work.REBUILD)
 
 
 class StageRow(msgspec.Struct, frozen=True):
@@ -104,6 +115,17 @@ _RANGE_MOVEMENT = (
         barrier=True,
         drain=Drain.NONE,
         work=Work.NONE,
+        next=Stage.CLEANUP,
+        on_failure=None,
+    ),
+    StageRow(
+        stage=Stage.CLEANUP,
+        writes=Side.NEW,
+        reads=Side.NEW,
+        in_use=(Side.NEW,),
+        barrier=True,
+        drain=Drain.WORKERS,
+        work=Work.CLEANUP,
         next=None,
         on_failure=None,
     ),
@@ -121,10 +143,40 @@ _RANGE_MOVEMENT = (
     ),
 )
 
+#: Both sides are the same replicas: ranges are locked, and only their contents change.
+_REFILL = (
+    StageRow(
+        stage=Stage.REBUILDING,
+        writes=Side.OLD,
+        reads=Side.OLD,
+        in_use=(Side.OLD,),
+        barrier=True,
+        drain=Drain.SOURCES,
+        work=Work.REBUILD,
+        next=None,
+        on_failure=Stage.ROLLBACK_TO_NORMAL,
+    ),
+    StageRow(
+        stage=Stage.ROLLBACK_TO_NORMAL,
+        writes=Side.OLD,
+        reads=Side.OLD,
+        in_use=(Side.OLD,),
+        barrier=True,
+        drain=Drain.NONE,
+        work=Work.NONE,
+        next=None,
+        on_failure=None,
+    ),
+)
+
 #: Stage rows of each kind, the first stage first.
 TABLES: Mapping[OperationKind, tuple[StageRow, ...]] = {
     OperationKind.BOOTSTRAP: _RANGE_MOVEMENT,
     OperationKind.DECOMMISSION: _RANGE_MOVEMENT,
+    OperationKind.MOVE: _RANGE_MOVEMENT,
+    OperationKind.REPLACE: _RANGE_MOVEMENT,
+    OperationKind.REMOVE: _RANGE_MOVEMENT,
+    OperationKind.REBUILD: _REFILL,
 }
 
 
@@ -167,11 +219,15 @@ def _row_problems(row: StageRow, rows: Sequence[StageRow]) -> list[str]:
     for target in (row.next, row.on_failure):
         if target is not None and target not in known:
             found.append(f"{row.stage} leads to {target}, which has no row")
-    if row.work is Work.STREAM and row.drain is Drain.NONE:
+    if row.work in STREAMING and row.drain not in (Drain.SOURCES, Drain.ALL):
         found.append(f"{row.stage} streams without draining its sources")
+    if row.work is Work.CLEANUP and row.drain not in (Drain.WORKERS, Drain.ALL):
+        found.append(f"{row.stage} wipes ranges that may still be read")
+    if row.work is Work.CLEANUP and (Side.OLD in row.in_use or Side.UNION in row.in_use):
+        found.append(f"{row.stage} wipes ranges of a group that is still in use")
     if row.work is Work.STREAM and row.writes is not Side.UNION:
         found.append(f"{row.stage} streams to replicas that get no writes")
-    if row.work is not Work.NONE and row.on_failure is None:
+    if row.work not in (Work.NONE, Work.CLEANUP) and row.on_failure is None:
         found.append(f"{row.stage} has work that can fail and no way back")
     if not row.barrier:
         found.append(f"{row.stage} has no barrier")

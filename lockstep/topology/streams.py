@@ -3,7 +3,8 @@
 Invariant: the sources together hold every write that was acknowledged at QUORUM or LOCAL_QUORUM under
 the old group. The replica that gives the range up does, as far as the group can tell: replacing it by a
 copy of itself keeps every quorum. Where nobody gives up, or that one is dead, a read quorum of the old
-group does (of each data centre, where the strategy counts per data centre).
+group does (of each data centre, where the strategy counts per data centre), and with some of it dead,
+any number that every write quorum must meet. Whoever the operation was told is dead is no source.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation, Transition
+from lockstep.metadata.operations import Operation, OperationKind, Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
@@ -38,9 +39,14 @@ def stream_plan(
 ) -> tuple[StreamTask, ...]:
     """One task for each pending replica of each transition, in the order of the transitions.
 
-    A range without old replicas holds nothing and needs no task.
+    A rebuild has one for each range of its node instead. A range without (other) old replicas has nothing
+    to copy and needs no task.
     """
     dc_of = cluster.directory.dc_by_id.__getitem__
+    if operation.presumed_dead:
+        dead = (*dead, operation.presumed_dead)
+    if operation.kind is OperationKind.REBUILD:
+        return _refill(operation, dc_of, dead)
     return tuple(task for t in operation.transitions for task in _tasks(t, dc_of, dead))
 
 
@@ -63,19 +69,51 @@ def _tasks(transition: Transition, dc_of: DcOf, dead: Sequence[NodeId]) -> list[
     return tasks
 
 
-def _read_quorum(transition: Transition, dc_of: DcOf, dead: Sequence[NodeId]) -> tuple[NodeId, ...]:
+def _refill(operation: Operation, dc_of: DcOf, dead: Sequence[NodeId]) -> tuple[StreamTask, ...]:
+    """The node's own copy counts for nothing: it is what a rebuild doubts."""
+    tasks = []
+    for transition in operation.transitions:
+        others = [node for node in transition.old if node != operation.node]
+        if operation.source_dc:
+            others = [node for node in others if dc_of(node) == operation.source_dc]
+        if not others:
+            continue
+        sources = _read_quorum(transition, dc_of, (*dead, operation.node), operation.source_dc)
+        tasks.append(
+            StreamTask(operation.node, transition.replication, transition.range, sources, needs_all=True)
+        )
+    return tuple(tasks)
+
+
+def _read_quorum(
+    transition: Transition, dc_of: DcOf, dead: Sequence[NodeId], source_dc: str = ""
+) -> tuple[NodeId, ...]:
     """Live old replicas that meet every acknowledged write; empty when too few are alive.
 
     A group smaller than a quorum cannot have acknowledged one, but what it holds still counts: all of
-    it is needed then.
+    it is needed then. With `source_dc`, only that data centre's replicas, and the writes it acknowledged.
     """
     factors = dc_factors(transition.replication)
     chosen: list[NodeId] = []
-    for dc, factor in factors or (("", transition.replication.total),):
-        members = [node for node in transition.old if not factors or dc_of(node) == dc]
+    for dc, factor in factors or ((source_dc, transition.replication.total),):
+        if source_dc and dc != source_dc:
+            continue
+        members = [node for node in transition.old if not dc or dc_of(node) == dc]
         live = [node for node in members if node not in dead]
-        needed = min(majority(factor), len(members))
-        if len(live) < needed:
+        if len(live) < sources_min(len(members), factor):
             return ()
-        chosen.extend(live[:needed])
+        chosen.extend(live[: majority(factor)])
     return tuple(node for node in transition.old if node in chosen)
+
+
+def sources_min(members: int, factor: int) -> int:
+    """How many of a group's members are sure to meet every write quorum of it."""
+    quorum = majority(factor)
+    return members if members < quorum else members - quorum + 1
+
+
+def lost_copies(transition: Transition, dc_of: DcOf, dead: NodeId) -> bool:
+    """Whether, without `dead`, acknowledged writes of the range may be on nobody that is left."""
+    if dead not in transition.old:
+        return False
+    return not _read_quorum(transition, dc_of, (dead,))

@@ -18,7 +18,7 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.placement.deltas import GroupChange, cut, merged, with_groups
 from lockstep.placement.placements import Placements
 from lockstep.schema.model import Replication
-from lockstep.topology.planning import STATES, check_start, plan, refuse_unsafe_change
+from lockstep.topology.planning import STATES, Change, full_change, plan, refuse_unsafe_change
 from lockstep.topology.stages import TABLES, Work, group_at, stage_row
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -27,33 +27,38 @@ from lockstep.values.ids import NodeId
 class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
     """Begin an operation: split the affected ranges and lock them; no replica changes yet.
 
-    `tokens` are those a bootstrapping node is to own, and empty for a decommission.
+    `tokens` are those a node that bootstraps or moves is to own, and empty for other kinds. `replaced` is
+    the dead node whose tokens a replace takes, `source_dc` where a rebuild reads; empty is any replica.
     """
 
     kind: OperationKind
     node: NodeId
     tokens: tuple[int, ...] = ()
+    replaced: NodeId = NodeId(0)
+    source_dc: str = ""
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
-        wanted = tuple(sorted(self.tokens))
-        node = check_start(cluster, self.kind, self.node, wanted)
-        tokens = wanted if self.kind is OperationKind.BOOTSTRAP else node.tokens
+        asked = Change(self.kind, self.node, self.tokens, self.replaced, self.source_dc)
+        change = full_change(cluster, asked)
+        own_tokens = cluster.directory.by_id[self.node].tokens
         operation_id, stage = cluster.next_operation_id, TABLES[self.kind][0].stage
         operation = Operation(
             id=operation_id,
             kind=self.kind,
             node=self.node,
-            tokens=tokens,
+            tokens=change.tokens,
             stage=stage,
             stage_epoch=epoch,
-            transitions=plan(cluster, self.kind, self.node, tokens),
+            transitions=plan(cluster, change),
             session_id=_session_id(operation_id, self.kind, stage),
             history=((stage, epoch),),
+            replaced=self.replaced,
+            source_dc=self.source_dc,
         )
         lock = Lock(operation_id, tuple((t.replication, t.range) for t in operation.transitions))
         return msgspec.structs.replace(
             cluster,
-            directory=_with_state(cluster.directory, self.node, STATES[self.kind][1], node.tokens, epoch),
+            directory=_with_state(cluster.directory, self.node, STATES[self.kind][1], own_tokens, epoch),
             placements=_split(cluster.placements, operation),
             operations=(*cluster.operations, operation),
             locks=(*cluster.locks, lock),
@@ -145,21 +150,26 @@ def _stepped(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Plac
 def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> ClusterMetadata:
     """The value without the operation: ranges merged, lock and session gone, the node in its end state."""
     others = tuple(other for other in cluster.operations if other.id != operation.id)
-    node = cluster.directory.by_id[operation.node]
-    if operation.stage is Stage.ROLLBACK_TO_NORMAL:
-        state, tokens = STATES[operation.kind][0], node.tokens
-    elif operation.kind is OperationKind.BOOTSTRAP:
-        state, tokens = NodeState.NORMAL, operation.tokens
-    else:
-        state, tokens = NodeState.LEFT, ()
     return msgspec.structs.replace(
         cluster,
-        directory=_with_state(cluster.directory, node.id, state, tokens, epoch),
+        directory=_end_directory(cluster.directory, operation, epoch),
         placements=_merged(cluster.placements, operation, others),
         operations=others,
         locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
         sessions=tuple(session for session in cluster.sessions if session.operation_id != operation.id),
     )
+
+
+def _end_directory(directory: Directory, operation: Operation, epoch: int) -> Directory:
+    """The nodes once the operation has ended, in success or taken back."""
+    node = directory.by_id[operation.node]
+    if operation.stage is Stage.ROLLBACK_TO_NORMAL:
+        return _with_state(directory, node.id, STATES[operation.kind][0], node.tokens, epoch)
+    if operation.departing:
+        directory = _with_state(directory, operation.departing, NodeState.LEFT, (), epoch)
+    if operation.departing == node.id:
+        return directory
+    return _with_state(directory, node.id, NodeState.NORMAL, operation.tokens, epoch)
 
 
 def by_replication(transitions: Sequence[Transition]) -> Mapping[Replication, list[Transition]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from lockstep.metadata.directory import NodeState
+from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.metadata.registry import Registry, Transformation
 from lockstep.metadata.transformations import Initialize, Register
@@ -21,6 +21,11 @@ NODES_MAX = 8
 
 def register(number: int, dc: str, rack: str) -> Register:
     return Register(f"host-{number}", f"10.0.1.{number}", 7000, 9042, 7080, dc, rack, "1")
+
+
+def replacing(number: int, dead: NodeInfo, same_address: bool = False) -> Register:
+    address = dead.address if same_address else f"10.0.1.{number}"
+    return Register(f"host-{number}", address, 7000, 9042, 7080, dead.dc, dead.rack, "1", replaces=dead.id)
 
 
 def random_replication(rng: random.Random, dcs: int) -> Replication:
@@ -60,12 +65,15 @@ def random_change(history: History, rng: random.Random) -> Transformation:
     newcomers = now.directory.in_state(NodeState.NONE)
     normal = now.directory.in_state(NodeState.NORMAL)
     draw = rng.random()
-    if draw < 0.12 and len(now.directory.nodes) < NODES_MAX:
-        return register(now.directory.next_node_id, f"dc{rng.randint(1, dcs)}", f"r{rng.randint(1, 3)}")
-    if draw < 0.3 and newcomers:
-        return PrepareOperation(OperationKind.BOOTSTRAP, rng.choice(newcomers).id, fresh_tokens(history, rng))
-    if draw < 0.4 and normal:
-        return PrepareOperation(OperationKind.DECOMMISSION, rng.choice(normal).id)
+    if draw < 0.12 and len(now.directory.present_ids) < NODES_MAX:
+        number = now.directory.next_node_id
+        if normal and rng.random() < 0.35:
+            return replacing(number, rng.choice(normal), rng.random() < 0.5)
+        return register(number, f"dc{rng.randint(1, dcs)}", f"r{rng.randint(1, 3)}")
+    if draw < 0.26 and newcomers:
+        return random_join(history, rng, rng.choice(newcomers))
+    if draw < 0.42 and normal:
+        return random_work_on(history, rng, rng.choice(normal))
     if draw < 0.46:
         names = rng.sample(["a", "b", "c"], rng.randint(1, 3))
         return SetKeyspaces(tuple((name, random_replication(rng, dcs)) for name in names))
@@ -75,6 +83,27 @@ def random_change(history: History, rng: random.Random) -> Transformation:
         chosen = rng.choice(now.operations)
         return AdvanceOperation(chosen.id, chosen.stage)
     return PrepareOperation(OperationKind.DECOMMISSION, NodeId(rng.randint(1, NODES_MAX)))
+
+
+def random_join(history: History, rng: random.Random, newcomer: NodeInfo) -> PrepareOperation:
+    if newcomer.replaces:
+        return PrepareOperation(OperationKind.REPLACE, newcomer.id, replaced=newcomer.replaces)
+    if rng.random() < 0.2:
+        other = rng.choice(history.now.directory.nodes)
+        return PrepareOperation(OperationKind.REPLACE, newcomer.id, replaced=other.id)
+    return PrepareOperation(OperationKind.BOOTSTRAP, newcomer.id, fresh_tokens(history, rng))
+
+
+def random_work_on(history: History, rng: random.Random, node: NodeInfo) -> PrepareOperation:
+    kind = rng.choice(
+        (OperationKind.DECOMMISSION, OperationKind.MOVE, OperationKind.REMOVE, OperationKind.REBUILD)
+    )
+    if kind is OperationKind.MOVE:
+        kept = node.tokens[: rng.randint(0, 1)]
+        return PrepareOperation(kind, node.id, (*kept, *fresh_tokens(history, rng)))
+    if kind is OperationKind.REBUILD and rng.random() < 0.5:
+        return PrepareOperation(kind, node.id, source_dc=rng.choice(history.now.directory.data_centers))
+    return PrepareOperation(kind, node.id)
 
 
 class Coordinator:

@@ -8,8 +8,9 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata, encode_cluster
 from lockstep.metadata.digest import state_digest
-from lockstep.metadata.operations import Stage
+from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.topology.invariants import check_restored, check_stale_coordinators, violations
+from lockstep.topology.transformations import PrepareOperation
 from tests.metadata.histories import History
 from tests.placement.test_strategies import twin_replicas
 from tests.topology.drills import Coordinator, random_change, random_start
@@ -37,6 +38,8 @@ def play(seed: int, steps: int = 60) -> tuple[History, Counter[str]]:
         refusal = history.tried(body)
         name = type(body).__name__
         happened[f"{name} {'refused' if refusal else 'done'}"] += 1
+        if isinstance(body, PrepareOperation):
+            happened[f"{body.kind} {'refused' if refusal else 'done'}"] += 1
         if refusal is not None:
             continue
         after = history.now
@@ -46,6 +49,9 @@ def play(seed: int, steps: int = 60) -> tuple[History, Counter[str]]:
         for operation in after.operations:
             prepared.setdefault(operation.id, before)
         for operation in before.operations:
+            happened[f"{operation.kind} succeeded"] += operation.id not in after.operations_by_id and (
+                operation.stage is not Stage.ROLLBACK_TO_NORMAL
+            )
             if operation.id not in after.operations_by_id and operation.stage is Stage.ROLLBACK_TO_NORMAL:
                 happened["rolled back"] += 1
                 if same_but_for(prepared[operation.id], before, operation.id):
@@ -78,7 +84,7 @@ def test_invariants_hold_at_every_epoch_and_replay_is_exact(seed: int) -> None:
 
 def test_the_histories_reach_what_they_are_for() -> None:
     total: Counter[str] = Counter()
-    for seed in range(25):
+    for seed in range(45):
         total += play(seed)[1]
     for fact in (
         "PrepareOperation done",
@@ -92,6 +98,7 @@ def test_the_histories_reach_what_they_are_for() -> None:
         "rolled back",
         "restored",
         "at rest",
+        *(f"{kind} {how}" for kind in OperationKind for how in ("done", "succeeded")),
     ):
         assert total[fact] >= 3, (fact, total)
 

@@ -16,7 +16,7 @@ from tests.metadata.histories import History, SetKeyspaces, network, simple, sta
 from tests.topology.drills import refused, register, run_out, run_to
 
 A, B, C, X = (NodeId(number) for number in (1, 2, 3, 4))
-LEAVE_C = PrepareOperation(OperationKind.DECOMMISSION, C)
+LEAVE_A = PrepareOperation(OperationKind.DECOMMISSION, A)
 JOIN_X = PrepareOperation(OperationKind.BOOTSTRAP, X, (150,))
 NAMES = {A: "A", B: "B", C: "C", X: "X"}
 
@@ -84,7 +84,13 @@ BOOTSTRAP = """\
 (150, 200] BC BC @2
 (200, 300] CA CA @2
 (300, max] AX AX @7
-8 finished, node normal, session -
+8 cleanup, node bootstrapping, session operation-1-cleanup
+(min, 100] AX AX @7
+(100, 150] XB XB @7
+(150, 200] BC BC @2
+(200, 300] CA CA @2
+(300, max] AX AX @7
+9 finished, node normal, session -
 (min, 100] AX AX @7
 (100, 150] XB XB @7
 (150, 200] BC BC @2
@@ -92,35 +98,41 @@ BOOTSTRAP = """\
 (300, max] AX AX @7"""
 
 DECOMMISSION = """\
-9 prepared, node decommissioning, session operation-2-prepared
+10 prepared, node decommissioning, session operation-2-prepared
 (min, 100] AX AX @7
 (100, 150] XB XB @7
 (150, 200] BC BC @2
 (200, 300] CA CA @2
 (300, max] AX AX @7
-10 write_both_read_old, node decommissioning, session operation-2-write_both_read_old
-(min, 100] AX AXB @10
-(100, 150] XB XBC @10
+11 write_both_read_old, node decommissioning, session operation-2-write_both_read_old
+(min, 100] AX AXB @11
+(100, 150] XB XBC @11
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AX AXB @10
-11 write_both_read_new, node decommissioning, session -
-(min, 100] AB ABX @11
-(100, 150] BC BCX @11
+(300, max] AX AXB @11
+12 write_both_read_new, node decommissioning, session -
+(min, 100] AB ABX @12
+(100, 150] BC BCX @12
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AB ABX @11
-12 new_only, node decommissioning, session -
-(min, 100] AB AB @12
-(100, 150] BC BC @12
+(300, max] AB ABX @12
+13 new_only, node decommissioning, session -
+(min, 100] AB AB @13
+(100, 150] BC BC @13
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AB AB @12
-13 finished, node left, session -
-(min, 100] AB AB @12
-(100, 200] BC BC @12
+(300, max] AB AB @13
+14 cleanup, node decommissioning, session operation-2-cleanup
+(min, 100] AB AB @13
+(100, 150] BC BC @13
+(150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AB AB @12"""
+(300, max] AB AB @13
+15 finished, node left, session -
+(min, 100] AB AB @13
+(100, 200] BC BC @13
+(200, 300] CA CA @2
+(300, max] AB AB @13"""
 
 
 def test_a_bootstrap_and_the_leave_of_the_same_node_step_by_step() -> None:
@@ -216,7 +228,7 @@ def test_ranges_that_meet_at_the_end_of_the_ring_conflict() -> None:
         (PrepareOperation(OperationKind.BOOTSTRAP, X, ()), "a node owns 1 to"),
         (PrepareOperation(OperationKind.BOOTSTRAP, X, (100,)), "token 100 belongs to node 1"),
         (PrepareOperation(OperationKind.BOOTSTRAP, X, (7, 7)), "not distinct"),
-        (LEAVE_C, "node 3 is a voter of the metadata group"),
+        (LEAVE_A, "node 1 is a voter of the metadata group"),
     ],
 )
 def test_an_operation_that_cannot_start_says_why(body: PrepareOperation, why: str) -> None:

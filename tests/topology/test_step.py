@@ -55,7 +55,9 @@ def test_where_nobody_gives_up_a_quorum_is_read() -> None:
     history = joining(simple(3), nodes=2)
     for task in stream_plan(history.now.operations[0], history.now, ()):
         assert sorted(task.sources) == [A, B]
-    assert all(not task.sources for task in stream_plan(history.now.operations[0], history.now, (A,)))
+    # Every write quorum of three is both of two, so one that lives has every acknowledged write.
+    assert all(task.sources == (B,) for task in stream_plan(history.now.operations[0], history.now, (A,)))
+    assert all(not task.sources for task in stream_plan(history.now.operations[0], history.now, (A, B)))
 
 
 def test_a_new_data_centre_reads_a_quorum_of_each_old_one() -> None:
@@ -86,7 +88,11 @@ def test_sources_meet_every_quorum_that_acknowledged_a_write(seed: int) -> None:
         dead = tuple(node.id for node in now.directory.nodes if rng.random() < 0.2)
         for operation in now.operations:
             for task in stream_plan(operation, now, dead):
-                assert not set(task.sources) & set(dead)
+                assert not set(task.sources) & {*dead, operation.presumed_dead}
+                if operation.kind is OperationKind.REBUILD:
+                    assert task.target == operation.node and operation.node not in task.sources
+                    if operation.source_dc:
+                        continue
                 transition = next(
                     t
                     for t in operation.transitions
@@ -164,7 +170,7 @@ def test_explanations_name_the_node_the_epoch_and_the_next_step() -> None:
     epoch = history.now.epoch
     lines = explain(operation, history.now, Reports(acknowledged={A: epoch, B: epoch, C: epoch - 3}))
     assert lines[0] == (
-        f"operation 1 (bootstrap of node 4): write_both_read_new since epoch {epoch}, step 3 of 4"
+        f"operation 1 (bootstrap of node 4): write_both_read_new since epoch {epoch}, step 3 of 5"
     )
     assert lines[1].startswith(f"waiting for node 3: last seen epoch {epoch - 3}, needs {epoch} (")
     assert explain(operation, history.now, Reports(acknowledged=aware(history)))[1] == "next: enter new_only"
