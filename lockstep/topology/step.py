@@ -15,12 +15,10 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.schema.model import Replication
-from lockstep.topology import queue
 from lockstep.topology.barriers import BarrierState, Missing, barrier_need, evaluate
-from lockstep.topology.requests import FailRequest
 from lockstep.topology.stages import STREAMING, Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
-from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.topology.transformations import AdvanceOperation, CancelOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -44,7 +42,7 @@ class Reports(msgspec.Struct, frozen=True):
     texts what the node said. dead: nodes the failure detector convicts; they only change who streams.
     drained: newest epoch such that every request the node accepted under an older one is finished;
     None when each source drains by itself before it answers a stream request that carries the stage's
-    epoch. follows: why the group that follows the voters still needs nodes that vote no more.
+    epoch.
     """
 
     acknowledged: Mapping[NodeId, int] = {}
@@ -52,7 +50,6 @@ class Reports(msgspec.Struct, frozen=True):
     dead: tuple[NodeId, ...] = ()
     drained: Mapping[NodeId, int] | None = None
     texts: Mapping[WorkKey, str] = {}
-    follows: str = ""
 
 
 class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
@@ -72,10 +69,9 @@ class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """Submit this entry. A second copy of it is refused, because it names the stage or the request it takes
-    on. `operation_id` is 0 for one that is about a request."""
+    """Submit this entry. A second copy of it is refused, because it names the stage it leaves."""
 
-    transformation: AdvanceOperation | CancelOperation | PrepareOperation | FailRequest
+    transformation: AdvanceOperation | CancelOperation
     operation_id: int
 
 
@@ -98,14 +94,14 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """No operation is running, and no request may begin."""
+    """No operation is running."""
 
 
 Decision = Propose | RunWorkOrders | Wait | Idle
 
 
 def step(cluster: ClusterMetadata, reports: Reports) -> Decision:
-    """The next thing to do for any operation or request: an entry before work, work before waiting."""
+    """The next thing to do for any running operation: an entry before work, work before waiting."""
     orders: list[WorkOrder] = []
     waits: list[Wait] = []
     for operation in cluster.operations:
@@ -116,9 +112,6 @@ def step(cluster: ClusterMetadata, reports: Reports) -> Decision:
             orders.extend(decision.orders)
         elif isinstance(decision, Wait):
             waits.append(decision)
-    entry = _queue_step(cluster, reports)
-    if entry is not None:
-        return entry
     if orders:
         return RunWorkOrders(tuple(orders))
     if not waits:
@@ -127,21 +120,10 @@ def step(cluster: ClusterMetadata, reports: Reports) -> Decision:
     return Wait(waits[0].operation_id, max(wait.epoch for wait in waits), blockers)
 
 
-def _queue_step(cluster: ClusterMetadata, reports: Reports) -> Propose | None:
-    """The entry that begins the request that goes first, or ends one that never can."""
-    choice = queue.choose(cluster, reports.follows)
-    if choice.run is not None:
-        return Propose(queue.preparation(choice.run, choice.run.id), 0)
-    if choice.fails is not None:
-        return Propose(FailRequest(choice.fails[0].id), 0)
-    return None
-
-
 def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> Decision:
     """The next thing to do for one operation; never Idle."""
     row = stage_row(operation.kind, operation.stage)
-    dead = tuple({**dict.fromkeys(reports.dead), **dict.fromkeys(cluster.excluded_by_node)})
-    orders = work_orders(operation, cluster, dead)
+    orders = work_orders(operation, cluster, reports.dead)
     failed = [order for order in orders if _report(reports, order) is WorkReport.FAILED]
     if failed and row.on_failure is not None:
         return Propose(CancelOperation(operation.id, _failure_text(reports, failed)), operation.id)
@@ -171,15 +153,7 @@ def barrier_state(
     tasks = [task for order in open_orders for task in order.tasks]
     workers = [order.node for order in open_orders]
     drained = reports.drained if reports.drained is not None else reports.acknowledged
-    need = barrier_need(operation, cluster, tasks, workers)
-    return evaluate(need, _heard(cluster, reports.acknowledged), _heard(cluster, drained))
-
-
-def _heard(cluster: ClusterMetadata, seen: Mapping[NodeId, int]) -> Mapping[NodeId, int]:
-    """What counts as seen: nothing of what a node says that is shut out."""
-    if not cluster.excluded:
-        return seen
-    return {node: epoch for node, epoch in seen.items() if node not in cluster.excluded_by_node}
+    return evaluate(barrier_need(operation, cluster, tasks, workers), reports.acknowledged, drained)
 
 
 def work_orders(
