@@ -57,7 +57,12 @@ def _validate_changed(before: ClusterMetadata, after: ClusterMetadata) -> None:
             if known.get(ring.replication) is not ring:
                 ring.validate()
         assert tuple(ring.replication for ring in after.placements.rings) == after.replications
-    if after.operations is not before.operations or after.locks is not before.locks:
+    changed = (
+        after.operations is not before.operations
+        or after.locks is not before.locks
+        or after.requests is not before.requests
+    )
+    if changed:
         after.validate_operations()
     assert after.sessions is before.sessions or after.operations is not before.operations
     assert after.recent_ids.last_epoch == after.epoch, "recent ids end at the epoch"

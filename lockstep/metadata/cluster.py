@@ -12,8 +12,10 @@ import msgspec
 
 from lockstep.metadata.directory import EMPTY_DIRECTORY, Directory, NodeInfo
 from lockstep.metadata.extensions import NO_EXTENSIONS, Extensions, extensions_of
+from lockstep.metadata.exclusions import Exclusion
 from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
+from lockstep.metadata.requests import NO_REQUESTS, Request, Requests
 from lockstep.metadata.service import NO_SERVICE, Service
 from lockstep.placement.placements import NO_PLACEMENTS, Placements, ReplicaGroup
 from lockstep.schema.model import Replication, Schema, SchemaImage, Table, schema_of_pieces
@@ -50,6 +52,10 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     recent_ids: RecentIds
     #: Named values that tools keep in the metadata.
     extensions: Extensions
+    #: What was asked for: queued, running, and what ended lately.
+    requests: Requests = NO_REQUESTS
+    #: Nodes that are shut out, by id.
+    excluded: tuple[Exclusion, ...] = ()
 
     @property
     def voters(self) -> tuple[NodeId, ...]:
@@ -63,6 +69,10 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def sessions_by_id(self) -> dict[str, Session]:
         return {session.id: session for session in self.sessions}
+
+    @cached_property
+    def excluded_by_node(self) -> dict[NodeId, Exclusion]:
+        return {exclusion.node: exclusion for exclusion in self.excluded}
 
     @cached_property
     def replications(self) -> tuple[Replication, ...]:
@@ -88,6 +98,8 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         self.placements.validate()
         self.service.validate()
         assert tuple(ring.replication for ring in self.placements.rings) == self.replications
+        excluded = [exclusion.node for exclusion in self.excluded]
+        assert excluded == sorted(set(excluded)), "the exclude list is sorted by node"
         self.validate_operations()
 
     def validate_operations(self) -> None:
@@ -96,6 +108,7 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         assert ids == sorted(set(ids)), "operations are sorted by id"
         assert [lock.operation_id for lock in self.locks] == ids, "every operation holds one lock"
         assert not ids or ids[-1] < self.next_operation_id, "operation ids are never reused"
+        self.requests.validate(tuple(ids))
         open_sessions = {operation.session_id for operation in self.operations if operation.session_id}
         assert {session.id for session in self.sessions} == open_sessions, "sessions match operations"
         assert self.recent_ids.last_epoch == self.epoch, "recent ids end at the epoch"
@@ -137,6 +150,10 @@ class _ClusterImage(msgspec.Struct, frozen=True, array_like=True):
     recent_first_epoch: int
     recent_ids: tuple[bytes, ...]
     extensions: tuple[tuple[str, bytes], ...] = ()
+    live_requests: tuple[Request, ...] = ()
+    ended_requests: tuple[Request, ...] = ()
+    next_request_id: int = 1
+    excluded: tuple[Exclusion, ...] = ()
 
 
 _IMAGE_DECODER = codec.decoder(_ClusterImage)
@@ -159,6 +176,10 @@ def encode_cluster(cluster: ClusterMetadata) -> bytes:
         cluster.recent_ids.first_epoch,
         cluster.recent_ids.listed(),
         tuple(cluster.extensions.items()),
+        cluster.requests.live,
+        cluster.requests.ended,
+        cluster.requests.next_id,
+        cluster.excluded,
     )
     return codec.encode(image)
 
@@ -180,4 +201,6 @@ def decode_cluster(data: bytes) -> ClusterMetadata:
         image.next_operation_id,
         RecentIds.from_listed(image.recent_first_epoch, image.recent_ids),
         extensions_of(image.extensions),
+        Requests(image.live_requests, image.ended_requests, image.next_request_id),
+        image.excluded,
     )

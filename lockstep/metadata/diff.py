@@ -19,7 +19,7 @@ from lockstep.values.tokens import Range
 
 ABSENT = "-"
 #: The first of these attributes that an element has names it in a path.
-_NAMES = ("id", "name", "replication", "range", "operation_id")
+_NAMES = ("id", "name", "replication", "range", "operation_id", "node")
 _SKIPPED = ("recent_ids",)
 
 

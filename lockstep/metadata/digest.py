@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory
+from lockstep.metadata.requests import Requests
 from lockstep.values import codec
 from lockstep.values.hash_tree import blake
 
@@ -43,6 +44,17 @@ def directory_digest(directory: Directory) -> bytes:
     return found
 
 
+def requests_digest(requests: Requests) -> bytes:
+    kept: dict[str, Any] = requests.__dict__
+    found = kept.get(_KEPT)
+    if found is None:
+        found = kept[_KEPT] = blake(
+            _joined(requests.live, requests.next_id) + _joined(requests.ended, len(requests.ended))
+        )
+    assert isinstance(found, bytes)
+    return found
+
+
 def part_digests(cluster: ClusterMetadata) -> tuple[tuple[str, bytes], ...]:
     """(part name, digest), in a fixed order: where two nodes differ is visible at once."""
     operations = (
@@ -56,6 +68,8 @@ def part_digests(cluster: ClusterMetadata) -> tuple[tuple[str, bytes], ...]:
         ("schema", cluster.schema.digest),
         ("placements", _joined(cluster.placements.rings)),
         ("operations", blake(b"".join(operations))),
+        ("requests", requests_digest(cluster.requests)),
+        ("excluded", _joined(cluster.excluded)),
         ("service", blake(codec.encode(cluster.service))),
         ("extensions", cluster.extensions.digest),
         ("recent_ids", cluster.recent_ids.digest),

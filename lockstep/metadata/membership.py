@@ -12,8 +12,10 @@ import enum
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.conflicts import TABLE, Held, Scope, Wanted, refuse_during, wanted_of
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.requests import RequestState
 from lockstep.metadata.service import MembershipChange, Service
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.voter_choice import crowded_dc, eligible, size_problem
@@ -25,22 +27,11 @@ from lockstep.values.limits import METADATA_VOTERS_MAX, SERVICE_TEXT_CHARACTERS_
 _VOTERS_BETWEEN_MAX = METADATA_VOTERS_MAX + 1
 _STATUS_HINT = "`lockstep cms reconfigure --status` shows it, `--cancel` takes it back"
 
-#: What may be changed while the service is frozen: the service itself, and where nodes are.
-THAWED_KINDS = (
-    EntryKind.UPDATE_NODE,
-    EntryKind.SNAPSHOT,
-    EntryKind.TRUNCATE_LOG,
-    EntryKind.PREPARE_MEMBERSHIP,
-    EntryKind.ADVANCE_MEMBERSHIP,
-    EntryKind.CANCEL_MEMBERSHIP,
-    EntryKind.SET_SERVICE,
-)
-
 
 def refuse_while_frozen(cluster: ClusterMetadata, kind: int) -> None:
     """Raises Rejected with the operator's reason for kinds that must wait for the thaw."""
     reason = cluster.service.frozen
-    if reason and kind not in THAWED_KINDS:
+    if reason and TABLE[wanted_of(kind), Held.FREEZE].scope is Scope.ALWAYS:
         raise Rejected(f"the metadata is frozen: {reason}", hint="`lockstep cms thaw` ends it")
 
 
@@ -60,7 +51,7 @@ class PrepareMembership(msgspec.Struct, frozen=True, array_like=True):
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
         service = cluster.service
-        _refuse_running(service)
+        _refuse_running(cluster)
         _check_text(self.reason)
         for node in self.additions:
             self._check_addition(cluster, node)
@@ -89,6 +80,8 @@ class PrepareMembership(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"node {node} is to leave the cluster")
         if node in self.down:
             raise Rejected(f"node {node} is down")
+        if node in cluster.excluded_by_node:
+            raise Rejected(f"node {node} is excluded: {TABLE[Wanted.VOTERS, Held.EXCLUSION].why}")
 
     def _check_result(self, cluster: ClusterMetadata) -> None:
         voters = cluster.service.voters
@@ -154,15 +147,17 @@ class CancelMembership(msgspec.Struct, frozen=True, array_like=True):
         if change.cancelled:
             raise Rejected(f"{change.title()} is being cancelled already")
         _check_text(self.reason)
-        return _with(
-            cluster,
-            msgspec.structs.replace(
-                service,
-                change=msgspec.structs.replace(change, cancelled=True),
-                leaving=(),
-                paused=self.reason or f"change {change.id} was cancelled",
-            ),
+        paused = self.reason or f"change {change.id} was cancelled"
+        staying = tuple(
+            node for node in service.leaving if node in service.members or not _asked(cluster, node)
         )
+        changed = msgspec.structs.replace(
+            service,
+            change=msgspec.structs.replace(change, cancelled=True),
+            leaving=tuple(node for node in service.leaving if node not in staying),
+            paused=paused,
+        )
+        return _without_requests(_with(cluster, changed), staying, paused, epoch)
 
 
 class ServiceWish(enum.StrEnum):
@@ -201,10 +196,11 @@ class SetService(msgspec.Struct, frozen=True, array_like=True):
             changed = self._leaving(cluster)
         else:
             changed = self._staying(cluster)
+            cluster = _without_requests(cluster, (self.node,), self.text or "it is to stay", epoch)
         return _with(cluster, changed)
 
     def _sized(self, cluster: ClusterMetadata) -> Service:
-        _refuse_running(cluster.service)
+        _refuse_running(cluster)
         problem = size_problem(cluster, self.size) if self.size else ""
         if problem:
             raise Rejected(problem, hint="an odd number that the nodes can hold, or `auto`")
@@ -259,6 +255,24 @@ def without_leaving(service: Service, node: NodeId) -> Service:
     return msgspec.structs.replace(service, leaving=tuple(n for n in service.leaving if n != node))
 
 
+def _asked(cluster: ClusterMetadata, node: NodeId) -> bool:
+    """Whether a queued request is about the node."""
+    request = cluster.requests.by_node.get(node)
+    return request is not None and request.state is RequestState.QUEUED
+
+
+def _without_requests(
+    cluster: ClusterMetadata, nodes: tuple[NodeId, ...], reason: str, epoch: int
+) -> ClusterMetadata:
+    """Cancel the queued requests of nodes that are to stay."""
+    requests = cluster.requests
+    for node in nodes:
+        if _asked(cluster, node):
+            request = cluster.requests.by_node[node]
+            requests = requests.with_ended(request.id, RequestState.CANCELLED, reason, epoch)
+    return msgspec.structs.replace(cluster, requests=requests) if nodes else cluster
+
+
 def _running(service: Service, change_id: int) -> MembershipChange:
     change = service.change
     if change is None:
@@ -270,9 +284,9 @@ def _running(service: Service, change_id: int) -> MembershipChange:
     return change
 
 
-def _refuse_running(service: Service) -> None:
-    if service.change is not None:
-        raise Rejected(f"{service.change.title()} is running", hint=_STATUS_HINT)
+def _refuse_running(cluster: ClusterMetadata) -> None:
+    what = "the voters cannot be changed"
+    refuse_during(cluster, Wanted.VOTERS, Held.VOTERS, what, _STATUS_HINT)
 
 
 def _check_text(text: str) -> None:

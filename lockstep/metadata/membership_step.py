@@ -117,7 +117,14 @@ def next_step(cluster: ClusterMetadata, view: GroupView, observed: Observed) -> 
         return Waits(f"voters are {list(view.members.voters)}, recorded are {list(service.voters)}")
     if view.members.learners:
         return Configure(Members(service.voters))
-    ready = [n for n in service.leaving if n not in service.voters and n not in observed.refused]
+    ready = [
+        node
+        for node in service.leaving
+        # The queue of requests starts the leave of a node that has one.
+        if node not in service.voters
+        and node not in observed.refused
+        and node not in cluster.requests.by_node
+    ]
     if ready and not observed.follows:
         return StartLeave(ready[0])
     action = _resize(cluster, observed)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.metadata.operations import Lock
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.conflicts import Held, Wanted, refuse_during
 from lockstep.placement.deltas import computed_ring
 from lockstep.placement.placements import Placements
 from lockstep.placement.strategies import Owner
 from lockstep.schema.model import Replication
-from lockstep.values.errors import Rejected
 
 
 def placements_for(
@@ -31,11 +31,7 @@ def placements_for(
     )
 
 
-def refuse_while_locked(locks: Sequence[Lock], what: str) -> None:
+def refuse_while_locked(cluster: ClusterMetadata, what: str) -> None:
     """Raises Rejected when any operation is running: its plan covers only the rings it knew."""
-    if locks:
-        holders = ", ".join(f"operation {lock.operation_id}" for lock in locks)
-        raise Rejected(
-            f"{what} while {holders} holds ranges",
-            hint="wait for it to finish (`lockstep topology watch`) or cancel it",
-        )
+    hint = "wait for it to finish (`lockstep topology watch`) or cancel it"
+    refuse_during(cluster, Wanted.SCHEMA_MOVING, Held.RING, what, hint)

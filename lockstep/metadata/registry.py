@@ -32,6 +32,11 @@ class EntryKind(enum.IntEnum):
     ADVANCE_MEMBERSHIP = 12
     CANCEL_MEMBERSHIP = 13
     SET_SERVICE = 14
+    ENQUEUE_REQUEST = 20
+    CANCEL_REQUEST = 21
+    FAIL_REQUEST = 22
+    EXCLUDE_NODES = 23
+    INCLUDE_NODES = 24
 
 
 class Transformation(Protocol):

@@ -38,7 +38,7 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         replications = tuple(sorted({keyspace.replication for keyspace in schema.keyspaces}))
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
         if placements is not cluster.placements:
-            refuse_while_locked(cluster.locks, _REPLICATION_STAYS)
+            refuse_while_locked(cluster, _REPLICATION_STAYS)
         _refuse_moved_data(cluster, schema, placements)
         return msgspec.structs.replace(cluster, schema=schema, placements=placements)
 
@@ -57,7 +57,7 @@ def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema, placements: Pla
             continue
         # Nodes list the tables of each ring at different times while they fill a new replica: a table
         # that changes rings in between would be in none of the lists.
-        refuse_while_locked(cluster.locks, _REPLICATION_STAYS)
+        refuse_while_locked(cluster, _REPLICATION_STAYS)
         held, wanted = cluster.placements.ring(before.replication), placements.ring(after.replication)
         if not same_placement(held, wanted):
             raise Rejected(

@@ -19,9 +19,11 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata, Identity
 from lockstep.metadata.directory import Directory, NodeInfo
+from lockstep.metadata.exclusions import Exclusion
 from lockstep.metadata.extensions import extensions_of
 from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds
+from lockstep.metadata.requests import Request, Requests
 from lockstep.metadata.service import Service
 from lockstep.placement.placements import PlacedRange, Placements, RingPlacement
 from lockstep.schema.model import Replication, SchemaBuilder, SchemaImage
@@ -49,7 +51,10 @@ class Section(enum.IntEnum):
     SESSION = 8
     RECENT_IDS = 9
     EXTENSION = 10
-    END = 11
+    REQUEST = 11
+    EXCLUDED = 12
+    #: After all that may come.
+    END = 255
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +65,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     next_node_id: int
     next_operation_id: int
     recent_first_epoch: int
+    next_request_id: int = 1
 
 
 def pieces(cluster: ClusterMetadata) -> Iterator[bytes]:
@@ -90,6 +96,7 @@ def _items(cluster: ClusterMetadata) -> Iterator[tuple[Section, Any]]:
             cluster.directory.next_node_id,
             cluster.next_operation_id,
             cluster.recent_ids.first_epoch,
+            cluster.requests.next_id,
         ),
     )
     for node in cluster.directory.nodes:
@@ -111,6 +118,10 @@ def _items(cluster: ClusterMetadata) -> Iterator[tuple[Section, Any]]:
         yield Section.RECENT_IDS, listed[at : at + _BUNDLED]
     for named in cluster.extensions.items():
         yield Section.EXTENSION, named
+    for request in (*cluster.requests.live, *cluster.requests.ended):
+        yield Section.REQUEST, request
+    for exclusion in cluster.excluded:
+        yield Section.EXCLUDED, exclusion
 
 
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
@@ -124,6 +135,8 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     Section.SESSION: codec.decoder(Session),
     Section.RECENT_IDS: codec.decoder(tuple[bytes, ...]),
     Section.EXTENSION: codec.decoder(tuple[str, bytes]),
+    Section.REQUEST: codec.decoder(Request),
+    Section.EXCLUDED: codec.decoder(Exclusion),
     Section.END: codec.decoder(int),
 }
 #: Sections whose items are in the order of the stream but belong to the item before them.
@@ -201,6 +214,12 @@ class SnapshotDecoder:
             next_operation_id=head.next_operation_id,
             recent_ids=RecentIds.from_listed(head.recent_first_epoch, ids),
             extensions=extensions_of(parts[Section.EXTENSION]),
+            requests=Requests(
+                tuple(request for request in parts[Section.REQUEST] if request.is_live),
+                tuple(request for request in parts[Section.REQUEST] if not request.is_live),
+                head.next_request_id,
+            ),
+            excluded=tuple(parts[Section.EXCLUDED]),
         )
 
     def _take_schema(self, image: SchemaImage) -> None:

@@ -21,12 +21,12 @@ SPREAD_DCS_MIN = 3
 
 
 def eligible(cluster: ClusterMetadata) -> tuple[NodeInfo, ...]:
-    """Nodes that may vote: normal ones that are not to leave, nor said that they never will."""
+    """Nodes that may vote: normal ones that are not to leave, not shut out, nor said that they never will."""
     leaving = cluster.service.leaving
     return tuple(
         node
         for node in cluster.directory.in_state(NodeState.NORMAL)
-        if node.may_vote and node.id not in leaving
+        if node.may_vote and node.id not in leaving and node.id not in cluster.excluded_by_node
     )
 
 

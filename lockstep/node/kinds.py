@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lockstep.metadata import membership, schema_change, snapshot_entries, transformations
+from lockstep.metadata import excluded, membership, schema_change, snapshot_entries, transformations
 from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.versions import SINCE
 from lockstep.node.configuration import TestingSection
+from lockstep.topology import requests as topology_requests
 from lockstep.topology import transformations as topology_transformations
 from lockstep.values.errors import ConfigurationError
 
@@ -21,6 +22,8 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     schema_change.KINDS,
     membership.KINDS,
     topology_transformations.KINDS,
+    topology_requests.KINDS,
+    excluded.KINDS,
     snapshot_entries.KINDS,
 )
 

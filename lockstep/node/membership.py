@@ -14,6 +14,7 @@ import msgspec
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.management_commands import Host
 from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.requests import RequestState
 from lockstep.metadata.transformations import Register, UpdateNode
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.configuration import Configuration
@@ -30,7 +31,7 @@ from lockstep.replication import verbs
 from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
-from lockstep.topology.transformations import PrepareOperation
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.compatibility import CASSANDRA_RELEASE
 from lockstep.values.errors import (
     ConfigurationError,
@@ -167,7 +168,7 @@ class Membership:
                     await self._register()
                 elif not self._bootstrapping(own):
                     if requested:
-                        raise PreconditionError("the bootstrap of this node was cancelled")
+                        raise PreconditionError(self._refused(own))
                     await self._request_bootstrap(own)
                     requested = True
             except (PeerError, OutcomeUnknown, Rejected) as error:
@@ -180,7 +181,15 @@ class Membership:
             await asyncio.sleep(POLL_MS / 1000)
 
     def _bootstrapping(self, own: NodeInfo) -> bool:
-        return any(operation.node == own.id for operation in self._state.current.operations)
+        """Its request waits or runs."""
+        return own.id in self._state.current.requests.by_node
+
+    def _refused(self, own: NodeInfo) -> str:
+        """Why its last request did not lead to a bootstrap."""
+        for request in reversed(self._state.current.requests.ended):
+            if own.id in request.nodes and request.state is RequestState.FAILED:
+                return f"the bootstrap of this node failed: {request.outcome}"
+        return "the bootstrap of this node was cancelled"
 
     async def _register(self) -> None:
         described = self.describe()
@@ -203,11 +212,13 @@ class Membership:
         )
 
     async def _request_bootstrap(self, own: NodeInfo) -> None:
-        directory = self._state.current.directory
-        owned = [node.tokens for node in directory.nodes]
+        cluster = self._state.current
+        owned = [node.tokens for node in cluster.directory.nodes]
+        # Those that wait to join own their tokens by the time it is this node's turn.
+        owned += [request.tokens for request in cluster.requests.live if request.tokens]
         tokens = splitting_tokens(owned, self._configuration.placement.num_tokens)
         await self._submitter.submit(
-            PrepareOperation(kind=OperationKind.BOOTSTRAP, node=own.id, tokens=tokens), SUBMIT_TIMEOUT_MS
+            EnqueueRequest(OperationKind.BOOTSTRAP, own.id, tokens, actor=f"node {own.id}"), SUBMIT_TIMEOUT_MS
         )
 
     async def _update_addresses(self, own: NodeInfo) -> None:

@@ -196,6 +196,7 @@ class Parts(NodeFacts, abc.ABC):
             own_id=self._own_id,
             is_leader=self._leads,
             alive=self._alive,
+            follows=self.management.unsettled,
             log=log,
         )
         self.service = ServiceDriver(

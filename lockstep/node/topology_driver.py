@@ -38,6 +38,8 @@ from lockstep.values.ids import NodeId
 QUERY_TIMEOUT_MS = 1000
 #: Pause between rounds while something blocks.
 ROUND_PAUSE_MS = 50
+#: Pause while a request waits for the other group to follow the voters: nothing tells of its progress.
+FOLLOW_PAUSE_MS = 100
 #: One RUN_WORK request; above the target's own hold time.
 WORK_TIMEOUT_MS = 5000
 #: One submission of a step; a leader that cannot commit in it has probably lost its place.
@@ -64,6 +66,7 @@ class TopologyDriver:
         own_id: Callable[[], int],
         is_leader: Callable[[], bool],
         alive: Callable[[int], bool],
+        follows: Callable[[], str],
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
@@ -73,6 +76,7 @@ class TopologyDriver:
         self._own_id = own_id
         self._is_leader = is_leader
         self._alive = alive
+        self._follows = follows
         self._log = log
         self._wake = asyncio.Event()
         self._acknowledged: dict[NodeId, int] = {}
@@ -122,7 +126,7 @@ class TopologyDriver:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._is_leader() and self._state.current.operations and self._state.broken is None:
+            while self._is_leader() and self._has_something() and self._state.broken is None:
                 try:
                     if not await self._round():
                         break
@@ -136,8 +140,17 @@ class TopologyDriver:
                     raise
             self.blocking = ()
 
+    def _has_something(self) -> bool:
+        cluster = self._state.current
+        return bool(cluster.operations or cluster.requests.live)
+
+    def follows(self) -> str:
+        """Why requests of nodes that voted wait beside what the metadata says; empty when they do not."""
+        return self._follows() if self._state.current.requests.queue else ""
+
     async def _round(self) -> bool:
         cluster = self._state.current
+        follows = self.follows()
         own = NodeId(self._own_id())
         decision = step(
             cluster,
@@ -145,10 +158,13 @@ class TopologyDriver:
                 acknowledged={**self._acknowledged, own: cluster.epoch},
                 work=dict(self._work),
                 dead=tuple(n.id for n in cluster.directory.nodes if not self._alive(n.id)),
+                follows=follows,
             ),
         )
         if isinstance(decision, Idle):
-            return False
+            if follows:
+                await asyncio.sleep(FOLLOW_PAUSE_MS / 1000)
+            return bool(follows)
         if isinstance(decision, Propose):
             self._runtime.probes.reach("topology.propose")
             self.blocking = ()

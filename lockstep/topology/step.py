@@ -15,10 +15,12 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.schema.model import Replication
+from lockstep.topology import queue
 from lockstep.topology.barriers import BarrierState, Missing, barrier_need, evaluate
+from lockstep.topology.requests import FailRequest
 from lockstep.topology.stages import STREAMING, Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
-from lockstep.topology.transformations import AdvanceOperation, CancelOperation
+from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -42,7 +44,7 @@ class Reports(msgspec.Struct, frozen=True):
     texts what the node said. dead: nodes the failure detector convicts; they only change who streams.
     drained: newest epoch such that every request the node accepted under an older one is finished;
     None when each source drains by itself before it answers a stream request that carries the stage's
-    epoch.
+    epoch. follows: why the group that follows the voters still needs nodes that vote no more.
     """
 
     acknowledged: Mapping[NodeId, int] = {}
@@ -50,6 +52,7 @@ class Reports(msgspec.Struct, frozen=True):
     dead: tuple[NodeId, ...] = ()
     drained: Mapping[NodeId, int] | None = None
     texts: Mapping[WorkKey, str] = {}
+    follows: str = ""
 
 
 class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
@@ -69,9 +72,10 @@ class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """Submit this entry. A second copy of it is refused, because it names the stage it leaves."""
+    """Submit this entry. A second copy of it is refused, because it names the stage or the request it takes
+    on. `operation_id` is 0 for one that is about a request."""
 
-    transformation: AdvanceOperation | CancelOperation
+    transformation: AdvanceOperation | CancelOperation | PrepareOperation | FailRequest
     operation_id: int
 
 
@@ -94,14 +98,14 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """No operation is running."""
+    """No operation is running, and no request may begin."""
 
 
 Decision = Propose | RunWorkOrders | Wait | Idle
 
 
 def step(cluster: ClusterMetadata, reports: Reports) -> Decision:
-    """The next thing to do for any running operation: an entry before work, work before waiting."""
+    """The next thing to do for any operation or request: an entry before work, work before waiting."""
     orders: list[WorkOrder] = []
     waits: list[Wait] = []
     for operation in cluster.operations:
@@ -112,6 +116,9 @@ def step(cluster: ClusterMetadata, reports: Reports) -> Decision:
             orders.extend(decision.orders)
         elif isinstance(decision, Wait):
             waits.append(decision)
+    entry = _queue_step(cluster, reports)
+    if entry is not None:
+        return entry
     if orders:
         return RunWorkOrders(tuple(orders))
     if not waits:
@@ -120,17 +127,28 @@ def step(cluster: ClusterMetadata, reports: Reports) -> Decision:
     return Wait(waits[0].operation_id, max(wait.epoch for wait in waits), blockers)
 
 
+def _queue_step(cluster: ClusterMetadata, reports: Reports) -> Propose | None:
+    """The entry that begins the request that goes first, or ends one that never can."""
+    choice = queue.choose(cluster, reports.follows)
+    if choice.run is not None:
+        return Propose(queue.preparation(choice.run, choice.run.id), 0)
+    if choice.fails is not None:
+        return Propose(FailRequest(choice.fails[0].id), 0)
+    return None
+
+
 def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> Decision:
     """The next thing to do for one operation; never Idle."""
     row = stage_row(operation.kind, operation.stage)
-    orders = work_orders(operation, cluster, reports.dead)
+    dead = tuple({**dict.fromkeys(reports.dead), **dict.fromkeys(cluster.excluded_by_node)})
+    orders = work_orders(operation, cluster, dead)
     failed = [order for order in orders if _report(reports, order) is WorkReport.FAILED]
     if failed and row.on_failure is not None:
         return Propose(CancelOperation(operation.id, _failure_text(reports, failed)), operation.id)
     open_orders = [order for order in orders if _report(reports, order) is not WorkReport.DONE]
     state = barrier_state(operation, cluster, reports, open_orders)
     if not state.passed:
-        return _wait(operation, [(m.node, _missing_text(m)) for m in state.missing])
+        return _wait(operation, [(m.node, _missing_text(cluster, m)) for m in state.missing])
     starting = [order for order in open_orders if _report(reports, order) is None]
     starved = [task for order in starting for task in order.tasks if not task.sources]
     if starved:
@@ -153,7 +171,15 @@ def barrier_state(
     tasks = [task for order in open_orders for task in order.tasks]
     workers = [order.node for order in open_orders]
     drained = reports.drained if reports.drained is not None else reports.acknowledged
-    return evaluate(barrier_need(operation, cluster, tasks, workers), reports.acknowledged, drained)
+    need = barrier_need(operation, cluster, tasks, workers)
+    return evaluate(need, _heard(cluster, reports.acknowledged), _heard(cluster, drained))
+
+
+def _heard(cluster: ClusterMetadata, seen: Mapping[NodeId, int]) -> Mapping[NodeId, int]:
+    """What counts as seen: nothing of what a node says that is shut out."""
+    if not cluster.excluded:
+        return seen
+    return {node: epoch for node, epoch in seen.items() if node not in cluster.excluded_by_node}
 
 
 def work_orders(
@@ -207,7 +233,10 @@ def _failure_text(reports: Reports, failed: Sequence[WorkOrder]) -> str:
     return "; ".join(parts)
 
 
-def _missing_text(missing: Missing) -> str:
+def _missing_text(cluster: ClusterMetadata, missing: Missing) -> str:
+    exclusion = cluster.excluded_by_node.get(missing.node)
+    if exclusion is not None:
+        return f"is excluded since epoch {exclusion.epoch}: {exclusion.reason} ({missing.reason})"
     return f"last seen epoch {missing.seen}, needs {missing.needed} ({missing.reason})"
 
 

@@ -15,6 +15,7 @@ from lockstep.metadata.directory import Directory, NodeState
 from lockstep.metadata.membership import without_leaving
 from lockstep.metadata.operations import Lock, Operation, OperationKind, Session, Stage, Transition
 from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.requests import Request, begun, finished
 from lockstep.placement.deltas import GroupChange, cut, merged, with_groups
 from lockstep.placement.placements import Placements
 from lockstep.schema.model import Replication
@@ -29,11 +30,14 @@ class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
 
     `tokens` are those a node that bootstraps or moves is to own, and empty for other kinds. `replaced` is
     the dead node whose tokens a replace takes, `source_dc` where a rebuild reads; empty is any replica.
+    `request_id` names the queued request that it carries out; 0 makes a request of its own, which waited
+    for nothing.
     """
 
     kind: OperationKind
     node: NodeId
     tokens: tuple[int, ...] = ()
+    request_id: int = 0
     replaced: NodeId = NodeId(0)
     source_dc: str = ""
 
@@ -65,6 +69,18 @@ class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
             sessions=_with_session(cluster.sessions, operation),
             next_operation_id=operation_id + 1,
             service=without_leaving(cluster.service, self.node),
+            requests=begun(cluster.requests, self._request(operation), epoch),
+        )
+
+    def _request(self, operation: Operation) -> Request:
+        return Request(
+            self.request_id,
+            self.kind,
+            self.node,
+            tuple(sorted(self.tokens)),
+            operation.replaced,
+            operation.source_dc,
+            operation_id=operation.id,
         )
 
 
@@ -157,6 +173,13 @@ def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Cluste
         operations=others,
         locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
         sessions=tuple(session for session in cluster.sessions if session.operation_id != operation.id),
+        requests=finished(
+            cluster.requests,
+            operation.id,
+            operation.cancel_reason,
+            rolled_back=operation.stage is Stage.ROLLBACK_TO_NORMAL,
+            epoch=epoch,
+        ),
     )
 
 

@@ -111,6 +111,13 @@ DISK_OPEN_FILES_MAX: Final = 128
 BLOCKING_THREADS_MAX: Final = 8
 #: Ring operations running at once. A new one is planned against every outcome of the running ones: 2^n plans.
 PARALLEL_OPERATIONS_MAX: Final = 4
+#: Requests that wait or run at once: a large cluster's worth of nodes; further ones are refused.
+REQUESTS_LIVE_MAX: Final = 1024
+#: Ended requests that the metadata remembers; each is some 100 bytes of every snapshot.
+REQUESTS_ENDED_KEPT_MAX: Final = 256
+#: Queued requests that are planned for one decision, in the order of the queue: a plan of a large ring costs
+#: milliseconds, and those at the head say enough about who is in the way.
+REQUESTS_PLANNED_MAX: Final = 8
 #: Plans kept per table and level of one metadata value; a full table of 16 tokens on 4096 nodes fits.
 PLANS_CACHED_MAX: Final = 65_536
 #: Writes a coordinator has in flight; above it clients are told to slow down. Each holds its mutation.

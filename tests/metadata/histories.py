@@ -8,12 +8,14 @@ from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.entries import LogEntry
+from lockstep.metadata.excluded import KINDS as EXCLUDED_KINDS
 from lockstep.metadata.membership import KINDS as MEMBERSHIP_KINDS
 from lockstep.metadata.placing import placements_for, refuse_while_locked
 from lockstep.metadata.registry import Registry, Transformation
 from lockstep.metadata.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import KINDS, Founder, Initialize
 from lockstep.schema.model import Keyspace, Replication, schema_of
+from lockstep.topology.requests import KINDS as REQUEST_KINDS
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.values import codec
 from lockstep.values.errors import Rejected
@@ -29,7 +31,7 @@ class SetKeyspaces(msgspec.Struct, frozen=True, array_like=True):
         replications = sorted({replication for _, replication in self.keyspaces})
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
         if placements is not cluster.placements:
-            refuse_while_locked(cluster.locks, "keyspaces cannot change their replication")
+            refuse_while_locked(cluster, "keyspaces cannot change their replication")
         return msgspec.structs.replace(cluster, schema=schema_of(keyspaces), placements=placements)
 
 
@@ -42,7 +44,9 @@ def network(**factors: int) -> Replication:
 
 
 def registry() -> Registry:
-    return Registry(KINDS, MEMBERSHIP_KINDS, TOPOLOGY_KINDS, {1000: SetKeyspaces})
+    return Registry(
+        KINDS, MEMBERSHIP_KINDS, TOPOLOGY_KINDS, REQUEST_KINDS, EXCLUDED_KINDS, {1000: SetKeyspaces}
+    )
 
 
 def founder(number: int, tokens: tuple[int, ...], dc: str = "dc1", rack: str = "r1") -> Founder:

@@ -1,0 +1,174 @@
+"""What excludes what: the one table that says which change waits for, or is refused during, which other.
+
+Invariant: every pair of a change that is wanted and something that may be under way has a row, and whoever
+refuses one because of the other asks this table. Rows with scope SAME_RANGE and SAME_NODE are decided by
+what the two touch; where that is decided, the row says which scope it is.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.registry import EntryKind
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+
+
+class Wanted(enum.StrEnum):
+    """Changes that may have to wait."""
+
+    RING = "ring operation"
+    SCHEMA_MOVING = "schema change that makes or drops a ring or moves tables to another"
+    SCHEMA = "any other schema change"
+    MEMBERSHIP = "registration of a node, extension"
+    VOTERS = "change of the voters"
+    FACTS = "address of a node, exclude list, snapshot, truncation, wish about the service"
+
+
+class Held(enum.StrEnum):
+    """What may be under way."""
+
+    RING = "running ring operation"
+    VOTERS = "running change of the voters"
+    VOTE = "vote of a node"
+    EXCLUSION = "exclusion of a node"
+    FREEZE = "frozen metadata"
+
+
+class Scope(enum.StrEnum):
+    NEVER = "never"
+    SAME_NODE = "same node"
+    SAME_RANGE = "same range"
+    ALWAYS = "always"
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """`why` says what would go wrong, for people."""
+
+    scope: Scope
+    why: str
+
+
+_FREE = Conflict(Scope.NEVER, "")
+_FROZEN = Conflict(Scope.ALWAYS, "operators froze what is not about the service itself or where nodes are")
+
+#: Every pair that is not free.
+_ROWS: Mapping[tuple[Wanted, Held], Conflict] = {
+    (Wanted.RING, Held.RING): Conflict(
+        Scope.SAME_RANGE, "a range goes from one group of replicas to one other at a time"
+    ),
+    (Wanted.RING, Held.VOTE): Conflict(
+        Scope.SAME_NODE, "a node that leaves or is replaced gives its vote to another one first"
+    ),
+    (Wanted.RING, Held.EXCLUSION): Conflict(
+        Scope.SAME_NODE, "nobody hears a node that is shut out, so it cannot take part"
+    ),
+    (Wanted.RING, Held.FREEZE): _FROZEN,
+    (Wanted.SCHEMA_MOVING, Held.RING): Conflict(
+        Scope.ALWAYS, "a running operation planned the rings and the tables on them as they were"
+    ),
+    (Wanted.SCHEMA_MOVING, Held.FREEZE): _FROZEN,
+    (Wanted.SCHEMA, Held.FREEZE): _FROZEN,
+    (Wanted.MEMBERSHIP, Held.FREEZE): _FROZEN,
+    (Wanted.VOTERS, Held.VOTERS): Conflict(
+        Scope.ALWAYS, "two changes of the voters at once could make disjoint majorities"
+    ),
+    (Wanted.VOTERS, Held.RING): Conflict(
+        Scope.SAME_NODE, "only a normal node gets a vote, not one that joins or leaves"
+    ),
+    (Wanted.VOTERS, Held.EXCLUSION): Conflict(Scope.SAME_NODE, "a node that is shut out gets no vote"),
+}
+
+#: The complete table.
+TABLE: Mapping[tuple[Wanted, Held], Conflict] = {
+    (wanted, held): _ROWS.get((wanted, held), _FREE) for wanted in Wanted for held in Held
+}
+
+#: Which change an entry's kind is. A schema change is SCHEMA until it is found to touch rings.
+WANTED_OF_KIND: Mapping[int, Wanted] = {
+    EntryKind.INITIALIZE: Wanted.MEMBERSHIP,
+    EntryKind.REGISTER: Wanted.MEMBERSHIP,
+    EntryKind.SET_EXTENSION: Wanted.MEMBERSHIP,
+    EntryKind.SCHEMA_CHANGE: Wanted.SCHEMA,
+    EntryKind.UPDATE_NODE: Wanted.FACTS,
+    EntryKind.SNAPSHOT: Wanted.FACTS,
+    EntryKind.TRUNCATE_LOG: Wanted.FACTS,
+    EntryKind.SET_SERVICE: Wanted.FACTS,
+    EntryKind.EXCLUDE_NODES: Wanted.FACTS,
+    EntryKind.INCLUDE_NODES: Wanted.FACTS,
+    EntryKind.PREPARE_MEMBERSHIP: Wanted.VOTERS,
+    EntryKind.ADVANCE_MEMBERSHIP: Wanted.VOTERS,
+    EntryKind.CANCEL_MEMBERSHIP: Wanted.VOTERS,
+}
+
+
+def wanted_of(kind: int) -> Wanted:
+    """The change that entries of this kind are; ring operations and kinds of tests are all alike."""
+    return WANTED_OF_KIND.get(kind, Wanted.RING)
+
+
+def holders(cluster: ClusterMetadata, held: Held) -> tuple[str, ...]:
+    """Names of what is under way of this sort."""
+    service = cluster.service
+    if held is Held.RING:
+        return tuple(operation.title() for operation in cluster.operations)
+    if held is Held.VOTERS:
+        return (service.change.title(),) if service.change is not None else ()
+    if held is Held.VOTE:
+        return tuple(f"the vote of node {node}" for node in service.members)
+    if held is Held.EXCLUSION:
+        return tuple(f"the exclusion of node {exclusion.node}" for exclusion in cluster.excluded)
+    return (f"the freeze: {service.frozen}",) if service.frozen else ()
+
+
+def excluded_by(
+    cluster: ClusterMetadata, wanted: Wanted, nodes: tuple[NodeId, ...] = ()
+) -> Iterator[tuple[Held, NodeId]]:
+    """What keeps the change from beginning now: the sort, and the node where it is about one (else 0).
+
+    Ranges are not looked at: a plan does.
+    """
+    for held in Held:
+        scope = TABLE[wanted, held].scope
+        if scope is Scope.ALWAYS and holders(cluster, held):
+            yield held, NodeId(0)
+        elif scope is Scope.SAME_NODE:
+            yield from ((held, node) for node in nodes if node in _nodes_of(cluster, held))
+
+
+def _nodes_of(cluster: ClusterMetadata, held: Held) -> tuple[NodeId, ...]:
+    if held is Held.RING:
+        return tuple(node for operation in cluster.operations for node in operation.subjects)
+    if held is Held.EXCLUSION:
+        return tuple(cluster.excluded_by_node)
+    return cluster.service.members
+
+
+def refuse_during(cluster: ClusterMetadata, wanted: Wanted, held: Held, what: str, hint: str) -> None:
+    """Raises Rejected when `held` is under way and the table says that this excludes `wanted`."""
+    assert TABLE[wanted, held].scope is Scope.ALWAYS, "what is decided by nodes or ranges is asked otherwise"
+    names = holders(cluster, held)
+    if not names:
+        return
+    if held is Held.RING:
+        ids = ", ".join(f"operation {operation.id}" for operation in cluster.operations)
+        raise Rejected(f"{what} while {ids} holds ranges", hint=hint)
+    raise Rejected(f"{what} while {', '.join(names)} is running", hint=hint)
+
+
+def markdown() -> str:
+    """The table for the documentation."""
+    lines = ["| wanted \\ under way | " + " | ".join(held.value for held in Held) + " |"]
+    lines.append("|---" * (len(Held) + 1) + "|")
+    for wanted in Wanted:
+        cells = [TABLE[wanted, held].scope.value for held in Held]
+        lines.append(f"| {wanted.value} | " + " | ".join("" if c == "never" else c for c in cells) + " |")
+    lines.append("")
+    for (wanted, held), row in TABLE.items():
+        if row.scope is not Scope.NEVER:
+            lines.append(f"- {wanted.value}, {held.value} ({row.scope.value}): {row.why}.")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,190 @@
+"""Requests for topology operations, as the metadata keeps them from the wish to the end.
+
+Invariant: a node has at most one request that is queued or running; every running operation belongs to
+exactly one running request; a request ends once, and what ended stays readable for a while.
+"""
+
+from __future__ import annotations
+
+import enum
+from functools import cached_property
+
+import msgspec
+
+from lockstep.metadata.operations import OperationKind
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import REQUESTS_ENDED_KEPT_MAX
+
+#: Which kind goes first when several could run. Within a kind the request that came first does.
+PRIORITY: tuple[str, ...] = ("replace", "bootstrap", "remove", "decommission", "move", "rebuild")
+
+
+class RequestState(enum.StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+#: States of requests that count: the others have ended.
+LIVE_STATES = (RequestState.QUEUED, RequestState.RUNNING)
+
+
+class Policy(enum.StrEnum):
+    """What happens to a request that something holds up: it waits in the queue, or it is refused at once."""
+
+    WAIT = "wait"
+    REFUSE = "refuse"
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """`tokens` of a node that is to own them; `replaced` 0: nobody. `actor` says who asked.
+
+    `operation_id` is set once it runs. `outcome` says in words why it failed or was cancelled.
+    """
+
+    id: int
+    kind: OperationKind
+    node: NodeId
+    tokens: tuple[int, ...] = ()
+    replaced: NodeId = NodeId(0)
+    source_dc: str = ""
+    policy: Policy = Policy.WAIT
+    actor: str = ""
+    requested_epoch: int = 0
+    state: RequestState = RequestState.QUEUED
+    operation_id: int = 0
+    began_epoch: int = 0
+    ended_epoch: int = 0
+    outcome: str = ""
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The nodes that may have no other request meanwhile."""
+        return (self.node, self.replaced) if self.replaced else (self.node,)
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in LIVE_STATES
+
+    def title(self) -> str:
+        """How people refer to it: `request 7 (decommission of node 4)`."""
+        return f"request {self.id} ({self.kind} of node {self.node})"
+
+
+def rank(request: Request) -> tuple[int, int]:
+    """Its place in the queue: requests run in ascending order of this."""
+    kind = str(request.kind)
+    return (PRIORITY.index(kind) if kind in PRIORITY else len(PRIORITY), request.id)
+
+
+class Requests(msgspec.Struct, frozen=True, dict=True):
+    """`live` by id; `ended`: the latest, in the order of their ends."""
+
+    live: tuple[Request, ...] = ()
+    ended: tuple[Request, ...] = ()
+    next_id: int = 1
+
+    @cached_property
+    def by_id(self) -> dict[int, Request]:
+        """Live and ended ones."""
+        return {request.id: request for request in (*self.ended, *self.live)}
+
+    @cached_property
+    def by_node(self) -> dict[NodeId, Request]:
+        """The live request of each node."""
+        return {node: request for request in self.live for node in request.nodes}
+
+    @cached_property
+    def by_operation(self) -> dict[int, Request]:
+        """The running request of each operation."""
+        return {request.operation_id: request for request in self.live if request.operation_id}
+
+    @cached_property
+    def by_token(self) -> dict[int, Request]:
+        """The live request that wants each token."""
+        return {token: request for request in self.live for token in request.tokens}
+
+    @cached_property
+    def queue(self) -> tuple[Request, ...]:
+        """Queued requests, the one that goes first first."""
+        return tuple(sorted((r for r in self.live if r.state is RequestState.QUEUED), key=rank))
+
+    def with_new(self, request: Request) -> Requests:
+        assert request.id == self.next_id and request.is_live, "a new request gets the next id"
+        return Requests((*self.live, request), self.ended, self.next_id + 1)
+
+    def with_changed(self, changed: Request) -> Requests:
+        """A live request that stays live."""
+        live = tuple(changed if request.id == changed.id else request for request in self.live)
+        return Requests(live, self.ended, self.next_id)
+
+    def with_ended(self, request_id: int, state: RequestState, outcome: str, epoch: int) -> Requests:
+        """End a live request; the oldest ended ones beyond the limit are forgotten."""
+        request = self.by_id[request_id]
+        assert request.is_live and state not in LIVE_STATES, "a request ends once"
+        ended = msgspec.structs.replace(request, state=state, outcome=outcome, ended_epoch=epoch)
+        live = tuple(other for other in self.live if other.id != request_id)
+        return Requests(live, (*self.ended, ended)[-REQUESTS_ENDED_KEPT_MAX:], self.next_id)
+
+    def validate(self, operation_ids: tuple[int, ...]) -> None:
+        """`operation_ids` are those of the running operations."""
+        ids = [request.id for request in self.live]
+        assert ids == sorted(set(ids)), "live requests are sorted by id"
+        assert all(request.is_live for request in self.live), "live requests are live"
+        assert not any(request.is_live for request in self.ended), "ended requests have ended"
+        known = [*ids, *(request.id for request in self.ended)]
+        assert len(set(known)) == len(known), "a request is live or ended"
+        assert not known or max(known) < self.next_id, "request ids are never reused"
+        assert len(self.ended) <= REQUESTS_ENDED_KEPT_MAX, "the history is bounded"
+        nodes = [node for request in self.live for node in request.nodes]
+        assert len(set(nodes)) == len(nodes), "a node has one live request"
+        running = sorted(r.operation_id for r in self.live if r.state is RequestState.RUNNING)
+        assert tuple(running) == tuple(sorted(operation_ids)), "operations and running requests match"
+        assert not any(r.operation_id for r in self.live if r.state is RequestState.QUEUED)
+
+
+NO_REQUESTS = Requests()
+
+
+def begun(requests: Requests, wanted: Request, epoch: int) -> Requests:
+    """The requests once the operation that `wanted` says has begun.
+
+    `wanted.id` 0: it was asked for just now, and waited for nothing. Raises Rejected when the request is
+    not queued, is for something else, or when one of the nodes has another one.
+    """
+    for node in wanted.nodes:
+        other = requests.by_node.get(node)
+        if other is not None and other.id != wanted.id:
+            raise Rejected(
+                f"node {node} has {other.title()}, which is {other.state}",
+                hint=f"`lockstep topology cancel {other.id}` takes it back",
+            )
+    if not wanted.id:
+        fresh = msgspec.structs.replace(
+            wanted, id=requests.next_id, policy=Policy.REFUSE, requested_epoch=epoch
+        )
+        return requests.with_new(_running(fresh, wanted.operation_id, epoch))
+    known = requests.by_id.get(wanted.id)
+    if known is None or known.state is not RequestState.QUEUED:
+        raise Rejected(f"request {wanted.id} is {known.state if known is not None else 'not known'}")
+    if (known.kind, known.nodes, known.tokens) != (wanted.kind, wanted.nodes, wanted.tokens):
+        raise Rejected(f"{known.title()} asks for something else")
+    return requests.with_changed(_running(known, wanted.operation_id, epoch))
+
+
+def _running(request: Request, operation_id: int, epoch: int) -> Request:
+    return msgspec.structs.replace(
+        request, state=RequestState.RUNNING, operation_id=operation_id, began_epoch=epoch
+    )
+
+
+def finished(
+    requests: Requests, operation_id: int, cancel_reason: str, rolled_back: bool, epoch: int
+) -> Requests:
+    """The requests once an operation has ended, in the entry that ends it."""
+    request = requests.by_operation[operation_id]
+    state = RequestState.CANCELLED if rolled_back else RequestState.DONE
+    return requests.with_ended(request.id, state, cancel_reason if rolled_back else "", epoch)

@@ -1,0 +1,202 @@
+"""The queue of requests: which one runs next, and for each other one why it waits.
+
+Invariant: a pure function of the metadata and of what the group that follows the voters says. A request is
+judged by the very transformation that would begin it. The first in the order of the queue that may begin
+does; one that is refused although nothing runs that could change that can never run, and fails.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.conflicts import TABLE, Held, Wanted, excluded_by
+from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.requests import Request
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import PARALLEL_OPERATIONS_MAX, REQUESTS_PLANNED_MAX
+
+_KEPT = "_choice"
+
+
+class Rule(enum.StrEnum):
+    """Which rule holds a request up."""
+
+    FREEZE = "freeze"
+    PARALLEL = "parallel"
+    VOTE = "vote"
+    EXCLUSION = "exclusion"
+    OPERATION = "operation"
+    CLUSTER = "cluster"
+    TURN = "turn"
+
+
+class Waiting(msgspec.Struct, frozen=True, array_like=True):
+    """`operation_id`, `node`: who holds it up, where that is one (else 0); `reason` a sentence."""
+
+    request_id: int
+    rule: Rule
+    reason: str
+    operation_id: int = 0
+    node: NodeId = NodeId(0)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """`run`: the request that begins now. `fails`: one that never can, and why. At most one of the two.
+
+    `waiting` has the requests that were looked at; `everyone` is what all queued ones wait for alike.
+    """
+
+    run: Request | None = None
+    fails: tuple[Request, str] | None = None
+    waiting: tuple[Waiting, ...] = ()
+    everyone: Waiting | None = None
+
+
+NOTHING = Choice()
+
+
+def preparation(request: Request, request_id: int) -> PrepareOperation:
+    """The entry that begins the operation a request asks for."""
+    return PrepareOperation(
+        request.kind,
+        request.node,
+        request.tokens,
+        request_id=request_id,
+        replaced=request.replaced,
+        source_dc=request.source_dc,
+    )
+
+
+def departing(request: Request) -> NodeId:
+    """The node that is gone once the request is done, and may not vote by then; 0 when none."""
+    if request.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE):
+        return request.node
+    return request.replaced
+
+
+def choose(cluster: ClusterMetadata, follows: str = "") -> Choice:
+    """What becomes of the queue now. `follows`: why the other group still needs nodes that vote no more.
+
+    Asked again about the same parts of the metadata it answers from memory, which the queue itself keeps.
+    """
+    if not cluster.requests.queue:
+        return NOTHING
+    looked_at = (
+        follows,
+        tuple((o.id, o.stage is Stage.ROLLBACK_TO_NORMAL) for o in cluster.operations),
+        cluster.replications,
+        cluster.directory,
+        cluster.service,
+        cluster.excluded,
+    )
+    kept: dict[str, Any] = cluster.requests.__dict__
+    known = kept.get(_KEPT)
+    if known is not None and known[0][:3] == looked_at[:3] and _identical(known[0][3:], looked_at[3:]):
+        choice = known[1]
+    else:
+        choice = _choose(cluster, follows)
+        kept[_KEPT] = (looked_at, choice)
+    assert isinstance(choice, Choice)
+    return choice
+
+
+def _identical(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    return all(mine is theirs for mine, theirs in zip(one, other, strict=True))
+
+
+def _choose(cluster: ClusterMetadata, follows: str) -> Choice:
+    everyone = _holds_all(cluster)
+    if everyone is not None:
+        return Choice(everyone=everyone)
+    waiting: list[Waiting] = []
+    planned = 0
+    may_change = bool(cluster.operations)
+    for request in cluster.requests.queue:
+        held = _held(cluster, request, follows)
+        if held is not None:
+            waiting.append(held)
+            may_change = True
+            continue
+        if planned == REQUESTS_PLANNED_MAX:
+            break
+        planned += 1
+        refusal = _refusal(cluster, request)
+        if refusal is None:
+            return Choice(run=request, waiting=tuple(waiting))
+        if not may_change:
+            return Choice(fails=(request, refusal))
+        waiting.append(_refused(cluster, request, refusal))
+    return Choice(waiting=tuple(waiting))
+
+
+def _holds_all(cluster: ClusterMetadata) -> Waiting | None:
+    if cluster.service.frozen:
+        return Waiting(0, Rule.FREEZE, f"the metadata is frozen: {cluster.service.frozen}")
+    if len(cluster.operations) >= PARALLEL_OPERATIONS_MAX:
+        first = cluster.operations[0]
+        holders = ", ".join(operation.title() for operation in cluster.operations)
+        reason = f"at most {PARALLEL_OPERATIONS_MAX} operations run at once: {holders}"
+        return Waiting(0, Rule.PARALLEL, reason, first.id, first.node)
+    return None
+
+
+def _held(cluster: ClusterMetadata, request: Request, follows: str) -> Waiting | None:
+    """What holds the request up whatever ranges it is about."""
+    for node in request.nodes:
+        exclusion = cluster.excluded_by_node.get(node)
+        if exclusion is not None and node != _dead(request):
+            why = TABLE[Wanted.RING, Held.EXCLUSION].why
+            return Waiting(request.id, Rule.EXCLUSION, f"node {node} is excluded: {why}", 0, node)
+    leaving = departing(request)
+    if not leaving:
+        return None
+    if any(held is Held.VOTE for held, _ in excluded_by(cluster, Wanted.RING, (leaving,))):
+        reason = f"node {leaving} votes on the metadata: another node gets its vote first"
+        return Waiting(request.id, Rule.VOTE, reason, 0, leaving)
+    if follows:
+        return Waiting(request.id, Rule.VOTE, follows, 0, leaving)
+    return None
+
+
+def _dead(request: Request) -> NodeId:
+    """The node that is said to be dead, and need not take part."""
+    return request.node if request.kind is OperationKind.REMOVE else request.replaced
+
+
+def _refusal(cluster: ClusterMetadata, request: Request) -> str | None:
+    try:
+        preparation(request, request.id).apply(cluster, cluster.epoch + 1)
+    except Rejected as refusal:
+        return refusal.message
+    return None
+
+
+def _refused(cluster: ClusterMetadata, request: Request, refusal: str) -> Waiting:
+    """A refusal names the operation that is in the way by its title, where one is."""
+    for operation in cluster.operations:
+        if operation.title() in refusal:
+            return Waiting(request.id, Rule.OPERATION, refusal, operation.id, operation.node)
+    return Waiting(request.id, Rule.CLUSTER, refusal)
+
+
+def why(cluster: ClusterMetadata, request: Request, follows: str = "") -> Waiting | None:
+    """Why a queued request does not run yet; None when it is about to begin, or to fail."""
+    choice = choose(cluster, follows)
+    if choice.everyone is not None:
+        return msgspec.structs.replace(choice.everyone, request_id=request.id)
+    for waiting in choice.waiting:
+        if waiting.request_id == request.id:
+            return waiting
+    ahead = choice.run or (choice.fails[0] if choice.fails is not None else None)
+    if ahead is not None and ahead.id == request.id:
+        return None
+    if ahead is not None:
+        return Waiting(request.id, Rule.TURN, f"{ahead.title()} goes first", 0, ahead.node)
+    reason = f"{len(choice.waiting)} requests that go first wait too"
+    return Waiting(request.id, Rule.TURN, reason)

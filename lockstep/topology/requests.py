@@ -1,0 +1,165 @@
+"""Transformations of requests: into the queue, out of it, and the end of one that can never run.
+
+Invariant: a request is accepted only when no other one is about its nodes or wants its tokens; whatever ends
+it (its operation, a cancel, a failure) does so in one entry, together with all that goes with it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.membership import ServiceWish, SetService, without_leaving, without_vote
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState
+from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.topology.planning import STATES
+from lockstep.topology.queue import choose, departing, preparation
+from lockstep.topology.transformations import CancelOperation
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import REQUESTS_LIVE_MAX, SERVICE_TEXT_CHARACTERS_MAX
+
+
+class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Ask for an operation. With policy `wait` it is queued; with `refuse` it begins in this entry or not
+    at all. `actor` says who asks. The fields between are those of the operation.
+    """
+
+    kind: OperationKind
+    node: NodeId
+    tokens: tuple[int, ...] = ()
+    replaced: NodeId = NodeId(0)
+    source_dc: str = ""
+    policy: Policy = Policy.WAIT
+    actor: str = ""
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        request = Request(
+            cluster.requests.next_id,
+            self.kind,
+            self.node,
+            tuple(sorted(self.tokens)),
+            self.replaced,
+            self.source_dc,
+            self.policy,
+            self.actor,
+            epoch,
+        )
+        _refuse_unfit(cluster, request)
+        if self.policy is Policy.REFUSE:
+            return _begun_at_once(cluster, request, epoch)
+        if not cluster.operations and not cluster.requests.queue:
+            # Nothing that is under way could change the answer.
+            judged = cluster
+            if departing(request):
+                judged = without_vote(cluster, departing(request))
+            preparation(request, 0).apply(judged, epoch)
+        queued = msgspec.structs.replace(cluster, requests=cluster.requests.with_new(request))
+        return _with_wish(queued, departing(request), epoch)
+
+
+class CancelRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Take a queued request out of the queue, or send the operation of a running one back."""
+
+    request_id: int
+    reason: str = ""
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        request = _live(cluster, self.request_id)
+        if len(self.reason) > SERVICE_TEXT_CHARACTERS_MAX:
+            raise Rejected(f"a reason has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
+        if request.state is RequestState.RUNNING:
+            return CancelOperation(request.operation_id, self.reason).apply(cluster, epoch)
+        return _ended(cluster, request, RequestState.CANCELLED, self.reason or "by an operator", epoch)
+
+
+class FailRequest(msgspec.Struct, frozen=True, array_like=True):
+    """End the queued request that goes first and can never run; refused while it may still."""
+
+    request_id: int
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        request = _live(cluster, self.request_id)
+        fails = choose(cluster).fails
+        if fails is None or fails[0].id != request.id:
+            raise Rejected(f"{request.title()} may still run")
+        return _ended(cluster, request, RequestState.FAILED, fails[1], epoch)
+
+
+def _live(cluster: ClusterMetadata, request_id: int) -> Request:
+    request = cluster.requests.by_id.get(request_id)
+    if request is None:
+        raise Rejected(f"there is no request {request_id}", hint="`lockstep topology requests` lists them")
+    if not request.is_live:
+        raise Rejected(f"{request.title()} has ended: {request.state} at epoch {request.ended_epoch}")
+    return request
+
+
+def _refuse_unfit(cluster: ClusterMetadata, request: Request) -> None:
+    """Raises Rejected for what no wait would mend."""
+    requests = cluster.requests
+    if len(requests.live) >= REQUESTS_LIVE_MAX:
+        raise Rejected(f"{REQUESTS_LIVE_MAX} requests wait or run already", hint="cancel some, or wait")
+    if request.kind.value not in PRIORITY:
+        raise Rejected(f"a {request.kind} is not queued")
+    for node in request.nodes:
+        _refuse_node(cluster, request, node)
+    taken = next((token for token in request.tokens if token in requests.by_token), None)
+    if taken is not None:
+        raise Rejected(f"token {taken} is wanted by {requests.by_token[taken].title()}")
+    needed, info = STATES[request.kind][0], cluster.directory.by_id[request.node]
+    if info.state is not needed:
+        raise Rejected(f"{request.kind} needs a node in state {needed}; node {info.id} is {info.state}")
+
+
+def _refuse_node(cluster: ClusterMetadata, request: Request, node: NodeId) -> None:
+    info = cluster.node(node)
+    if info is None:
+        raise Rejected(f"there is no node {node}")
+    other = cluster.requests.by_node.get(node)
+    if other is not None:
+        raise Rejected(
+            f"node {node} has {other.title()} already, which is {other.state}",
+            hint=f"`lockstep topology cancel {other.id}` takes it back",
+        )
+    if info.state is NodeState.LEFT:
+        raise Rejected(f"node {node} has left the cluster")
+
+
+def _begun_at_once(cluster: ClusterMetadata, request: Request, epoch: int) -> ClusterMetadata:
+    begun = preparation(request, 0).apply(cluster, epoch)
+    running = begun.requests.by_id[request.id]
+    named = msgspec.structs.replace(running, actor=request.actor)
+    return msgspec.structs.replace(begun, requests=begun.requests.with_changed(named))
+
+
+def _with_wish(cluster: ClusterMetadata, node: NodeId, epoch: int) -> ClusterMetadata:
+    """A node that is to be gone gets no vote from now on, and loses the one that it has."""
+    service = cluster.service
+    if not node or node in service.leaving:
+        return cluster
+    if node in service.members:
+        return SetService(ServiceWish.LEAVE, node=node).apply(cluster, epoch)
+    leaving = tuple(sorted((*service.leaving, node)))
+    return msgspec.structs.replace(cluster, service=msgspec.structs.replace(service, leaving=leaving))
+
+
+def _ended(
+    cluster: ClusterMetadata, request: Request, state: RequestState, outcome: str, epoch: int
+) -> ClusterMetadata:
+    return msgspec.structs.replace(
+        cluster,
+        requests=cluster.requests.with_ended(request.id, state, outcome, epoch),
+        service=without_leaving(cluster.service, departing(request)),
+    )
+
+
+KINDS: dict[int, type] = {
+    EntryKind.ENQUEUE_REQUEST: EnqueueRequest,
+    EntryKind.CANCEL_REQUEST: CancelRequest,
+    EntryKind.FAIL_REQUEST: FailRequest,
+}
