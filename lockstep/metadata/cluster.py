@@ -11,8 +11,8 @@ from functools import cached_property
 import msgspec
 
 from lockstep.metadata.directory import EMPTY_DIRECTORY, Directory, NodeInfo
-from lockstep.metadata.extensions import NO_EXTENSIONS, Extensions, extensions_of
 from lockstep.metadata.exclusions import Exclusion
+from lockstep.metadata.extensions import NO_EXTENSIONS, Extensions, extensions_of
 from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
 from lockstep.metadata.requests import NO_REQUESTS, Request, Requests
