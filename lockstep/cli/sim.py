@@ -57,6 +57,37 @@ def quorums(seed: int, seeds: int, plant: str) -> int:
 
 
 @sim.command()
+@click.option("--seed", default=1, show_default=True, help="First seed.")
+@click.option("--seeds", default=1, show_default=True, help="Runs of each setting.")
+@click.option("--nodes", default=12, show_default=True, help="Grow to so many nodes.")
+@click.option("--operations", default=12, show_default=True, help="Operations of each run.")
+@click.option("--factor", default=(2, 3, 5), show_default=True, multiple=True, type=int)
+@click.option("--dcs", default=(0, 1, 3), show_default=True, multiple=True, type=int, help="0: Simple.")
+@click.option("--tokens", default=(1, 16), show_default=True, multiple=True, type=int, help="Of each node.")
+@click.option("--concurrency", default=(1, 3, 5), show_default=True, multiple=True, type=int)
+@click.option("--plant", default="sound", show_default=True, help="Plant this flaw; it must be found.")
+def placements(
+    seed: int,
+    seeds: int,
+    nodes: int,
+    operations: int,
+    factor: tuple[int, ...],
+    dcs: tuple[int, ...],
+    tokens: tuple[int, ...],
+    concurrency: tuple[int, ...],
+    plant: str,
+) -> int:
+    """Compare every step of random topology operations with an obvious model of who owns what."""
+    from lockstep.sim import placement_report
+
+    began = time.monotonic()
+    chosen = placement_report.settings(nodes, operations, factor, dcs, tokens, concurrency)
+    verdict = placement_report.check(seed, seeds, chosen, plant)
+    click.echo(placement_report.text_of(verdict, time.monotonic() - began))
+    return 0 if verdict.holds else 1
+
+
+@sim.command()
 @click.option("--nodes", default=1000, show_default=True, help="Nodes that follow the log.")
 @click.option("--commits", default=200, show_default=True, help="Entries that the leader commits.")
 @click.option("--loss", default=0.05, show_default=True, help="Part of the frames that are lost.")

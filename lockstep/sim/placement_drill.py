@@ -1,0 +1,295 @@
+"""Random topology operations on the real transformations, every step compared with the obvious model.
+
+Invariant: what is compared comes from the metadata value alone; the model is told what was asked for and
+which stage was entered, and never reads the value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from lockstep.metadata import schema_change, transformations
+from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.registry import Registry, Transformation
+from lockstep.metadata.tip import Appended, Refused, Tip
+from lockstep.metadata.transformations import Founder, Initialize, Register
+from lockstep.schema.changes import CreateKeyspace
+from lockstep.schema.model import Replication
+from lockstep.sim.placement_model import Model, Place
+from lockstep.sim.streams import stream
+from lockstep.topology import transformations as topology_transformations
+from lockstep.topology.stages import stage_row
+from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+
+#: One operation in so many is cancelled where it can be: 5%.
+_CANCEL_ONE_IN = 20
+_RACKS = 3
+_NOBODY = NodeId(0)
+#: Tries to begin an operation before a step is made instead.
+_TRIES = 3
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One configuration; `factor` is that of each data centre, `dcs` 0 is SimpleStrategy."""
+
+    dcs: int
+    factor: int
+    tokens: int
+    concurrency: int
+    nodes_max: int
+    operations: int
+
+    @property
+    def name(self) -> str:
+        where = f"{self.dcs} dcs" if self.dcs else "simple"
+        return (
+            f"{where}, factor {self.factor}, {self.tokens} tokens, {self.concurrency} at once, "
+            f"up to {self.nodes_max} nodes"
+        )
+
+    @property
+    def replication(self) -> Replication:
+        if not self.dcs:
+            return Replication("SimpleStrategy", (("", self.factor),))
+        factors = tuple((f"dc{dc}", self.factor) for dc in range(1, self.dcs + 1))
+        return Replication("NetworkTopologyStrategy", factors)
+
+
+class Drill:
+    """`found` has what is wrong, the first at the step where it happened; `did` counts what was done."""
+
+    def __init__(self, setting: Setting, seed: int, model: type[Model] = Model) -> None:
+        self.setting = setting
+        self.replication = setting.replication
+        self.draw = stream(seed, f"placements {setting.name}")
+        self._registry = Registry(transformations.KINDS, schema_change.KINDS, topology_transformations.KINDS)
+        self._tip = Tip(empty_cluster(), self._registry)
+        self._number = 0
+        self._cancelled: dict[int, bool] = {}
+        self._begun = 0
+        self.model = model(dict(self.replication.factors))
+        self.found: list[str] = []
+        self.did: Counter[str] = Counter()
+
+    @property
+    def now(self) -> ClusterMetadata:
+        return self._tip.value
+
+    def run(self) -> None:
+        """Until all operations are over, or something is wrong."""
+        self._initialize()
+        while not self.found and (self._begun < self.setting.operations or self.model.running):
+            begun = False
+            if self._begun < self.setting.operations and len(self.model.running) < self.setting.concurrency:
+                begun = any(self._begin() for _ in range(_TRIES))
+                self._begun += not begun and not self.model.running
+            if not begun or self.draw.randrange(2):
+                self._advance()
+
+    def _submit(self, body: Transformation) -> str:
+        """Empty when it was accepted, else the refusal; an accepted one is compared with the model."""
+        self._number += 1
+        kind, encoded = self._registry.encode(body)
+        judged = self._tip.judge(self._number.to_bytes(16, "big"), kind, encoded, "sim", 0, 1)
+        if isinstance(judged, Refused):
+            self.did[f"{_name(body)} refused"] += 1
+            return judged.rejection.message
+        assert isinstance(judged, Appended), f"{judged} of a fresh id"
+        self._tip.applied_now(self._tip.value)
+        self.did[f"{_name(body)} done"] += 1
+        return ""
+
+    def _initialize(self) -> None:
+        founders = []
+        count = max(2, self.setting.factor) * max(1, self.setting.dcs)
+        for number in range(1, count + 1):
+            place = self._place(number)
+            tokens = self._tokens()
+            founders.append(
+                Founder(f"host-{number}", f"10.0.0.{number}", 7000, 0, 0, place.dc, place.rack, tokens)
+            )
+            self.model.add(number, place, tokens)
+        assert not self._submit(Initialize("cluster", "placements", tuple(founders)))
+        named = [(dc or "replication_factor", str(factor)) for dc, factor in self.replication.factors]
+        options = (("class", self.replication.strategy), *named)
+        assert not self._submit(schema_change.ChangeSchema(CreateKeyspace("k", options)))
+        self._compare(self.now)
+
+    def _place(self, number: int) -> Place:
+        return Place(f"dc{(number - 1) % max(1, self.setting.dcs) + 1}", f"r{self.draw.randrange(_RACKS)}")
+
+    def _tokens(self) -> tuple[int, ...]:
+        span = TOKEN_MAX - TOKEN_MIN
+        return tuple(
+            sorted(TOKEN_MIN + 1 + self.draw.randrange(span - 1) for _ in range(self.setting.tokens))
+        )
+
+    # -- operations ---------------------------------------------------------------------------------
+
+    def _begin(self) -> bool:
+        before = self.now
+        body = self._wanted()
+        if body is None:
+            return False
+        refusal = self._submit(body)
+        alone = not self.model.running
+        if refusal:
+            if alone and self._should_begin(body):
+                self.found.append(f"epoch {before.epoch}: {body} was refused for nothing: {refusal}")
+            return False
+        if not self._should_begin(body):
+            self.found.append(f"epoch {before.epoch}: {body} was accepted")
+        self._begun += 1
+        operation_id = before.next_operation_id
+        self._cancelled[operation_id] = self.draw.randrange(_CANCEL_ONE_IN) == 0
+        self.model.begin(operation_id, body.kind.value, body.node, body.tokens, body.replaced)
+        self._compare(before)
+        return True
+
+    def _should_begin(self, body: PrepareOperation) -> bool:
+        """By nodes and factors alone; a lock may still refuse it."""
+        if body.kind in (OperationKind.REMOVE, OperationKind.REPLACE) and self.setting.factor == 1:
+            return False
+        if body.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE):
+            return self.model.leaves_enough(body.node)
+        return True
+
+    def _wanted(self) -> PrepareOperation | None:
+        idle = [n.id for n in self.now.directory.in_state(NodeState.NORMAL) if not self._busy(n.id)]
+        movable = [node for node in idle if node not in self.now.service.members]
+        size = len(self.now.directory.owners)
+        draw = self.draw.randrange(100)
+        if not idle or (size < self.setting.nodes_max and draw < 45):
+            node = self._newcomer()
+            return PrepareOperation(OperationKind.BOOTSTRAP, node, self._tokens()) if node else None
+        if not movable:
+            return None
+        chosen = movable[self.draw.randrange(len(movable))]
+        if draw < 58:
+            return PrepareOperation(OperationKind.DECOMMISSION, chosen)
+        if draw < 70:
+            return PrepareOperation(OperationKind.REMOVE, chosen)
+        if draw < 84:
+            node = self._newcomer(chosen)
+            return PrepareOperation(OperationKind.REPLACE, node, replaced=chosen) if node else None
+        if draw < 96:
+            return PrepareOperation(OperationKind.MOVE, chosen, self._tokens())
+        return PrepareOperation(OperationKind.REBUILD, chosen)
+
+    def _busy(self, node: NodeId) -> bool:
+        return any(node in (running.node, running.replaced) for running in self.model.running.values())
+
+    def _newcomer(self, replaced: NodeId = _NOBODY) -> NodeId:
+        """A node that waits to join (or to replace this one), else a new one; 0 when there can be none."""
+        for node in self.now.directory.in_state(NodeState.NONE):
+            if node.replaces == replaced and not self._busy(node.id):
+                return node.id
+        number = self.now.directory.next_node_id
+        place, address = self._place(number), f"10.1.{number // 200}.{number % 200}"
+        if replaced:
+            dead = self.now.directory.by_id[replaced]
+            place = Place(dead.dc, dead.rack)
+            if self.draw.randrange(2):
+                address = dead.address
+        body = Register(
+            f"join-{number}", address, 7000, 0, 0, place.dc, place.rack, may_vote=False, replaces=replaced
+        )
+        if self._submit(body):
+            return NodeId(0)
+        self.model.add(number, place)
+        return NodeId(number)
+
+    def _advance(self) -> None:
+        if not self.model.running:
+            return
+        before = self.now
+        operation_id = self.draw.choice(sorted(self.model.running))
+        operation = before.operations_by_id[operation_id]
+        row = stage_row(operation.kind, operation.stage)
+        if self._cancelled[operation_id] and row.on_failure is not None and self.draw.randrange(2):
+            refusal = self._submit(CancelOperation(operation_id, "sim"))
+        else:
+            refusal = self._submit(AdvanceOperation(operation_id, operation.stage))
+        if refusal:
+            self.found.append(f"epoch {before.epoch}: {operation.title()} cannot go on: {refusal}")
+            return
+        after = self.now.operations_by_id.get(operation_id)
+        if after is None:
+            self.model.end(operation_id)
+            self.did[f"{operation.kind} ended"] += 1
+        else:
+            self.model.enter(operation_id, after.stage.value)
+        self._compare(before)
+
+    # -- comparison ---------------------------------------------------------------------------------
+
+    def _compare(self, before: ClusterMetadata) -> None:
+        self.did["steps compared"] += 1
+        self.found.extend(f"epoch {self.now.epoch}: {problem}" for problem in self._problems(before))
+
+    def _problems(self, before: ClusterMetadata) -> Iterator[str]:
+        yield from self._node_problems()
+        locked = sorted(lock.operation_id for lock in self.now.locks)
+        if locked != sorted(self.model.running):
+            yield f"locks of operations {locked}, running are {sorted(self.model.running)}"
+        ring = self.now.placements.ring(self.replication)
+        left = TOKEN_MIN
+        for placed in ring.ranges:
+            if placed.range.left != left:
+                yield f"tokens ({left}, {placed.range.left}] are covered twice, or by nobody"
+            left = placed.range.right
+        if left != TOKEN_MAX:
+            yield f"tokens above {left} are covered by nobody"
+        points = {placed.range.right for placed in ring.ranges} | set(self.model.tokens)
+        for running in self.model.running.values():
+            points.update(running.tokens)
+        former = before.placements.by_replication.get(self.replication)
+        for point in sorted(points):
+            group = ring.group_for(point)
+            yield from self._point_problems(point, group.reads, group.writes)
+            if former is not None:
+                fresh = set(group.reads) - set(former.group_for(point).writes)
+                if fresh:
+                    yield f"token {point}: {sorted(fresh)} are read and got no writes before"
+
+    def _point_problems(
+        self, point: int, reads: tuple[NodeId, ...], writes: tuple[NodeId, ...]
+    ) -> Iterator[str]:
+        touching, reordered = self.model.touching(point), self.model.reordered(point)
+        if len(touching) > 1:
+            yield f"token {point}: operations {touching} change it at once"
+        holders = [
+            lock.operation_id
+            for lock in self.now.locks
+            if any(range_.left < point <= range_.right for _, range_ in lock.ranges)
+        ]
+        if not set(touching) <= set(holders) or not set(holders) <= {*touching, *reordered}:
+            yield f"token {point}: locked by {holders}, changed by {touching}"
+        wanted, writers = self.model.readers_writers(point)
+        if reads != wanted or set(writes) != writers:
+            yield f"token {point}: read {reads}, written {writes}; the model says {wanted}, {sorted(writers)}"
+        for dc, factor in self.model.factors.items():
+            local = [node for node in reads if dc in ("", self.model.places[node].dc)]
+            if len(local) != min(factor, self.model.owning(dc, point)):
+                yield f"token {point}: {len(local)} readers {dc}, factor {factor}"
+
+    def _node_problems(self) -> Iterator[str]:
+        owned: dict[int, list[int]] = {}
+        for token, owner in self.model.tokens.items():
+            owned.setdefault(owner, []).append(token)
+        for node in self.now.directory.nodes:
+            if node.state.value != self.model.states[node.id]:
+                yield f"node {node.id} is {node.state}, the model says {self.model.states[node.id]}"
+            if list(node.tokens) != sorted(owned.get(node.id, [])):
+                yield f"node {node.id} owns {node.tokens}, the model says {sorted(owned.get(node.id, []))}"
+
+
+def _name(body: Transformation) -> str:
+    return body.kind.value if isinstance(body, PrepareOperation) else type(body).__name__

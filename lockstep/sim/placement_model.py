@@ -1,0 +1,206 @@
+"""An obvious model of who owns what while operations run, from plain numbers and names.
+
+Invariant: it shares no code with the product's placement or topology: replicas come from walking the circle
+of tokens anew, an operation is what it does to the circle, and a stage is the pair of sides it names.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Final
+
+#: stage -> (side that reads, side that writes): 0 the replicas before, 1 those after, 2 both.
+BEFORE, AFTER, BOTH = 0, 1, 2
+SIDES: Final = {
+    "prepared": (BEFORE, BEFORE),
+    "write_both_read_old": (BEFORE, BOTH),
+    "write_both_read_new": (AFTER, BOTH),
+    "new_only": (AFTER, AFTER),
+    "cleanup": (AFTER, AFTER),
+    "rebuilding": (BEFORE, BEFORE),
+    "rollback_to_normal": (BEFORE, BEFORE),
+}
+#: kind -> state of its node while it runs.
+RUNNING_STATES: Final = {
+    "bootstrap": "bootstrapping",
+    "decommission": "decommissioning",
+    "move": "normal",
+    "replace": "replacing",
+    "remove": "removing",
+    "rebuild": "rebuilding",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    dc: str
+    rack: str
+
+
+@dataclass
+class Running:
+    """An operation; `began` is the circle it found, `after` the one it leads to from the present one."""
+
+    kind: str
+    node: int
+    tokens: tuple[int, ...]
+    replaced: int
+    began: Circle
+    stage: str = ""
+    after: Circle | None = None
+
+
+class Circle:
+    """Token owners on the circle; an arc ends at each token and belongs to the walk that starts there."""
+
+    def __init__(self, factors: dict[str, int], places: dict[int, Place], tokens: dict[int, int]) -> None:
+        self.factors, self.places = factors, places
+        self.ends = sorted(tokens)
+        self.owners = [tokens[end] for end in self.ends]
+        self._found: dict[int, tuple[int, ...]] = {}
+
+    def replicas(self, token: int) -> tuple[int, ...]:
+        """In the order of the walk."""
+        if not self.ends:
+            return ()
+        start = bisect_left(self.ends, token) % len(self.ends)
+        found = self._found.get(start)
+        if found is None:
+            found = self._found[start] = self._walk(start)
+        return found
+
+    def _walk(self, start: int) -> tuple[int, ...]:
+        order = list(dict.fromkeys(self.owners[start:] + self.owners[:start]))
+        chosen = []
+        for dc, factor in self.factors.items():
+            local = [node for node in order if dc in ("", self.places[node].dc)]
+            chosen.extend(local[:factor] if not dc else self._spread(local, factor))
+        return tuple(sorted(chosen, key=order.index))
+
+    def _spread(self, local: list[int], factor: int) -> list[int]:
+        """One of each rack, and the first others of a rack as far as racks are too few."""
+        racks = {self.places[node].rack for node in local}
+        spare = max(0, factor - len(racks))
+        chosen: list[int] = []
+        used: set[str] = set()
+        for node in local:
+            if len(chosen) == factor:
+                break
+            rack = self.places[node].rack
+            if rack in used:
+                if not spare:
+                    continue
+                spare -= 1
+            used.add(rack)
+            chosen.append(node)
+        return chosen
+
+
+@dataclass
+class Model:
+    """`factors` by data centre, or under "" for all of them; `tokens` maps a token to its owner."""
+
+    factors: dict[str, int]
+    places: dict[int, Place] = field(default_factory=dict)
+    states: dict[int, str] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict)
+    running: dict[int, Running] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.now = self._circle(self.tokens)
+
+    def _circle(self, tokens: dict[int, int]) -> Circle:
+        return Circle(self.factors, self.places, tokens)
+
+    def add(self, node: int, place: Place, tokens: tuple[int, ...] = ()) -> None:
+        self.places[node] = place
+        self.states[node] = "normal" if tokens else "none"
+        self.tokens.update(dict.fromkeys(tokens, node))
+        self.now = self._circle(self.tokens)
+
+    def begin(self, operation_id: int, kind: str, node: int, tokens: tuple[int, ...], replaced: int) -> None:
+        running = Running(kind, node, tokens, replaced, self.now)
+        self.running[operation_id] = running
+        self.states[node] = RUNNING_STATES[kind]
+        running.stage = "rebuilding" if kind == "rebuild" else "prepared"
+        running.after = self._circle(self._tokens_after(running))
+
+    def _tokens_after(self, running: Running) -> dict[int, int]:
+        tokens = dict(self.tokens)
+        if running.kind == "rebuild":
+            return tokens
+        gone = (running.node, running.replaced)
+        kept = {token: owner for token, owner in tokens.items() if owner not in gone}
+        if running.kind == "replace":
+            taken = [token for token, owner in tokens.items() if owner == running.replaced]
+            return {**kept, **dict.fromkeys(taken, running.node)}
+        return {**kept, **dict.fromkeys(running.tokens, running.node)}
+
+    def enter(self, operation_id: int, stage: str) -> None:
+        self.running[operation_id].stage = stage
+
+    def end(self, operation_id: int) -> None:
+        running = self.running.pop(operation_id)
+        if running.stage == "rollback_to_normal":
+            self.states[running.node] = "none" if running.kind in ("bootstrap", "replace") else "normal"
+            return
+        self.tokens = self._tokens_after(running)
+        self.states[running.node] = "left" if running.kind in ("decommission", "remove") else "normal"
+        if running.replaced:
+            self.states[running.replaced] = "left"
+        self.now = self._circle(self.tokens)
+        for other in self.running.values():
+            other.after = self._circle(self._tokens_after(other))
+
+    def touching(self, token: int) -> list[int]:
+        """Operations that change the replicas of the token, or hold still those that they found."""
+        before = self.now.replicas(token)
+        found = []
+        for operation_id, running in self.running.items():
+            assert running.after is not None
+            if running.kind == "rebuild":
+                found.extend([operation_id] * (running.node in running.began.replicas(token)))
+            elif set(running.after.replicas(token)) != set(before):
+                found.append(operation_id)
+        return found
+
+    def reordered(self, token: int) -> list[int]:
+        """Operations after which the token's replicas come in another order, if not in another number."""
+        before = self.now.replicas(token)
+        return [
+            operation_id
+            for operation_id, running in self.running.items()
+            if running.after is not None and running.after.replicas(token) != before
+        ]
+
+    def readers_writers(self, token: int) -> tuple[tuple[int, ...], frozenset[int]]:
+        """Readers in order and all writers; the token is touched by one operation at most."""
+        before = self.now.replicas(token)
+        touching = self.touching(token) or self.reordered(token)
+        if not touching:
+            return before, frozenset(before)
+        running = self.running[touching[0]]
+        assert running.after is not None
+        after = running.after.replicas(token)
+        reads, writes = SIDES[running.stage]
+        both = {BEFORE: before, AFTER: after, BOTH: before + after}
+        return both[reads], frozenset(both[writes])
+
+    def owning(self, dc: str, token: int) -> int:
+        """Nodes that could read the token's range, in a data centre or, with "", anywhere."""
+        circle = self.now
+        for operation_id in self.touching(token):
+            running = self.running[operation_id]
+            if SIDES[running.stage][0] == AFTER and running.after is not None:
+                circle = running.after
+        return sum(1 for node in set(circle.owners) if dc in ("", self.places[node].dc))
+
+    def leaves_enough(self, node: int) -> bool:
+        """Whether every factor is met without the node and without all that are about to leave."""
+        staying = [n for n, s in self.states.items() if s in ("normal", "rebuilding") and n != node]
+        home = self.places[node].dc
+        for dc, factor in self.factors.items():
+            if dc in ("", home) and sum(dc in ("", self.places[n].dc) for n in staying) < factor:
+                return False
+        return bool(staying)

@@ -1,0 +1,170 @@
+"""`lockstep sim placements`: drills for every setting, flaws to plant in either side, and the report of it.
+
+Invariant: a run in which some kind of operation never ended well compared too little and fails, as does a
+planted flaw that goes unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.placement import strategies
+from lockstep.placement.deltas import differences
+from lockstep.sim.placement_drill import Drill, Setting
+from lockstep.sim.placement_model import Circle, Model
+from lockstep.sim.replaced import replaced
+from lockstep.topology import planning, stages, transformations
+from lockstep.topology.stages import TABLES, Side
+from lockstep.values.errors import ConfigurationError
+
+#: Lines of findings printed; the rest is counted.
+_SHOWN_MAX = 5
+
+
+class Flaw(msgspec.Struct, frozen=True):
+    """`changes` are (owner, name, what is there instead) as `replaced` takes them."""
+
+    harm: str
+    changes: tuple[tuple[Any, str, Any], ...] = ()
+
+
+def _nobody_wraps(self: Circle, start: int) -> tuple[int, ...]:
+    order = list(dict.fromkeys(self.owners[start:]))
+    return tuple(order[: sum(self.factors.values())])
+
+
+def _row_changed(stage: Stage, **change: Any) -> dict[OperationKind, Any]:
+    return {
+        kind: tuple(msgspec.structs.replace(r, **change) if r.stage is stage else r for r in rows)
+        for kind, rows in TABLES.items()
+    }
+
+
+def _flaws() -> dict[str, Flaw]:
+    reads_old = _row_changed(Stage.WRITE_BOTH_READ_NEW, reads=Side.OLD)
+    return {
+        "sound": Flaw("nothing"),
+        "model_never_wraps": Flaw(
+            "the model's walk stops at the last token", ((Circle, "_walk", _nobody_wraps),)
+        ),
+        "model_forgets_ends": Flaw(
+            "the model keeps a departed node's tokens",
+            ((Model, "_tokens_after", lambda self, _: self.tokens),),
+        ),
+        "racks_ignored": Flaw(
+            "the product takes any rack", ((strategies._DataCenter, "accepts", _any_rack),)
+        ),
+        "last_range_forgotten": Flaw(
+            "the product leaves out the last range that changes",
+            ((planning, "differences", lambda before, after: differences(before, after)[:-1]),),
+        ),
+        "reads_move_late": Flaw(
+            "reads move one stage late", ((stages, "TABLES", reads_old), (planning, "TABLES", reads_old))
+        ),
+        "locks_ignored": Flaw(
+            "overlapping operations begin",
+            (
+                (planning, "_refuse_locked", lambda *_: None),
+                (planning, "_outcomes", lambda _: iter([[]])),
+            ),
+        ),
+        "replaced_stays": Flaw(
+            "the replaced node keeps its place",
+            ((transformations, "_end_directory", _without_departing),),
+        ),
+        "factors_ignored": Flaw("too few nodes may stay", ((planning, "_check_leave", lambda *_: None),)),
+    }
+
+
+def _any_rack(self: Any, _rack: str) -> bool:
+    if self.chosen == self.wanted:
+        return False
+    self.chosen += 1
+    return True
+
+
+def _without_departing(directory: Any, operation: Any, epoch: int) -> Any:
+    node = directory.by_id[operation.node]
+    left = msgspec.structs.replace(node, state=NodeState.NORMAL, tokens=node.tokens, epoch=epoch)
+    return directory.with_node(left)
+
+
+FLAWS = _flaws()
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    runs: int
+    nodes_max: int
+    did: dict[str, int]
+    found: tuple[str, ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Kinds of operations of which none came to its end."""
+        return tuple(kind.value for kind in OperationKind if not self.did.get(f"{kind.value} ended"))
+
+    @property
+    def holds(self) -> bool:
+        return not self.found and not self.missing
+
+
+def settings(
+    nodes_max: int,
+    operations: int,
+    factors: Sequence[int] = (2, 3, 5),
+    dcs: Sequence[int] = (0, 1, 3),
+    tokens: Sequence[int] = (1, 16),
+    concurrency: Sequence[int] = (1, 3, 5),
+) -> tuple[Setting, ...]:
+    """Every combination."""
+    return tuple(
+        Setting(dc, factor, count, at_once, nodes_max, operations)
+        for dc in dcs
+        for factor in factors
+        for count in tokens
+        for at_once in concurrency
+    )
+
+
+def check(seed: int, seeds: int, chosen: Sequence[Setting], plant: str = "sound") -> Verdict:
+    """Run every setting with each seed; the first finding of a run ends it."""
+    flaw = FLAWS.get(plant)
+    if flaw is None:
+        raise ConfigurationError(f"there is no flaw {plant!r}", hint=f"one of: {', '.join(FLAWS)}")
+    did: Counter[str] = Counter()
+    found: list[str] = []
+    runs = largest = 0
+    with replaced(*flaw.changes) if flaw.changes else contextlib.nullcontext():
+        for number in range(seed, seed + seeds):
+            for setting in chosen:
+                drill = Drill(setting, number)
+                drill.run()
+                runs += 1
+                did += drill.did
+                largest = max(largest, len(drill.now.directory.owners))
+                found.extend(f"seed {number}, {setting.name}: {line}" for line in drill.found[:1])
+    return Verdict(runs, largest, dict(did), tuple(found))
+
+
+def text_of(verdict: Verdict, elapsed_s: float) -> str:
+    ended = ", ".join(f"{verdict.did.get(f'{kind.value} ended', 0):,} {kind.value}" for kind in OperationKind)
+    lines = [
+        f"{verdict.runs} runs, {verdict.did.get('steps compared', 0):,} steps compared with the model, "
+        f"up to {verdict.nodes_max} nodes, {elapsed_s:.1f} s",
+        f"ended: {ended}; {verdict.did.get('CancelOperation done', 0):,} cancelled",
+    ]
+    lines.extend(f"violation: {line}" for line in verdict.found[:_SHOWN_MAX])
+    if verdict.found:
+        lines.append(f"{len(verdict.found):,} violations")
+    elif verdict.missing:
+        lines.append(f"vacuous: nothing ended of {', '.join(verdict.missing)}")
+    else:
+        lines.append("every placement, lock and node state is what the model says")
+    return "\n".join(lines)
