@@ -67,6 +67,10 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def cancel(self, request_id: str) -> dict[str, Any]:
         return self.admin.delete(f"/v1/requests/{request_id}")
 
+    def exclude(self, nodes: list[int], *, undo: bool, reason: str, dry_run: bool) -> dict[str, Any]:
+        body = {"nodes": nodes, "undo": undo, "reason": reason, "dry_run": dry_run}
+        return self.admin.post("/v1/excluded", body)
+
     def cms(self) -> dict[str, Any]:
         return self.admin.get("/v1/cms")
 

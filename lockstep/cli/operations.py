@@ -72,11 +72,11 @@ def progress_lines(request: Mapping[str, Any]) -> list[str]:
 
 def epochs_text(request: Mapping[str, Any]) -> str:
     """`8 to 12` of one that ended, `from 8` of one that runs."""
-    began, ended = request.get("began_epoch"), request.get("ended_epoch")
+    began = request.get("began_epoch") or request.get("requested_epoch")
     if began is None:
-        history = request.get("history") or []
-        return f"from {history[0]['epoch']}" if history else ""
-    return f"{began} to {ended}"
+        return ""
+    ended = request.get("ended_epoch")
+    return f"from {began}" if ended is None else f"{began} to {ended}"
 
 
 def _where(request: Mapping[str, Any]) -> str:
@@ -89,7 +89,7 @@ def _where(request: Mapping[str, Any]) -> str:
 
 
 def _epochs(request: Mapping[str, Any]) -> str:
-    return f"epochs {epochs_text(request)}" if request.get("began_epoch") is not None else ""
+    return f"epochs {epochs_text(request)}" if request.get("ended_epoch") is not None else ""
 
 
 def _change(change: Mapping[str, Any]) -> str:

@@ -44,8 +44,10 @@ def show(answer: Mapping[str, Any]) -> None:
 
 
 def show_operation(operation: Mapping[str, Any]) -> None:
-    """Print one running operation: what it does, how far it is, and whom it waits for."""
-    parts = [f"operation {operation.get('id')}: {operation.get('kind')} node {operation.get('node')}"]
+    """Print one live request: what it does, how far it is, and what it waits for."""
+    parts = [f"request {operation.get('id')}: {operation.get('kind')} node {operation.get('node')}"]
+    if operation.get("state") == "queued":
+        parts.append("queued")
     if operation.get("stage"):
         stage_epoch = operation.get("stage_epoch")
         since = f" since epoch {stage_epoch}" if stage_epoch else ""
@@ -57,12 +59,13 @@ def show_operation(operation: Mapping[str, Any]) -> None:
 
 
 def waiting_lines(operation: Mapping[str, Any]) -> list[str]:
-    """`waits for node 3: reason (12.0 s)` for each node an operation waits for."""
+    """`waits for node 3: reason (12.0 s)` for each thing that a request waits for."""
     lines = []
     for blocker in operation.get("waiting") or []:
         since = blocker.get("since_s")
         age = f" ({float(since):.1f} s)" if since is not None else ""
-        lines.append(f"waits for node {blocker.get('node')}: {blocker.get('reason')}{age}")
+        whom = f"for node {blocker['node']}: " if blocker.get("node") else "in the queue: "
+        lines.append(f"waits {whom}{blocker.get('reason')}{age}")
     return lines
 
 

@@ -64,6 +64,38 @@ def cancel(request_id: str, host: str, call_timeout_s: float, output: str) -> No
 
 
 @topology.command()
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
+@click.option("--undo", is_flag=True, help="Take the nodes back: they have caught up.")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for people who look later.")
+@options.dry_run
+@options.host
+@options.call_timeout
+@options.output
+def exclude(
+    nodes: tuple[str, ...],
+    undo: bool,
+    reason: str,
+    dry_run: bool,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> None:
+    """Shut NODEs out: no step counts them as having seen it, and no node takes their requests for data."""
+    cluster = client.connect(host, call_timeout_s)
+    known = cluster.nodes().get("nodes", [])
+    wanted = [client.node_id(known, node) for node in nodes]
+    answer = cluster.exclude(wanted, undo=undo, reason=reason, dry_run=dry_run)
+    if output == "json":
+        render.json_out(answer, "excluded/1")
+        return
+    listed = answer.get("excluded", [])
+    if not listed:
+        click.echo("no node is excluded")
+    for one in listed:
+        click.echo(f"node {one['node']} is excluded since epoch {one['since_epoch']}: {one['reason']}")
+
+
+@topology.command()
 @options.host
 @options.call_timeout
 @options.output

@@ -89,9 +89,9 @@ def _group(answer: Mapping[str, Any]) -> Reasons:
 
 def _request(answer: Mapping[str, Any]) -> Reasons:
     found = [
-        _reason(
-            f"it waits for node {one.get('node')}: {one.get('reason')}", f"lockstep why {one.get('node')}"
-        )
+        _reason(f"it waits for node {one['node']}: {one.get('reason')}", f"lockstep why {one['node']}")
+        if one.get("node")
+        else _reason(f"it waits in the queue: {one.get('reason')}", "lockstep topology requests")
         for one in answer.get("waiting") or []
     ]
     if answer.get("error") or answer.get("reason"):

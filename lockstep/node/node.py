@@ -74,6 +74,7 @@ class Node(Parts):
         self._build_request_path(identity.generation)
         await self.internode.start(*self.address)
         self.state.listen(self._applied)
+        self.internode.shut_out = frozenset(self.cluster.excluded_by_node)
         self.state.start()
         self.voters.seen(identity.host_id, self.address)
         self._start_consensus()
@@ -155,6 +156,8 @@ class Node(Parts):
         self.service.wake()
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+        if before.excluded is not after.excluded:
+            self.internode.shut_out = frozenset(after.excluded_by_node)
         if before.service is not after.service:
             self._follow_service()
         if before.schema is not after.schema:

@@ -8,7 +8,7 @@ whole frames, so a blocked peer looks exactly like a lost network.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from lockstep.replication import verbs
@@ -25,6 +25,7 @@ from lockstep.values.errors import (
     FrameCorrupt,
     HandshakeRefused,
     LockstepError,
+    NodeExcluded,
     Overloaded,
     PeerUnreachable,
     ServerFault,
@@ -112,6 +113,8 @@ class Internode(Services):
         self.blocked_to: set[Address] = set()
         #: Fault control: nothing is taken from these addresses.
         self.blocked_from: set[Address] = set()
+        #: Nodes whose requests for data are refused: they are to catch up first.
+        self.shut_out: Collection[int] = ()
         self._accept = accept
         self._peers: dict[Address, Peer] = {}
         self._incoming: dict[Connection, asyncio.TimerHandle | None] = {}
@@ -317,6 +320,10 @@ class Internode(Services):
         respond = Respond(self, connection, verb, 0 if envelope.flags & ONE_WAY else stream)
         if service is None or (service.fast is None and service.handler is None):
             respond(PeerUnreachable(f"verb {verb} is not served here"))
+            return
+        if self.shut_out and peer.node_id in self.shut_out and verb in verbs.DATA:
+            hint = f"`lockstep topology exclude {peer.node_id} --undo` once it has caught up"
+            respond(NodeExcluded(f"node {peer.node_id} is excluded from the cluster", hint=hint))
             return
         if connection.serving > PEER_REQUESTS_SERVED_MAX:
             respond(Overloaded("too many requests of this peer are being answered"))

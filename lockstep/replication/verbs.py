@@ -25,6 +25,11 @@ DESCRIBE_SELF: Final = 51
 MANAGE: Final = 60
 GROUP_REPORT: Final = 61
 
+#: Requests that move or show data; the rest only lets nodes find each other and catch up.
+DATA: Final = frozenset(
+    (WRITE, READ, READ_REPAIR, STREAM_OPEN, STREAM_NEXT, STREAM_CLOSE, RUN_WORK),
+)
+
 NAMES: Final = {
     HELLO: "hello",
     WRITE: "write",

@@ -13,6 +13,9 @@ from lockstep.server import recovery, reports
 from lockstep.server.answers import get, integer, later, now, required
 from lockstep.server.cms_operations import ServiceOperations
 from lockstep.server.cql_server import CqlServer
+from lockstep.server.exclude import BODY as EXCLUDE_BODY
+from lockstep.server.exclude import PATH as EXCLUDED_PATH
+from lockstep.server.exclude import ExcludeList
 from lockstep.server.http import (
     HttpConnection,
     HttpRequest,
@@ -47,6 +50,7 @@ _REQUEST_BODY = {
     "properties": {
         "kind": {"enum": ["decommission"]},
         "node": {"type": "integer"},
+        "policy": {"enum": ["wait", "refuse"]},
         "dry_run": {"type": "boolean"},
     },
     "required": ["kind", "node"],
@@ -75,6 +79,7 @@ class Admin:
         self._node = node
         self._cql = cql
         self._requests = Requests(node)
+        self._excluded = ExcludeList(node)
         self._service = ServiceOperations(node)
         self._connections: dict[HttpConnection, None] = {}
         self.registry = Registry(self._operations())
@@ -169,6 +174,15 @@ class Admin:
             get("/v1/requests", "Topology operations", later(lambda *_: requests.all())),
             get(
                 LIVE_PATH, "Running operations as this node alone sees them", now(lambda *_: requests.live())
+            ),
+            get(EXCLUDED_PATH, "Nodes that are shut out", now(lambda *_: self._excluded.all())),
+            Operation(
+                "POST",
+                EXCLUDED_PATH,
+                "Shut nodes out, or with undo take them back once they have caught up",
+                later(lambda request, _: self._excluded.change(request.body)),
+                "The exclude list",
+                body=EXCLUDE_BODY,
             ),
             get("/v1/requests/{id}", "One topology operation", later(lambda _, v: requests.one(v["id"]))),
             Operation(

@@ -1,7 +1,7 @@
-"""Topology operations for the admin API: running ones with what they wait for, ended ones from the log.
+"""Topology requests for the admin API: queued, running and ended ones, with what each waits for.
 
-Invariant: what only the metadata leader knows (who blocks, progress) is asked of the leader, so every node
-answers alike; without a leader the rest is still told.
+Invariant: requests are those of the metadata. What only the metadata leader knows (who blocks, progress) is
+asked of the leader, so every node answers alike; without a leader the rest is still told.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.diff import ABSENT, diff
 from lockstep.metadata.directory import NodeInfo
-from lockstep.metadata.membership import ServiceWish, SetService, without_vote
-from lockstep.metadata.operations import Operation, OperationKind
-from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.membership import without_vote
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.requests import Policy, Request, RequestState
 from lockstep.server.http import get_json
 from lockstep.server.service_requests import waiting_for_voters
 from lockstep.topology.explain import can_cancel, headline
+from lockstep.topology.queue import Rule, why
+from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.stages import TABLES
-from lockstep.topology.transformations import CancelOperation, PrepareOperation
+from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import ConfigurationError, LockstepError
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
@@ -32,11 +34,9 @@ Document = dict[str, Any]
 
 #: Where a node says what it knows by itself.
 LIVE_PATH = "/v1/requests/live"
-_OPERATION_KINDS = (EntryKind.PREPARE_OPERATION, EntryKind.ADVANCE_OPERATION, EntryKind.CANCEL_OPERATION)
-#: Begins the id of a decommission that waits until its node has no vote; the node's id follows.
-_LEAVE = "leave-"
 #: The step before all others, where the node votes on metadata.
-_SUBSTITUTION = {"stage": "substituting_voter", "work": "another node gets its vote"}
+_SUBSTITUTING = "substituting_voter"
+_SUBSTITUTION = {"stage": _SUBSTITUTING, "work": "another node gets its vote"}
 #: Metadata differences that a dry run shows.
 _DIFFERENCES_SHOWN_MAX = 200
 
@@ -48,7 +48,7 @@ class Requests:
     # -- reading ----------------------------------------------------------------------------------
 
     def live(self) -> Document:
-        """Running operations with what this node knows of them."""
+        """Queued and running requests with what this node knows of them, the running ones first."""
         node = self._node
         now_us = node.runtime.clock.wall_us()
         blocking: dict[int, list[Document]] = {}
@@ -57,19 +57,21 @@ class Requests:
             blocking.setdefault(one.operation_id, []).append(
                 {"node": one.node, "reason": one.reason, "since_s": round(since_s, 3)}
             )
-        running = [
-            self._running(operation, blocking.get(operation.id, [])) for operation in node.cluster.operations
-        ]
+        requests = node.cluster.requests
+        running = [r for r in requests.live if r.state is RequestState.RUNNING]
         return {
             "schema": "requests-live/1",
             "leads": node.is_leader,
-            "requests": [*running, *self._wishes()],
+            "requests": [
+                *(self._running(request, blocking.get(request.operation_id, [])) for request in running),
+                *(self._queued(request) for request in requests.queue),
+            ],
         }
 
     async def running(self) -> list[Document]:
-        """Running operations as the metadata leader sees them, or as this node does when it cannot ask."""
+        """Live requests as the metadata leader sees them, or as this node does when it cannot ask."""
         node = self._node
-        if node.is_leader or not (node.cluster.operations or node.cluster.service.leaving):
+        if node.is_leader or not node.cluster.requests.live:
             return list(self.live()["requests"])
         for info in self._leaders():
             try:
@@ -99,30 +101,27 @@ class Requests:
 
     async def one(self, request_id: str) -> Document:
         """ConfigurationError when there is no such request."""
-        if _is_wish(request_id):
-            return await self._of_wish(request_id)
         for found in await self._known():
             if found["id"] == request_id:
                 return {"schema": "request/1", **found}
         raise ConfigurationError(f"there is no request {request_id}", hint="lockstep topology requests")
 
     async def _known(self) -> list[Document]:
-        """Running and ended operations, each once, also while this node and the leader differ by an entry."""
-        running = {document["id"]: document for document in await self.running()}
+        """Live and ended requests, each once, also while this node and the leader differ by an entry."""
+        live = {document["id"]: document for document in await self.running()}
         for document in self.live()["requests"]:
             # The leader has applied its end, this node has not.
-            running.setdefault(document["id"], document)
-        ended = self._ended()
+            live.setdefault(document["id"], document)
+        ended = [_document(request) for request in reversed(self._node.cluster.requests.ended)]
         for document in ended:
-            running.pop(document["id"], None)
-        return [*running.values(), *ended]
+            live.pop(document["id"], None)
+        return [*live.values(), *ended]
 
-    def _running(self, operation: Operation, waiting: list[Document]) -> Document:
+    def _running(self, request: Request, waiting: list[Document]) -> Document:
+        operation = self._node.cluster.operations_by_id[request.operation_id]
         done = self._node.topology.progress.get(operation.id)
         return {
-            "id": str(operation.id),
-            "kind": operation.kind.value,
-            "node": operation.node,
+            **_document(request),
             "state": "cancelling" if operation.cancel_reason else "running",
             "stage": operation.stage.value,
             "stage_epoch": operation.stage_epoch,
@@ -134,55 +133,43 @@ class Requests:
             "cancellable": can_cancel(operation),
         }
 
-    def _ended(self) -> list[Document]:
-        """Operations that the log as it is kept here began and that run no more, newest first."""
+    def _queued(self, request: Request) -> Document:
         node = self._node
-        live = {operation.id for operation in node.cluster.operations}
-        found: dict[int, Document] = {}
-        entries = node.state.retained(node.state.first_epoch, node.state.epoch)
-        # Operations are numbered as the log prepares them; those before the oldest entry are not known here.
-        began = sum(1 for entry in entries if entry.kind == EntryKind.PREPARE_OPERATION)
-        count = node.cluster.next_operation_id - 1 - began
-        for entry in entries:
-            if entry.kind not in _OPERATION_KINDS:
-                continue
-            body: Any = node.registry.decode(entry.kind, entry.body)
-            if isinstance(body, PrepareOperation):
-                count += 1
-                found[count] = {
-                    "id": str(count),
-                    "kind": body.kind.value,
-                    "node": body.node,
-                    "state": "done",
-                    "stage": None,
-                    "began_epoch": entry.epoch,
-                    "ended_epoch": entry.epoch,
+        found = why(node.cluster, request, node.topology.follows() if node.is_leader else "")
+        waiting: list[Document] = []
+        if found is not None:
+            waiting.append(
+                {
+                    "node": int(found.node) or None,
+                    "operation": found.operation_id or None,
+                    "rule": found.rule.value,
+                    "reason": found.reason,
                 }
-            elif body.operation_id in found:
-                request = found[body.operation_id]
-                request["ended_epoch"] = entry.epoch
-                if isinstance(body, CancelOperation):
-                    request["state"] = "cancelled"
-                    request["reason"] = body.reason
-        return [found[number] for number in sorted(found, reverse=True) if number not in live]
+            )
+        votes = found is not None and found.rule is Rule.VOTE
+        if votes and node.is_leader:
+            waiting += waiting_for_voters(node)
+        return {
+            **_document(request),
+            "stage": _SUBSTITUTING if votes else None,
+            "waiting": waiting,
+            "headline": f"{request.title()}: queued" + (f", {found.reason}" if found is not None else ""),
+            "cancellable": True,
+        }
 
     # -- asking -----------------------------------------------------------------------------------
 
     async def submit(self, body: Any) -> Document:
-        """Begin an operation, or say what it would do. Rejected or ConfigurationError."""
+        """Ask for an operation, or say what it would do. Rejected or ConfigurationError."""
         wanted = _wanted(body)
         if wanted.dry_run:
             return self._plan(wanted)
-        if self._votes(wanted.node):
-            return await self._leave_voters(wanted)
-        epoch = await self._node.submit(wanted.transformation)
-        for operation in self._node.cluster.operations:
-            if operation.history and operation.history[0][1] == epoch:
-                return {"schema": "request/1", **self._running(operation, [])}
-        for request in self._ended():
-            if request["began_epoch"] == epoch:
-                return {"schema": "request/1", **request}
-        raise LockstepError(f"the operation of epoch {epoch} is not in the metadata of this node")
+        epoch = await self._node.submit(wanted.request(f"an operator, through node {self._node.node_id}"))
+        requests = self._node.cluster.requests
+        for request in (*reversed(requests.live), *reversed(requests.ended)):
+            if request.requested_epoch == epoch:
+                return await self.one(str(request.id))
+        raise LockstepError(f"the request of epoch {epoch} is not in the metadata of this node")
 
     def _votes(self, node: int) -> bool:
         """Whether either consensus group still needs this node, as far as is known here."""
@@ -190,62 +177,11 @@ class Requests:
         members = management.driver.status().configuration.members() if management is not None else ()
         return node in self._node.cluster.service.members or node in members
 
-    async def _leave_voters(self, wanted: _Wanted) -> Document:
-        """A voter is substituted first: the metadata keeps the wish, and any leader carries it out."""
-        cluster = self._node.cluster
-        # What would be refused without its vote is refused now, not when it has lost it.
-        wanted.transformation.apply(without_vote(cluster, NodeId(wanted.node)), cluster.epoch + 1)
-        await self._node.submit(SetService(ServiceWish.LEAVE, node=NodeId(wanted.node)))
-        return await self.one(f"{_LEAVE}{wanted.node}")
-
-    def _wishes(self) -> list[Document]:
-        """Nodes that wait for their decommission until they have no vote."""
-        node = self._node
-        return [
-            {
-                "id": f"{_LEAVE}{leaving}",
-                "kind": OperationKind.DECOMMISSION.value,
-                "node": leaving,
-                "state": "queued",
-                "stage": "substituting_voter",
-                "stage_epoch": None,
-                "ranges": 0,
-                "history": [],
-                "progress": {},
-                "waiting": waiting_for_voters(node) if node.is_leader else [],
-                "headline": f"decommission of node {leaving}: another node gets its vote first",
-                "cancellable": True,
-            }
-            for leaving in node.cluster.service.leaving
-        ]
-
-    async def _of_wish(self, request_id: str) -> Document:
-        """The decommission that a wish became; cancelled when it became none."""
-        wanted = int(request_id.removeprefix(_LEAVE))
-        for found in await self._known():
-            if found["id"] == request_id:
-                return {"schema": "request/1", **found}
-        for found in await self._known():
-            if found["node"] == wanted and found["kind"] == OperationKind.DECOMMISSION.value:
-                return {"schema": "request/1", **found}
-        return {
-            "schema": "request/1",
-            "id": request_id,
-            "kind": OperationKind.DECOMMISSION.value,
-            "node": wanted,
-            "state": "cancelled",
-            "stage": None,
-        }
-
     async def cancel(self, request_id: str) -> Document:
-        """Send a running operation back. Rejected when it goes forward only."""
-        if _is_wish(request_id):
-            node = NodeId(int(request_id.removeprefix(_LEAVE)))
-            await self._node.submit(SetService(ServiceWish.STAY, node=node))
-            return await self.one(request_id)
+        """Take a queued request back, or a running operation. Rejected when it goes forward only."""
         if not request_id.isdecimal():
             raise ConfigurationError(f"there is no request {request_id}", hint="lockstep topology requests")
-        await self._node.submit(CancelOperation(int(request_id), "cancelled by an operator"))
+        await self._node.submit(CancelRequest(int(request_id), "cancelled by an operator"))
         return await self.one(request_id)
 
     def _plan(self, wanted: _Wanted) -> Document:
@@ -288,11 +224,39 @@ class Requests:
 class _Wanted(msgspec.Struct, frozen=True):
     kind: OperationKind
     node: int
+    policy: Policy = Policy.WAIT
     dry_run: bool = False
 
     @property
     def transformation(self) -> PrepareOperation:
         return PrepareOperation(self.kind, NodeId(self.node))
+
+    def request(self, actor: str) -> EnqueueRequest:
+        return EnqueueRequest(self.kind, NodeId(self.node), policy=self.policy, actor=actor)
+
+
+def _document(request: Request) -> Document:
+    """What the metadata says of a request; one that has not begun has no `began_epoch`."""
+    return {
+        "id": str(request.id),
+        "kind": request.kind.value,
+        "node": request.node,
+        "replaced": int(request.replaced) or None,
+        "state": request.state.value,
+        "policy": request.policy.value,
+        "actor": request.actor,
+        "operation": request.operation_id or None,
+        "stage": None,
+        "stage_epoch": None,
+        "ranges": 0,
+        "history": [],
+        "progress": {},
+        "waiting": [],
+        "requested_epoch": request.requested_epoch,
+        "began_epoch": request.began_epoch or None,
+        "ended_epoch": request.ended_epoch or None,
+        "reason": request.outcome or None,
+    }
 
 
 def _wanted(body: Any) -> _Wanted:
@@ -306,10 +270,6 @@ def _wanted(body: Any) -> _Wanted:
             hint="a new node bootstraps by itself when it starts",
         )
     return wanted
-
-
-def _is_wish(request_id: str) -> bool:
-    return request_id.startswith(_LEAVE) and request_id.removeprefix(_LEAVE).isdecimal()
 
 
 def _changes(before: ClusterMetadata, after: ClusterMetadata) -> list[Document]:

@@ -201,14 +201,14 @@ class SystemTables:
 
     def _topology_requests(self) -> Iterator[VirtualRow]:
         cluster = self._node.cluster
-        for operation in cluster.operations:
-            target = cluster.directory.by_id[operation.node]
+        for request in (*cluster.requests.live, *cluster.requests.ended):
+            target = cluster.directory.by_id[request.node]
             yield {
-                "id": operation.id,
+                "id": request.id,
                 "target_host": parse_uuid(target.host_id),
-                "request_type": operation.kind.value,
-                "done": False,
-                "error": operation.cancel_reason or None,
+                "request_type": request.kind.value,
+                "done": not request.is_live,
+                "error": request.outcome or None,
             }
 
 

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockstep.metadata.directory import NodeInfo
+from lockstep.metadata.requests import Request, RequestState
 from lockstep.schema.types import parse_uuid
 from lockstep.server.keyed_rows import EVERYTHING, Between, KeyedRows
 from lockstep.server.live_views import Client, LiveTables, seen_epoch, view
 from lockstep.server.log_text import entry_summary, kind_name
 from lockstep.server.virtual import VirtualTable
 from lockstep.server.virtual_rows import VirtualRow
+from lockstep.topology.queue import why
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -81,12 +83,14 @@ class ViewTables:
             ),
             view(
                 "topology_requests",
-                "id int; kind text; node_id int; state text; stage text; stage_epoch bigint; session text; "
+                "id int; kind text; node_id int; replaced_node_id int; state text; policy text; actor text; "
+                "operation_id int; requested_epoch bigint; began_epoch bigint; ended_epoch bigint; "
+                "outcome text; waits_for text; stage text; stage_epoch bigint; session text; "
                 "ranges int; cancel_reason text; fragments bigint; bytes bigint",
                 ("id",),
                 (),
                 self._requests,
-                "Topology operations that run",
+                "Requests for topology operations: queued, running, and those that ended lately",
             ),
         ]
 
@@ -195,19 +199,39 @@ class ViewTables:
                 }
 
     def _requests(self) -> Iterator[VirtualRow]:
-        progress = self._node.topology.progress
-        for operation in self._node.cluster.operations:
-            done = progress.get(operation.id)
+        requests = self._node.cluster.requests
+        for request in (*requests.live, *requests.ended):
+            waiting = why(self._node.cluster, request) if request.state is RequestState.QUEUED else None
             yield {
-                "id": operation.id,
-                "kind": operation.kind.value,
-                "node_id": operation.node,
-                "state": "cancelling" if operation.cancel_reason else "running",
-                "stage": operation.stage.value,
-                "stage_epoch": operation.stage_epoch,
-                "session": operation.session_id,
-                "ranges": len(operation.transitions),
-                "cancel_reason": operation.cancel_reason,
-                "fragments": done.moved_fragments if done is not None else None,
-                "bytes": done.moved_bytes if done is not None else None,
+                "id": request.id,
+                "kind": request.kind.value,
+                "node_id": request.node,
+                "replaced_node_id": request.replaced or None,
+                "state": request.state.value,
+                "policy": request.policy.value,
+                "actor": request.actor,
+                "operation_id": request.operation_id or None,
+                "requested_epoch": request.requested_epoch,
+                "began_epoch": request.began_epoch or None,
+                "ended_epoch": request.ended_epoch or None,
+                "outcome": request.outcome or None,
+                "waits_for": waiting.reason if waiting is not None else None,
+                **self._operation_of(request),
             }
+
+    def _operation_of(self, request: Request) -> VirtualRow:
+        """Where the operation of a running request stands; nothing for others."""
+        operation = self._node.cluster.operations_by_id.get(request.operation_id)
+        if operation is None:
+            return {}
+        done = self._node.topology.progress.get(operation.id)
+        return {
+            "state": "cancelling" if operation.cancel_reason else "running",
+            "stage": operation.stage.value,
+            "stage_epoch": operation.stage_epoch,
+            "session": operation.session_id,
+            "ranges": len(operation.transitions),
+            "cancel_reason": operation.cancel_reason,
+            "fragments": done.moved_fragments if done is not None else None,
+            "bytes": done.moved_bytes if done is not None else None,
+        }

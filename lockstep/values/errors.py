@@ -394,6 +394,14 @@ class SessionClosed(ReplicaRefusal):
     retriable = False
 
 
+class NodeExcluded(ReplicaRefusal):
+    """The sender is on the exclude list: nobody takes its requests for data until it is included again."""
+
+    code: ClassVar[str] = "NODE_EXCLUDED"
+    fault: ClassVar[Fault] = "operator"
+    retriable = False
+
+
 class StorageError(LockstepError):
     code: ClassVar[str] = "STORAGE"
 

@@ -246,7 +246,7 @@ def test_a_source_that_gives_its_data_too_early_is_found() -> None:
     """What the test above says of a product that is wrong."""
     with (
         REGISTRY["stream_early"].plant(),
-        founded(1) as town,
+        founded(2) as town,
         pytest.raises(AssertionError, match="is on 1 of"),
     ):
         writers = Writers(town, (1, 2))

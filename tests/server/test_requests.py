@@ -9,10 +9,21 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.operations import Operation, OperationKind, Stage
-from lockstep.metadata.service import NO_SERVICE
+from lockstep.metadata.requests import Request, RequestState
+from lockstep.metadata.requests import Requests as Known
 from lockstep.server.requests import Requests
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
+
+
+def requests_of(operations: tuple[Operation, ...]) -> Known:
+    """A running request for each operation, of the same number, and one that was cancelled."""
+    live = tuple(
+        Request(one.id, one.kind, one.node, state=RequestState.RUNNING, operation_id=one.id)
+        for one in operations
+    )
+    ended = Request(1, OperationKind.DECOMMISSION, NodeId(9), state=RequestState.CANCELLED, outcome="no")
+    return Known(live, (ended,), 10)
 
 
 class Asked(Requests):
@@ -21,8 +32,9 @@ class Asked(Requests):
     def __init__(self, own: tuple[Operation, ...], leader: list[dict[str, Any]]) -> None:
         super().__init__(
             SimpleNamespace(
-                cluster=SimpleNamespace(operations=own, service=NO_SERVICE, next_operation_id=1),
-                state=SimpleNamespace(first_epoch=1, epoch=0, retained=lambda first, last: ()),
+                cluster=SimpleNamespace(
+                    operations_by_id={operation.id: operation for operation in own}, requests=requests_of(own)
+                ),
                 topology=SimpleNamespace(blocking=(), progress={}),
                 runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
                 is_leader=False,
@@ -62,7 +74,13 @@ def test_a_request_that_only_the_leader_knows_is_told() -> None:
 def test_a_request_that_both_know_is_listed_once_as_the_leader_sees_it() -> None:
     asked = Asked((operation(2),), [{"id": "2", "state": "cancelling"}])
     listed = asyncio.run(asked.all())["requests"]
-    assert [document["state"] for document in listed] == ["cancelling"]
+    assert [document["state"] for document in listed] == ["cancelling", "cancelled"]
+
+
+def test_an_ended_request_is_told_from_the_metadata() -> None:
+    asked = Asked((), [{"id": "1", "state": "running"}])
+    told = asyncio.run(asked.one("1"))
+    assert (told["state"], told["reason"], told["began_epoch"]) == ("cancelled", "no", None)
 
 
 def test_a_request_that_nobody_knows_is_refused() -> None:

@@ -1,0 +1,99 @@
+"""The exclude list for the admin API: who is shut out, and the wishes to shut nodes out or take them back.
+
+Invariant: a node is taken back only after it has said itself that it applied the entry that shut it out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.node.messages import EpochQuery, EpochReply
+from lockstep.replication import verbs
+from lockstep.values.errors import ConfigurationError, PeerError, Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+Document = dict[str, Any]
+
+PATH = "/v1/excluded"
+BODY = {
+    "type": "object",
+    "properties": {
+        "nodes": {"type": "array", "items": {"type": "integer"}},
+        "undo": {"type": "boolean"},
+        "reason": {"type": "string"},
+        "dry_run": {"type": "boolean"},
+    },
+    "required": ["nodes"],
+}
+
+
+class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    nodes: tuple[int, ...]
+    undo: bool = False
+    reason: str = ""
+    dry_run: bool = False
+
+
+class ExcludeList:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def all(self) -> Document:
+        cluster = self._node.cluster
+        return {
+            "schema": "excluded/1",
+            "epoch": cluster.epoch,
+            "excluded": [
+                {"node": one.node, "since_epoch": one.epoch, "reason": one.reason} for one in cluster.excluded
+            ],
+        }
+
+    async def change(self, body: Any) -> Document:
+        """Shut nodes out, or take them back. Rejected or ConfigurationError."""
+        try:
+            wanted = msgspec.convert(body, _Wanted)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"not a request: {error}") from error
+        nodes = tuple(NodeId(node) for node in wanted.nodes)
+        entry: ExcludeNodes | IncludeNodes
+        if wanted.undo:
+            entry = IncludeNodes(nodes, tuple([await self._reached(node) for node in nodes]))
+        else:
+            entry = ExcludeNodes(nodes, wanted.reason)
+        if wanted.dry_run:
+            cluster = self._node.cluster
+            after = entry.apply(cluster, cluster.epoch + 1)
+            return {"schema": "excluded/1", "epoch": cluster.epoch, "excluded": [
+                {"node": one.node, "since_epoch": one.epoch, "reason": one.reason} for one in after.excluded
+            ]}  # fmt: skip
+        await self._node.submit(entry)
+        return self.all()
+
+    async def _reached(self, node: NodeId) -> int:
+        """The epoch that the node says it has applied, once it has the one that shut it out."""
+        cluster = self._node.cluster
+        exclusion, info = cluster.excluded_by_node.get(node), cluster.node(node)
+        if exclusion is None or info is None:
+            raise Rejected(f"node {node} is not excluded")
+        if node == self._node.node_id:
+            return cluster.epoch
+        try:
+            reply: EpochReply = await self._node.internode.request(
+                (info.address, info.internode_port),
+                verbs.EPOCH_QUERY,
+                EpochQuery(exclusion.epoch),
+                ADMIN_FORWARD_TIMEOUT_MS,
+            )
+        except PeerError as error:
+            raise Rejected(
+                f"node {node} does not say what it has applied: {error.message}",
+                hint="start it and let it catch up first",
+            ) from error
+        return reply.epoch
