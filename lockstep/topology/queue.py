@@ -22,6 +22,7 @@ from lockstep.values.ids import NodeId
 from lockstep.values.limits import PARALLEL_OPERATIONS_MAX, REQUESTS_PLANNED_MAX
 
 _KEPT = "_choice"
+_REFUSALS = "_refusals"
 
 
 class Rule(enum.StrEnum):
@@ -89,9 +90,10 @@ def choose(cluster: ClusterMetadata, follows: str = "") -> Choice:
         return NOTHING
     looked_at = (
         follows,
-        tuple((o.id, o.stage is Stage.ROLLBACK_TO_NORMAL) for o in cluster.operations),
+        _running(cluster),
         cluster.replications,
         cluster.directory,
+        cluster.placements,
         cluster.service,
         cluster.excluded,
     )
@@ -169,10 +171,29 @@ def _dead(request: Request) -> NodeId:
     return request.node if request.kind is OperationKind.REMOVE else request.replaced
 
 
+def _running(cluster: ClusterMetadata) -> tuple[tuple[int, bool], ...]:
+    """The running operations, and whether each may still succeed: what a plan depends on."""
+    return tuple((o.id, o.stage is not Stage.ROLLBACK_TO_NORMAL) for o in cluster.operations)
+
+
 def _refusal(cluster: ClusterMetadata, request: Request) -> str | None:
+    """Why the request cannot begin now; None when it can.
+
+    A plan is made anew only when nodes or running operations are others than when it was refused: the
+    directory keeps the refusals of the latest. That one may begin is never taken from memory.
+    """
+    state = (_running(cluster), cluster.replications, cluster.service)
+    kept: dict[str, Any] = cluster.directory.__dict__
+    known = kept.get(_REFUSALS)
+    if known is None or known[0] != state:
+        known = kept[_REFUSALS] = (state, {})
+    refusals: dict[Request, str] = known[1]
+    if request in refusals:
+        return refusals[request]
     try:
         preparation(request, request.id).apply(cluster, cluster.epoch + 1)
     except Rejected as refusal:
+        refusals[request] = refusal.message
         return refusal.message
     return None
 

@@ -150,7 +150,8 @@ def test_joins_go_before_leaves_and_first_come_first_served_within() -> None:
         history.submit(wanted)
     kinds = [(r.kind.value, r.node) for r in history.now.requests.queue]
     assert kinds == [
-        ("bootstrap", 7), ("bootstrap", 8), ("decommission", 4), ("decommission", 3), ("move", 5), ("rebuild", 6),
+        ("bootstrap", 7), ("bootstrap", 8), ("decommission", 4), ("decommission", 3), ("move", 5),
+        ("rebuild", 6),
     ]  # fmt: skip
 
 
