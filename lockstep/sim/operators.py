@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.membership import CancelMembership, ServiceWish, SetService, without_vote
+from lockstep.metadata.membership import CancelMembership, ServiceWish, SetService
 from lockstep.metadata.membership_step import Observed, plan
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import EntryKind
@@ -24,8 +24,7 @@ from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.streams import Stream
 from lockstep.sim.submitting import Submitting
-from lockstep.topology.transformations import CancelOperation, PrepareOperation
-from lockstep.values.errors import Rejected
+from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.values.ids import NodeId
 
 _PATIENCE_S = 12.0
@@ -157,31 +156,17 @@ class Operators:
         self.cluster.start_node(name)
 
     async def _leave(self, runtime: Runtime) -> None:
-        """A decommission; a voter's is a wish that the metadata keeps until another node has its vote."""
+        """Ask for a decommission; that of a voter waits in the queue until another node has its vote."""
         newest = self.cluster.newest
         normal = [n.id for n in newest.directory.in_state(NodeState.NORMAL)]
         if not normal:
             return
-        leaving = PrepareOperation(OperationKind.DECOMMISSION, self._draw.choice(normal))
-        if leaving.node not in self._members():
-            await self.submit(runtime, EntryKind.PREPARE_OPERATION, leaving)
-            return
-        try:
-            leaving.apply(without_vote(newest, leaving.node), newest.epoch + 1)
-        except Rejected:
-            return
-        wish = SetService(ServiceWish.LEAVE, node=leaving.node)
-        submitted = await self.submit(runtime, EntryKind.SET_SERVICE, wish)
-        if submitted.outcome == "ok":
+        leaving = NodeId(self._draw.choice(normal))
+        voter = leaving in newest.service.members
+        request = EnqueueRequest(OperationKind.DECOMMISSION, leaving, actor="operator")
+        submitted = await self.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
+        if submitted.outcome == "ok" and voter:
             self.cluster.fact("voter asked to leave")
-
-    def _members(self) -> list[int]:
-        """Nodes that either consensus group needs, as its members say."""
-        members = [int(node) for node in self.cluster.newest.service.members]
-        for node in self.cluster.nodes.values():
-            if node.management.group is not None:
-                members += node.management.group.driver.status().configuration.members()
-        return members
 
     async def _reconfigure(self, runtime: Runtime) -> None:
         """Another number of voters, other voters, or a change of voters taken back."""
@@ -221,11 +206,11 @@ class Operators:
             await asyncio.sleep(0.1)
 
     async def _cancel_one(self, runtime: Runtime) -> None:
-        operations = self.cluster.newest.operations
-        if operations:
-            chosen = self._draw.choice(operations)
-            cancel = CancelOperation(chosen.id, "operator")
-            await self.submit(runtime, EntryKind.CANCEL_OPERATION, cancel)
+        requests = self.cluster.newest.requests.live
+        if requests:
+            chosen = self._draw.choice(requests)
+            cancel = CancelRequest(chosen.id, "operator")
+            await self.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)
 
     def left(self, node_id: int) -> None:
         """A decommission ended: its node is stopped and emptied, as an operator would."""
