@@ -18,7 +18,10 @@ import msgspec
 from lockstep.cli.explain import TEXTS
 from lockstep.cli.main import COMMANDS, root
 from lockstep.local.admin_client import error_classes
+from lockstep.metadata.conflicts import TABLE as CONFLICTS
+from lockstep.metadata.conflicts import Held, Scope, Wanted
 from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.requests import PRIORITY
 from lockstep.node.configuration import Configuration
 from lockstep.server.admin import Admin
 from lockstep.server.system_local import SystemTables
@@ -87,6 +90,7 @@ def pages() -> dict[str, str]:
         "errors.md": errors(),
         "virtual-tables.md": virtual_tables(),
         "stages.md": stages(),
+        "exclusions.md": exclusions(),
     }
 
 
@@ -301,6 +305,36 @@ def stages() -> str:
     for diagram, kinds in shared.items():
         parts += [f"## {' and '.join(kinds)}", f"```mermaid\n{diagram}```"]
     return _joined(parts)
+
+
+def exclusions() -> str:
+    """The table of what excludes what, and why."""
+    rows = [
+        [wanted.value, *(_cell(CONFLICTS[wanted, held].scope) for held in Held)] for wanted in Wanted
+    ]
+    reasons = [
+        [wanted.value, held.value, row.scope.value, row.why]
+        for (wanted, held), row in CONFLICTS.items()
+        if row.scope is not Scope.NEVER
+    ]
+    return _joined(
+        [
+            "# What excludes what",
+            NOTE,
+            "A change that is wanted (rows) waits for, or is refused during, what is under way (columns): "
+            "always, or where both are about the same node or range. An empty cell: never. "
+            "[The queue of requests](../concepts/request-queue.md) explains what waits.",
+            table(["wanted", *(held.value for held in Held)], rows),
+            "## Why",
+            table(["wanted", "under way", "when", "why"], reasons),
+            "## Order of the queue",
+            f"Requests run in this order of kinds, and within a kind as they came: {', '.join(PRIORITY)}.",
+        ]
+    )
+
+
+def _cell(scope: Scope) -> str:
+    return "" if scope is Scope.NEVER else scope.value
 
 
 def with_stages(text: str) -> str:

@@ -139,6 +139,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "Coordinators catch up and plan again. If clients see it, that node cannot fetch the log.",
     ),
     "NOT_REPLICA": ("This node does not hold the range any more, or not yet.", "Coordinators plan again."),
+    "NODE_EXCLUDED": (
+        "The node that asks is on the exclude list; nobody takes its requests for data.",
+        "Let it catch up, then `lockstep topology exclude NODE --undo`.",
+    ),
     "SESSION_CLOSED": (
         "The work belongs to an operation that has ended.",
         "Nothing to do: it was fenced off.",

@@ -158,17 +158,3 @@ def refuse_during(cluster: ClusterMetadata, wanted: Wanted, held: Held, what: st
         ids = ", ".join(f"operation {operation.id}" for operation in cluster.operations)
         raise Rejected(f"{what} while {ids} holds ranges", hint=hint)
     raise Rejected(f"{what} while {', '.join(names)} is running", hint=hint)
-
-
-def markdown() -> str:
-    """The table for the documentation."""
-    lines = ["| wanted \\ under way | " + " | ".join(held.value for held in Held) + " |"]
-    lines.append("|---" * (len(Held) + 1) + "|")
-    for wanted in Wanted:
-        cells = [TABLE[wanted, held].scope.value for held in Held]
-        lines.append(f"| {wanted.value} | " + " | ".join("" if c == "never" else c for c in cells) + " |")
-    lines.append("")
-    for (wanted, held), row in TABLE.items():
-        if row.scope is not Scope.NEVER:
-            lines.append(f"- {wanted.value}, {held.value} ({row.scope.value}): {row.why}.")
-    return "\n".join(lines) + "\n"
