@@ -10,6 +10,7 @@ from functools import cached_property
 
 import msgspec
 
+from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.directory import EMPTY_DIRECTORY, Directory, NodeInfo
 from lockstep.metadata.exclusions import Exclusion
 from lockstep.metadata.extensions import NO_EXTENSIONS, Extensions, extensions_of
@@ -56,6 +57,8 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     requests: Requests = NO_REQUESTS
     #: Nodes that are shut out, by id.
     excluded: tuple[Exclusion, ...] = ()
+    #: Ranges with replicas that may lack writes, oldest first.
+    degraded: tuple[Degraded, ...] = ()
 
     @property
     def voters(self) -> tuple[NodeId, ...]:
@@ -100,6 +103,7 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         assert tuple(ring.replication for ring in self.placements.rings) == self.replications
         excluded = [exclusion.node for exclusion in self.excluded]
         assert excluded == sorted(set(excluded)), "the exclude list is sorted by node"
+        assert all(one.replication in self.replications for one in self.degraded), "degraded ranges are used"
         self.validate_operations()
 
     def validate_operations(self) -> None:
@@ -154,6 +158,7 @@ class _ClusterImage(msgspec.Struct, frozen=True, array_like=True):
     ended_requests: tuple[Request, ...] = ()
     next_request_id: int = 1
     excluded: tuple[Exclusion, ...] = ()
+    degraded: tuple[Degraded, ...] = ()
 
 
 _IMAGE_DECODER = codec.decoder(_ClusterImage)
@@ -180,6 +185,7 @@ def encode_cluster(cluster: ClusterMetadata) -> bytes:
         cluster.requests.ended,
         cluster.requests.next_id,
         cluster.excluded,
+        cluster.degraded,
     )
     return codec.encode(image)
 
@@ -203,4 +209,5 @@ def decode_cluster(data: bytes) -> ClusterMetadata:
         extensions_of(image.extensions),
         Requests(image.live_requests, image.ended_requests, image.next_request_id),
         image.excluded,
+        image.degraded,
     )

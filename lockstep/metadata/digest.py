@@ -70,6 +70,7 @@ def part_digests(cluster: ClusterMetadata) -> tuple[tuple[str, bytes], ...]:
         ("operations", blake(b"".join(operations))),
         ("requests", requests_digest(cluster.requests)),
         ("excluded", _joined(cluster.excluded)),
+        ("degraded", _joined(cluster.degraded)),
         ("service", blake(codec.encode(cluster.service))),
         ("extensions", cluster.extensions.digest),
         ("recent_ids", cluster.recent_ids.digest),

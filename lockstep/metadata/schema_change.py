@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.degraded import of_replications
 from lockstep.metadata.placing import placements_for, refuse_while_locked
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
@@ -40,7 +41,8 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         if placements is not cluster.placements:
             refuse_while_locked(cluster, _REPLICATION_STAYS)
         _refuse_moved_data(cluster, schema, placements)
-        return msgspec.structs.replace(cluster, schema=schema, placements=placements)
+        degraded = of_replications(cluster.degraded, replications)
+        return msgspec.structs.replace(cluster, schema=schema, placements=placements, degraded=degraded)
 
     def summary(self, before: ClusterMetadata, epoch: int) -> ChangeSummary | None:
         """What drivers are told of this change of `before`; None when it found nothing to do."""

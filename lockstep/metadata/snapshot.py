@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata, Identity
+from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.directory import Directory, NodeInfo
 from lockstep.metadata.exclusions import Exclusion
 from lockstep.metadata.extensions import extensions_of
@@ -53,6 +54,7 @@ class Section(enum.IntEnum):
     EXTENSION = 10
     REQUEST = 11
     EXCLUDED = 12
+    DEGRADED = 13
     #: After all that may come.
     END = 255
 
@@ -122,6 +124,8 @@ def _items(cluster: ClusterMetadata) -> Iterator[tuple[Section, Any]]:
         yield Section.REQUEST, request
     for exclusion in cluster.excluded:
         yield Section.EXCLUDED, exclusion
+    for degraded in cluster.degraded:
+        yield Section.DEGRADED, degraded
 
 
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
@@ -137,6 +141,7 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     Section.EXTENSION: codec.decoder(tuple[str, bytes]),
     Section.REQUEST: codec.decoder(Request),
     Section.EXCLUDED: codec.decoder(Exclusion),
+    Section.DEGRADED: codec.decoder(Degraded),
     Section.END: codec.decoder(int),
 }
 #: Sections whose items are in the order of the stream but belong to the item before them.
@@ -220,6 +225,7 @@ class SnapshotDecoder:
                 head.next_request_id,
             ),
             excluded=tuple(parts[Section.EXCLUDED]),
+            degraded=tuple(parts[Section.DEGRADED]),
         )
 
     def _take_schema(self, image: SchemaImage) -> None:

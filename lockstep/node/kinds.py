@@ -13,6 +13,7 @@ from lockstep.metadata import excluded, membership, schema_change, snapshot_entr
 from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.versions import SINCE
 from lockstep.node.configuration import TestingSection
+from lockstep.topology import force_remove
 from lockstep.topology import requests as topology_requests
 from lockstep.topology import transformations as topology_transformations
 from lockstep.values.errors import ConfigurationError
@@ -23,6 +24,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     membership.KINDS,
     topology_transformations.KINDS,
     topology_requests.KINDS,
+    force_remove.KINDS,
     excluded.KINDS,
     snapshot_entries.KINDS,
 )

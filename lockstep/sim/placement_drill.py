@@ -166,20 +166,22 @@ class Drill:
         movable = [node for node in idle if node not in self.now.service.members]
         size = len(self.now.directory.owners)
         draw = self.draw.randrange(100)
-        if not idle or (size < self.setting.nodes_max and draw < 45):
+        growing = 70 if size < self.setting.nodes_max * 3 // 4 else 30
+        if not idle or (size < self.setting.nodes_max and draw < growing):
             node = self._newcomer()
             return PrepareOperation(OperationKind.BOOTSTRAP, node, self._tokens()) if node else None
         if not movable:
             return None
         chosen = movable[self.draw.randrange(len(movable))]
-        if draw < 58:
+        draw = self.draw.randrange(100)
+        if draw < 20:
             return PrepareOperation(OperationKind.DECOMMISSION, chosen)
-        if draw < 70:
+        if draw < 45:
             return PrepareOperation(OperationKind.REMOVE, chosen)
-        if draw < 84:
+        if draw < 70:
             node = self._newcomer(chosen)
             return PrepareOperation(OperationKind.REPLACE, node, replaced=chosen) if node else None
-        if draw < 96:
+        if draw < 93:
             return PrepareOperation(OperationKind.MOVE, chosen, self._tokens())
         return PrepareOperation(OperationKind.REBUILD, chosen)
 

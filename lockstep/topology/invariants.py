@@ -126,6 +126,8 @@ def check_adjacent(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str
             if (old.reads, old.writes) == (new.reads, new.writes):
                 continue
             where = f"({range_.left}, {range_.right}]"
+            if new.epoch == after.epoch and given_up(after, ring.replication, range_, before.epoch):
+                continue
             fresh = [node for node in new.reads if node not in old.writes]
             if fresh:
                 found.append(f"PLC-3: {where} is read from {fresh}, which got no writes before")
@@ -135,6 +137,14 @@ def check_adjacent(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str
             if new.epoch != after.epoch:
                 found.append(f"PLC-2: {where} changed at {after.epoch} and says {new.epoch}")
     return tuple(found)
+
+
+def given_up(cluster: ClusterMetadata, replication: Replication, range_: Range, since: int = 0) -> bool:
+    """Whether a node of the range was given up without its data later than `since`: it promises no more."""
+    return any(
+        one.replication == replication and one.since_epoch > since and one.range.intersects(range_)
+        for one in cluster.degraded
+    )
 
 
 def overlaid(one: RingPlacement, other: RingPlacement) -> Iterator[tuple[Range, ReplicaGroup, ReplicaGroup]]:
@@ -218,7 +228,7 @@ def check_stale_coordinators(
             if former is None:
                 break
             for range_, old, new in overlaid(former, ring):
-                if old.epoch == new.epoch:
+                if old.epoch == new.epoch or given_up(newest, ring.replication, range_, stale.epoch):
                     continue
                 willing = [
                     node

@@ -20,6 +20,8 @@ from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
+_NOBODY = NodeId(0)
+
 
 class StreamTask(msgspec.Struct, frozen=True, array_like=True):
     """`target` copies the range from all `sources` when `needs_all`, else from any one of them.
@@ -78,7 +80,7 @@ def _refill(operation: Operation, dc_of: DcOf, dead: Sequence[NodeId]) -> tuple[
             others = [node for node in others if dc_of(node) == operation.source_dc]
         if not others:
             continue
-        sources = _read_quorum(transition, dc_of, (*dead, operation.node), operation.source_dc)
+        sources = _read_quorum(transition, dc_of, dead, operation.source_dc, operation.node)
         tasks.append(
             StreamTask(operation.node, transition.replication, transition.range, sources, needs_all=True)
         )
@@ -86,12 +88,17 @@ def _refill(operation: Operation, dc_of: DcOf, dead: Sequence[NodeId]) -> tuple[
 
 
 def _read_quorum(
-    transition: Transition, dc_of: DcOf, dead: Sequence[NodeId], source_dc: str = ""
+    transition: Transition,
+    dc_of: DcOf,
+    dead: Sequence[NodeId],
+    source_dc: str = "",
+    doubted: NodeId = _NOBODY,
 ) -> tuple[NodeId, ...]:
     """Live old replicas that meet every acknowledged write; empty when too few are alive.
 
     A group smaller than a quorum cannot have acknowledged one, but what it holds still counts: all of
     it is needed then. With `source_dc`, only that data centre's replicas, and the writes it acknowledged.
+    `doubted` is a live member whose own copy counts for nothing: where it is the only one, nobody is asked.
     """
     factors = dc_factors(transition.replication)
     chosen: list[NodeId] = []
@@ -99,8 +106,9 @@ def _read_quorum(
         if source_dc and dc != source_dc:
             continue
         members = [node for node in transition.old if not dc or dc_of(node) == dc]
-        live = [node for node in members if node not in dead]
-        if len(live) < sources_min(len(members), factor):
+        others = [node for node in members if node != doubted]
+        live = [node for node in others if node not in dead]
+        if len(live) < min(sources_min(len(members), factor), len(others)):
             return ()
         chosen.extend(live[: majority(factor)])
     return tuple(node for node in transition.old if node in chosen)

@@ -6,6 +6,7 @@ import msgspec
 
 from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.degraded import of_replications
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.excluded import KINDS as EXCLUDED_KINDS
@@ -15,6 +16,7 @@ from lockstep.metadata.registry import Registry, Transformation
 from lockstep.metadata.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import KINDS, Founder, Initialize
 from lockstep.schema.model import Keyspace, Replication, schema_of
+from lockstep.topology.force_remove import KINDS as FORCE_KINDS
 from lockstep.topology.requests import KINDS as REQUEST_KINDS
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.values import codec
@@ -32,7 +34,9 @@ class SetKeyspaces(msgspec.Struct, frozen=True, array_like=True):
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
         if placements is not cluster.placements:
             refuse_while_locked(cluster, "keyspaces cannot change their replication")
-        return msgspec.structs.replace(cluster, schema=schema_of(keyspaces), placements=placements)
+        degraded = of_replications(cluster.degraded, replications)
+        schema = schema_of(keyspaces)
+        return msgspec.structs.replace(cluster, schema=schema, placements=placements, degraded=degraded)
 
 
 def simple(factor: int) -> Replication:
@@ -45,7 +49,13 @@ def network(**factors: int) -> Replication:
 
 def registry() -> Registry:
     return Registry(
-        KINDS, MEMBERSHIP_KINDS, TOPOLOGY_KINDS, REQUEST_KINDS, EXCLUDED_KINDS, {1000: SetKeyspaces}
+        KINDS,
+        MEMBERSHIP_KINDS,
+        TOPOLOGY_KINDS,
+        REQUEST_KINDS,
+        FORCE_KINDS,
+        EXCLUDED_KINDS,
+        {1000: SetKeyspaces},
     )
 
 

@@ -9,6 +9,7 @@ from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.metadata.registry import Registry, Transformation
 from lockstep.metadata.transformations import Initialize, Register
 from lockstep.schema.model import Replication
+from lockstep.topology.force_remove import ForceRemove, MarkRepaired
 from lockstep.topology.stages import stage_row
 from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, WorkKey, WorkReport, step
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
@@ -77,6 +78,11 @@ def random_change(history: History, rng: random.Random) -> Transformation:
     if draw < 0.46:
         names = rng.sample(["a", "b", "c"], rng.randint(1, 3))
         return SetKeyspaces(tuple((name, random_replication(rng, dcs)) for name in names))
+    if draw < 0.475 and normal:
+        return ForceRemove(rng.choice(normal).id, "drill")
+    if draw < 0.49 and now.degraded:
+        one = rng.choice(now.degraded)
+        return MarkRepaired(one.replication, one.range)
     if draw < 0.53 and now.operations:
         return CancelOperation(rng.choice(now.operations).id, "drill")
     if now.operations:

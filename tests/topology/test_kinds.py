@@ -232,3 +232,13 @@ def test_a_replacement_registers_only_for_a_node_that_can_be_replaced() -> None:
     assert "its replacement in dc1/r9" in refused(history, elsewhere)
     nobody = structs.replace(plain, replaces=NodeId(77))
     assert "there is no such node" in refused(history, nobody)
+
+
+def test_the_only_replica_of_its_data_centre_is_rebuilt_from_the_others() -> None:
+    history = History()
+    founders = tuple(founder(n, (n * 10,), f"dc{n}") for n in (1, 2))
+    history.submit(Initialize("c", "n", founders, voters=(A,)))
+    history.submit(SetKeyspaces((("ks", network(dc1=1, dc2=1)),)))
+    history.submit(PrepareOperation(OperationKind.REBUILD, B))
+    tasks = stream_plan(history.now.operations[0], history.now, ())
+    assert tasks and all(task.sources == (A,) for task in tasks)

@@ -1,0 +1,65 @@
+"""Ranges some of whose replicas may lack acknowledged writes, and the entry that says they were repaired.
+
+Invariant: a range gets here only when a node was given up without moving its data, and leaves only when it
+was repaired, when nobody is left that lacks anything, or when no keyspace is replicated this way any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from lockstep.schema.model import Replication
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import Range
+
+
+class Degraded(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """`missing`: replicas that may lack writes of before `since_epoch`; empty when writes may be nowhere."""
+
+    replication: Replication
+    range: Range
+    since_epoch: int
+    missing: tuple[NodeId, ...]
+
+
+def without_node(degraded: Sequence[Degraded], node: NodeId) -> tuple[Degraded, ...]:
+    """The list once `node` is gone: what only it lacked, nobody lacks any more."""
+    kept = []
+    for one in degraded:
+        if node not in one.missing:
+            kept.append(one)
+        elif len(one.missing) > 1:
+            missing = tuple(other for other in one.missing if other != node)
+            kept.append(msgspec.structs.replace(one, missing=missing))
+    return tuple(kept)
+
+
+def without_range(
+    degraded: Sequence[Degraded], replication: Replication, repaired: Range
+) -> tuple[Degraded, ...]:
+    """The list without the tokens of one range."""
+    kept: list[Degraded] = []
+    for one in degraded:
+        if one.replication == replication and one.range.intersects(repaired):
+            kept.extend(msgspec.structs.replace(one, range=piece) for piece in _outside(one.range, repaired))
+        else:
+            kept.append(one)
+    return tuple(kept)
+
+
+def of_replications(
+    degraded: tuple[Degraded, ...], replications: Sequence[Replication]
+) -> tuple[Degraded, ...]:
+    """The list without replications that nobody uses; the same object when all are used."""
+    if all(one.replication in replications for one in degraded):
+        return degraded
+    return tuple(one for one in degraded if one.replication in replications)
+
+
+def _outside(whole: Range, hole: Range) -> Iterator[Range]:
+    if whole.left < hole.left:
+        yield Range(whole.left, hole.left)
+    if hole.right < whole.right:
+        yield Range(hole.right, whole.right)

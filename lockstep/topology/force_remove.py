@@ -1,0 +1,121 @@
+"""Giving a node up without moving its data, and saying later that what it left behind was repaired.
+
+Invariant: one entry, no stages: the node has left, its ranges have their new replicas at once, and every
+range whose acknowledged writes may now be missed is degraded in the same value.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.degraded import Degraded, without_node, without_range
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind, Transition
+from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.placement.deltas import Delta, GroupChange, differences, merged, with_groups
+from lockstep.placement.strategies import compute
+from lockstep.schema.model import Replication
+from lockstep.topology.planning import Change, owners_with, refuse_voter
+from lockstep.topology.streams import lost_copies
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import SERVICE_TEXT_CHARACTERS_MAX
+from lockstep.values.tokens import Range
+
+
+class ForceRemove(msgspec.Struct, frozen=True, array_like=True):
+    """The node is gone for good, whatever it stored; `reason` is for people who read the log."""
+
+    node: NodeId
+    reason: str = ""
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        _refuse_start(cluster, self)
+        info = cluster.directory.by_id[self.node]
+        left = msgspec.structs.replace(info, state=NodeState.LEFT, tokens=(), epoch=epoch)
+        degraded = list(without_node(cluster.degraded, self.node))
+        rings = []
+        for replication, deltas in changes_without(cluster, self.node):
+            changes = [GroupChange(delta.range, delta.new, delta.new) for delta in deltas]
+            rings.append(merged(with_groups(cluster.placements.ring(replication), changes, epoch)))
+            degraded.extend(_degraded(cluster, replication, deltas, self.node, epoch))
+        return msgspec.structs.replace(
+            cluster,
+            directory=cluster.directory.with_node(left),
+            placements=cluster.placements.with_rings(tuple(rings)),
+            degraded=tuple(degraded),
+            excluded=tuple(one for one in cluster.excluded if one.node != self.node),
+        )
+
+
+class MarkRepaired(msgspec.Struct, frozen=True, array_like=True):
+    """All replicas of the range have every acknowledged write again."""
+
+    replication: Replication
+    range: Range
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        kept = without_range(cluster.degraded, self.replication, self.range)
+        if kept == cluster.degraded:
+            raise Rejected(f"nothing of ({self.range.left}, {self.range.right}] is degraded")
+        return msgspec.structs.replace(cluster, degraded=kept)
+
+
+def _refuse_start(cluster: ClusterMetadata, wanted: ForceRemove) -> None:
+    node = cluster.node(wanted.node)
+    if node is None:
+        raise Rejected(f"there is no node {wanted.node}")
+    if node.state is NodeState.LEFT:
+        raise Rejected(f"node {node.id} has left the cluster")
+    if len(wanted.reason) > SERVICE_TEXT_CHARACTERS_MAX:
+        raise Rejected(f"a reason has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
+    refuse_voter(cluster, node)
+    if cluster.operations:
+        holders = ", ".join(operation.title() for operation in cluster.operations)
+        raise Rejected(
+            f"node {node.id} cannot be given up while {holders} moves ranges",
+            hint="wait for its end (`lockstep topology watch`) or cancel it",
+        )
+    if node.owns_tokens and len(cluster.directory.owners) == 1:
+        raise Rejected(f"node {node.id} is the last one that owns tokens")
+
+
+def changes_without(
+    cluster: ClusterMetadata, node: NodeId
+) -> tuple[tuple[Replication, tuple[Delta, ...]], ...]:
+    """By replication, the ranges that get other replicas when the node is gone."""
+    owners = owners_with(cluster.directory, [])
+    left = owners_with(cluster.directory, [Change(OperationKind.REMOVE, node)])
+    if len(left) == len(owners):
+        return ()
+    return tuple(
+        (replication, differences(compute(replication, owners), compute(replication, left)))
+        for replication in cluster.replications
+    )
+
+
+def _degraded(
+    cluster: ClusterMetadata,
+    replication: Replication,
+    deltas: tuple[Delta, ...],
+    node: NodeId,
+    epoch: int,
+) -> list[Degraded]:
+    """Ranges with replicas that got nothing, and those whose last sure copy was on the node."""
+    dc_of = cluster.directory.dc_by_id.__getitem__
+    found = []
+    for delta in deltas:
+        transition = Transition(replication, delta.range, delta.old, delta.new)
+        if transition.gained or lost_copies(transition, dc_of, node):
+            found.append(Degraded(replication, delta.range, epoch, transition.gained))
+    return found
+
+
+KINDS: dict[int, type] = {
+    EntryKind.FORCE_REMOVE: ForceRemove,
+    EntryKind.MARK_REPAIRED: MarkRepaired,
+}

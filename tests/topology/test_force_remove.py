@@ -1,0 +1,131 @@
+"""A node given up without its data: what is degraded, until when, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.metadata.cluster import decode_cluster, encode_cluster
+from lockstep.metadata.degraded import Degraded, without_range
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.snapshot import SnapshotDecoder, pieces
+from lockstep.topology.force_remove import ForceRemove, MarkRepaired
+from lockstep.topology.invariants import check_adjacent, violations
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import Range
+from tests.metadata.histories import History, SetKeyspaces, simple, started
+from tests.topology.drills import refused, register, run_out
+from tests.topology.test_histories import assert_rings_are_fresh
+
+A, B, C, D, X = (NodeId(number) for number in (1, 2, 3, 4, 5))
+
+
+def four(factor: int = 2) -> History:
+    history = started([(100,), (200,), (300,), (400,)], ("ks", simple(factor)))
+    history.submit(register(5, "dc1", "r1"))
+    return history
+
+
+def forced(factor: int = 2) -> History:
+    history = four(factor)
+    history.submit(ForceRemove(D, "its disk burnt"))
+    return history
+
+
+def test_the_node_has_left_and_every_range_with_a_new_replica_is_degraded() -> None:
+    history = forced()
+    now = history.now
+    assert now.directory.by_id[D].state is NodeState.LEFT and now.directory.by_id[D].tokens == ()
+    assert_rings_are_fresh(now)
+    assert violations(history.values[-2], now) == ()
+    assert [(one.range.left, one.range.right, one.missing) for one in now.degraded] == [
+        (200, 300, (A,)),
+        (300, 400, (B,)),
+    ]
+    assert {one.since_epoch for one in now.degraded} == {now.epoch}
+    now.validate()
+
+
+def test_degraded_ranges_are_kept_in_snapshots_and_images() -> None:
+    now = forced().now
+    assert decode_cluster(encode_cluster(now)).degraded == now.degraded
+    decoder = SnapshotDecoder()
+    for piece in pieces(now):
+        decoder.feed(piece)
+    assert decoder.finish() == now
+
+
+def test_without_the_mark_the_invariants_find_what_was_given_up() -> None:
+    import msgspec
+
+    history = forced()
+    before, after = history.values[-2:]
+    found = check_adjacent(before, msgspec.structs.replace(after, degraded=()))
+    assert any(line.startswith("PLC-3") for line in found)
+
+
+def test_a_range_that_only_lost_its_last_sure_copy_is_degraded_for_nobody() -> None:
+    history = started([(100,), (200,)], ("ks", simple(2)))
+    history.submit(ForceRemove(B))
+    assert history.now.degraded == ()
+    alone = forced(1).now
+    assert [one.missing for one in alone.degraded] == [(A,)]
+
+
+def test_a_repair_clears_the_range_and_nothing_else() -> None:
+    history = forced()
+    first, second = history.now.degraded
+    middle = Range(220, 250)
+    history.submit(MarkRepaired(first.replication, middle))
+    assert [one.range for one in history.now.degraded] == [Range(200, 220), Range(250, 300), second.range]
+    assert "is degraded" in refused(history, MarkRepaired(first.replication, middle))
+    history.submit(MarkRepaired(first.replication, Range(0, 1000)))
+    assert history.now.degraded == ()
+    assert without_range((first,), simple(7), first.range) == (first,)
+
+
+def test_a_second_one_given_up_takes_what_only_it_lacked() -> None:
+    history = started([(at * 100,) for at in range(1, 6)], ("ks", simple(2)))
+    history.submit(ForceRemove(X))
+    assert {node for one in history.now.degraded for node in one.missing} == {A, B}
+    history.submit(ForceRemove(B))
+    now = history.now
+    assert all(B not in one.missing and X not in one.missing for one in now.degraded)
+    assert_rings_are_fresh(now)
+    assert violations(history.values[-2], now) == ()
+
+
+def test_a_keyspace_that_goes_takes_its_degraded_ranges_along() -> None:
+    history = forced()
+    history.submit(SetKeyspaces((("other", simple(1)),)))
+    assert history.now.degraded == ()
+    history.now.validate()
+
+
+def test_a_newcomer_that_never_joined_is_forgotten() -> None:
+    history = four()
+    history.submit(ForceRemove(X))
+    assert history.now.directory.by_id[X].state is NodeState.LEFT and history.now.degraded == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (ForceRemove(NodeId(9)), "there is no node 9"),
+        (ForceRemove(A), "node 1 is a voter"),
+        (ForceRemove(D, "x" * 100_000), "a reason has at most"),
+    ],
+)
+def test_a_node_that_cannot_be_given_up_says_why(body: ForceRemove, why: str) -> None:
+    assert why in refused(four(), body)
+
+
+def test_nobody_is_given_up_while_ranges_move_nor_twice() -> None:
+    history = four()
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, X, (150,)))
+    assert "while operation 1 (bootstrap of node 5) moves ranges" in refused(history, ForceRemove(D))
+    run_out(history, 1)
+    history.submit(ForceRemove(D))
+    assert "has left" in refused(history, ForceRemove(D))
+    assert isinstance(history.now.degraded[0], Degraded)
