@@ -59,6 +59,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     began_epoch: int = 0
     ended_epoch: int = 0
     outcome: str = ""
+    #: Its operation is taken back because its work failed.
+    is_failing: bool = False
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -181,10 +183,19 @@ def _running(request: Request, operation_id: int, epoch: int) -> Request:
     )
 
 
+def failing(requests: Requests, operation_id: int) -> Requests:
+    """The requests once the work of an operation has failed for good: it is on its way back."""
+    return requests.with_changed(
+        msgspec.structs.replace(requests.by_operation[operation_id], is_failing=True)
+    )
+
+
 def finished(
     requests: Requests, operation_id: int, cancel_reason: str, rolled_back: bool, epoch: int
 ) -> Requests:
     """The requests once an operation has ended, in the entry that ends it."""
     request = requests.by_operation[operation_id]
-    state = RequestState.CANCELLED if rolled_back else RequestState.DONE
+    state = RequestState.DONE
+    if rolled_back:
+        state = RequestState.FAILED if request.is_failing else RequestState.CANCELLED
     return requests.with_ended(request.id, state, cancel_reason if rolled_back else "", epoch)

@@ -208,6 +208,8 @@ def metadata(value: ClusterMetadata) -> Document:
         "operations": [_fields(operation) for operation in value.operations],
         "locks": [_fields(lock) for lock in value.locks],
         "sessions": [_fields(session) for session in value.sessions],
+        "requests": [_fields(r) for r in (*value.requests.live, *value.requests.ended)],
+        "excluded": [_fields(exclusion) for exclusion in value.excluded],
         "extensions": {name: text_of(data) for name, data in value.extensions.items()},
     }
 

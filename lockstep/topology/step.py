@@ -144,7 +144,9 @@ def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> 
     orders = work_orders(operation, cluster, dead)
     failed = [order for order in orders if _report(reports, order) is WorkReport.FAILED]
     if failed and row.on_failure is not None:
-        return Propose(CancelOperation(operation.id, _failure_text(reports, failed)), operation.id)
+        return Propose(
+            CancelOperation(operation.id, _failure_text(reports, failed), failed=True), operation.id
+        )
     open_orders = [order for order in orders if _report(reports, order) is not WorkReport.DONE]
     state = barrier_state(operation, cluster, reports, open_orders)
     if not state.passed:

@@ -15,7 +15,7 @@ from lockstep.metadata.directory import Directory, NodeState
 from lockstep.metadata.membership import without_leaving
 from lockstep.metadata.operations import Lock, Operation, OperationKind, Session, Stage, Transition
 from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.requests import Request, begun, finished
+from lockstep.metadata.requests import Request, begun, failing, finished
 from lockstep.placement.deltas import GroupChange, cut, merged, with_groups
 from lockstep.placement.placements import Placements
 from lockstep.schema.model import Replication
@@ -101,10 +101,14 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
-    """Send an operation back, as long as reads have not moved. `reason` is kept for people."""
+    """Send an operation back, as long as reads have not moved. `reason` is kept for people.
+
+    `failed`: its work failed, nobody changed their mind; so its request ends as failed.
+    """
 
     operation_id: int
     reason: str = ""
+    failed: bool = False
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         operation = _running(cluster, self.operation_id)
@@ -117,7 +121,10 @@ class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
             )
             raise Rejected(f"{operation.title()} is in stage {operation.stage} and {what}")
         cancelled = msgspec.structs.replace(operation, cancel_reason=self.reason)
-        return _entered(cluster, cancelled, target, epoch)
+        entered = _entered(cluster, cancelled, target, epoch)
+        if not self.failed:
+            return entered
+        return msgspec.structs.replace(entered, requests=failing(cluster.requests, operation.id))
 
 
 def _running(cluster: ClusterMetadata, operation_id: int) -> Operation:

@@ -75,6 +75,7 @@ def test_status_has_what_the_command_shows(cluster: Nodes) -> None:
         ["recovery", "cluster", "states", "metastorage", "--global"],
         ["recovery", "cluster", "states", "metastorage", "--local", "--nodes", "1,4"],
         ["topology", "requests"],
+        ["topology", "exclude", "4", "--dry-run", "--reason", "suspect"],
         ["node", "info"],
         ["topology", "decommission", "4", "--dry-run"],
     ],
@@ -417,6 +418,40 @@ def test_the_voters_are_shown_planned_and_changed(cluster: Nodes) -> None:
     admin(cluster).post("/v1/cms/reconfigure", {"automatic": True})
 
 
+def test_a_node_is_shut_out_and_taken_back_once_it_has_caught_up(cluster: Nodes) -> None:
+    host = f"{cluster.members[1].address}:{ADMIN_PORT}"
+
+    def run(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(root, ["topology", "exclude", *arguments, "--host", host])
+        return result.exit_code, result.output
+
+    code, output = run("4", "--reason", "its disk is suspect")
+    assert code == 0 and "node 4 is excluded since epoch" in output and "suspect" in output
+    assert [one["node"] for one in admin(cluster, 2).get("/v1/excluded")["excluded"]] == [4]
+    assert "excluded already" in run("4")[1]
+    with pytest.raises(Rejected, match="is a voter"):
+        admin(cluster).post("/v1/excluded", {"nodes": [1]})
+    assert run("4", "--undo") == (0, "no node is excluded\n")
+    with pytest.raises(Rejected, match="not excluded"):
+        admin(cluster).post("/v1/excluded", {"nodes": [4], "undo": True})
+
+
+def test_a_queued_request_says_why_it_waits_and_can_be_cancelled(cluster: Nodes) -> None:
+    admin(cluster).post("/v1/excluded", {"nodes": [4]})
+    try:
+        asked = admin(cluster, 1).post("/v1/requests", {"kind": "decommission", "node": 1})
+        assert (asked["state"], asked["policy"]) in (("queued", "wait"), ("running", "wait"))
+        with pytest.raises(Rejected, match="has request"):
+            admin(cluster, 2).post("/v1/requests", {"kind": "decommission", "node": 1})
+        host = f"{cluster.members[1].address}:{ADMIN_PORT}"
+        told = CliRunner().invoke(root, ["why", f"request/{asked['id']}", "--host", host])
+        assert told.exit_code == 0 and "vote" in told.output, told.output
+        ended = admin(cluster, 2).delete(f"/v1/requests/{asked['id']}")
+        assert (ended["state"], ended["reason"]) == ("cancelled", "cancelled by an operator")
+    finally:
+        admin(cluster).post("/v1/excluded", {"nodes": [4], "undo": True})
+
+
 def test_a_decommission_runs_to_its_end_and_stays_in_the_list(cluster: Nodes) -> None:
     host = f"{cluster.members[1].address}:{ADMIN_PORT}"
     result = CliRunner().invoke(root, ["topology", "decommission", "4", "--host", host, "-o", "json"])
@@ -426,6 +461,7 @@ def test_a_decommission_runs_to_its_end_and_stays_in_the_list(cluster: Nodes) ->
     listed = admin(cluster, 2).get("/v1/requests")["requests"]
     assert [(request["kind"], request["state"]) for request in listed] == [
         ("decommission", "done"),
+        ("decommission", "cancelled"),
         ("bootstrap", "done"),
     ]
     assert len(admin(cluster).get("/v1/nodes")["nodes"]) == 3

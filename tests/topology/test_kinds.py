@@ -165,7 +165,7 @@ def test_a_rebuild_that_fails_returns_the_node_to_normal() -> None:
     everybody = dict.fromkeys((A, B, C, D), history.now.epoch)
     reports = Reports(acknowledged=everybody, work={key: WorkReport.FAILED}, texts={key: "disk full"})
     decision = step(history.now, reports)
-    assert decision == Propose(CancelOperation(1, "rebuild failed on node 4: disk full"), 1)
+    assert decision == Propose(CancelOperation(1, "rebuild failed on node 4: disk full", failed=True), 1)
     history.submit(decision.transformation)
     run_out(history, 1)
     assert history.now.directory.by_id[D].state is NodeState.NORMAL

@@ -508,3 +508,13 @@ def test_a_thousand_queued_requests_do_not_slow_the_step() -> None:
         assert per_step_s < alone_s * 2 + 0.005
     finally:
         queue._refusal = real
+
+
+def test_a_request_whose_work_fails_ends_as_failed() -> None:
+    history = ring(4, 2)
+    history.submit(ask(LEAVE, 3))
+    proceed(history)
+    history.submit(CancelOperation(1, "stream failed on node 4: disk full", failed=True))
+    run_out(history, 1)
+    (ended,) = history.now.requests.ended
+    assert (ended.state, ended.outcome) == ("failed", "stream failed on node 4: disk full")

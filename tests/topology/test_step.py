@@ -145,7 +145,7 @@ def test_failed_work_sends_the_operation_back_with_the_reason() -> None:
     key = (1, Stage.WRITE_BOTH_READ_OLD, X)
     reports = Reports(acknowledged=aware(history), work={key: WorkReport.FAILED}, texts={key: "disk full"})
     decision = step(history.now, reports)
-    assert decision == Propose(CancelOperation(1, "stream failed on node 4: disk full"), 1)
+    assert decision == Propose(CancelOperation(1, "stream failed on node 4: disk full", failed=True), 1)
     history.submit(decision.transformation)
     assert isinstance(step(history.now, Reports(acknowledged=aware(history, A, B, C))), Propose)
 
