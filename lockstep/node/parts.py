@@ -246,6 +246,7 @@ class Parts(NodeFacts, abc.ABC):
             streams,
             self._own_id,
             self.liveness.alive,
+            self.replica.drain,
         )
         self.membership = Membership(
             runtime,

@@ -1,4 +1,4 @@
-"""Work of topology stages, done where its effect is: wiping ranges, streaming ranges in.
+"""Work of topology stages, done where its effect is: wiping ranges, streaming ranges in, cleaning up.
 
 Invariants: work runs only while its session is open in this node's own metadata, checked in the same step
 as each effect; the same order asked twice joins the running work; repeating finished work is harmless.
@@ -7,10 +7,10 @@ as each effect; the same order asked twice joins the running work; repeating fin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation, Stage
+from lockstep.metadata.operations import Operation, Stage, Transition
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.messages import RunWork, WorkStatus
 from lockstep.node.metadata_state import MetadataState
@@ -21,7 +21,7 @@ from lockstep.replication.streaming import StreamClient, StreamProgress
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.model import Replication
 from lockstep.storage.engine import StorageEngine
-from lockstep.topology.stages import Work, stage_row
+from lockstep.topology.stages import STREAMING, Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
 from lockstep.values.errors import LockstepError, PeerUnreachable, ServerFault, SessionClosed
 from lockstep.values.tokens import Range
@@ -42,7 +42,8 @@ class _Running:
 
 
 class WorkService:
-    """`alive(node)` orders stream sources; it never decides ownership."""
+    """`alive(node)` orders stream sources; it never decides ownership. `drain(epoch)` returns when every
+    write accepted here under an older epoch is finished."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class WorkService:
         streams: StreamClient,
         own_id: Callable[[], int],
         alive: Callable[[int], bool],
+        drain: Callable[[int], Awaitable[None]],
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -62,6 +64,7 @@ class WorkService:
         self._streams = streams
         self._own_id = own_id
         self._alive = alive
+        self._drain = drain
         self._running: dict[_Key, _Running] = {}
         internode.register(verbs.RUN_WORK, RunWork, WorkStatus, self._serve)
         state.listen(self._forget_closed)
@@ -99,8 +102,10 @@ class WorkService:
         try:
             row = stage_row(operation.kind, operation.stage)
             if row.work is Work.WIPE:
-                await self._wipe(operation)
-            elif row.work is Work.STREAM:
+                await self._wipe(operation, gained_ranges(operation, self._own_id()))
+            elif row.work is Work.CLEANUP:
+                await self._clean_up(operation)
+            elif row.work in STREAMING:
                 await self._stream(operation, running.progress)
             self._runtime.probes.reach("work.done")
         except LockstepError as error:
@@ -111,10 +116,17 @@ class WorkService:
         finally:
             running.done.set()
 
-    async def _wipe(self, operation: Operation) -> None:
-        """Delete whatever is still stored for the ranges this node is about to gain."""
-        own = self._own_id()
-        for replication, ranges in gained_ranges(operation, own):
+    async def _clean_up(self, operation: Operation) -> None:
+        """Wipe what this node gave away: it refuses all requests for it, and has finished the older ones."""
+        await self._drain(operation.stage_epoch)
+        self._runtime.probes.reach("work.cleans_up")
+        await self._wipe(operation, lost_ranges(operation, self._own_id()))
+
+    async def _wipe(
+        self, operation: Operation, wanted: Sequence[tuple[Replication, Sequence[Range]]]
+    ) -> None:
+        """Delete whatever is stored of ranges that this node is about to gain, or has lost."""
+        for replication, ranges in wanted:
             for table in table_ids(self._state.current, replication):
                 for range_ in ranges:
                     if not self._state.current.session_open(operation.session_id):
@@ -176,14 +188,22 @@ def _first(failures: BaseExceptionGroup[LockstepError]) -> LockstepError:
 
 def gained_ranges(operation: Operation, node: int) -> list[tuple[Replication, list[Range]]]:
     """Per replication, the ranges the node gains, adjacent ones joined."""
+    return _joined(transition for transition in operation.transitions if node in transition.gained)
+
+
+def lost_ranges(operation: Operation, node: int) -> list[tuple[Replication, list[Range]]]:
+    """Per replication, the ranges the node gives up, adjacent ones joined."""
+    return _joined(transition for transition in operation.transitions if node in transition.lost)
+
+
+def _joined(transitions: Iterable[Transition]) -> list[tuple[Replication, list[Range]]]:
     found: dict[Replication, list[Range]] = {}
-    for transition in operation.transitions:
-        if node in transition.gained:
-            ranges = found.setdefault(transition.replication, [])
-            if ranges and ranges[-1].right == transition.range.left:
-                ranges[-1] = Range(ranges[-1].left, transition.range.right)
-            else:
-                ranges.append(transition.range)
+    for transition in transitions:
+        ranges = found.setdefault(transition.replication, [])
+        if ranges and ranges[-1].right == transition.range.left:
+            ranges[-1] = Range(ranges[-1].left, transition.range.right)
+        else:
+            ranges.append(transition.range)
     return list(found.items())
 
 

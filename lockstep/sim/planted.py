@@ -120,7 +120,7 @@ def _reads_before_stream_ends() -> contextlib.AbstractContextManager[None]:
 
 
 def _skip_wipe() -> contextlib.AbstractContextManager[None]:
-    async def nothing(self: Any, operation: Any) -> None:
+    async def nothing(self: Any, operation: Any, wanted: Any) -> None:
         return None
 
     return replaced((work_module.WorkService, "_wipe", nothing))

@@ -30,6 +30,7 @@ def streaming(town: Town, drain_s: float) -> Operation:
     town.until(
         lambda: bool(town.newest.operations) and town.newest.operations[0].stage is Stage.WRITE_BOTH_READ_OLD
     )
+    town.until(lambda: town.node(4).cluster.epoch >= town.newest.operations[0].stage_epoch)
     return town.newest.operations[0]
 
 
@@ -106,6 +107,8 @@ def test_work_that_failed_is_asked_for_again_and_the_reason_is_visible() -> None
 def test_a_defect_in_work_is_told_and_not_waited_for() -> None:
     with Town() as town:
         operation = streaming(town, 3.0)
+        # The coordinator's own order runs by now, so that it is not the one that fails.
+        town.until(lambda: any(key[1] is operation.stage for key in town.node(4).work._running))
         town.world.settings = WorldSettings(stop_on_error=False)
         failing(town.node(4), 1, KeyError("planted"))
         # Another session's key, so that it is no join of the running work.
@@ -115,3 +118,31 @@ def test_a_defect_in_work_is_told_and_not_waited_for() -> None:
         status: WorkStatus = outcome.value
         assert status.state == "failed" and "planted" in status.text
         assert [error.kind for error in town.world.errors] == ["task"]
+
+
+def test_a_node_that_gave_a_range_away_wipes_it_once_nobody_asks_it_any_more() -> None:
+    with Town() as town:
+        streaming(town, 0.01)
+        wiped: list[tuple[int, int, int]] = []
+        for number in (1, 2, 3):
+            node = town.node(number)
+            watch_wipes(node, wiped)
+        town.until(lambda: town.ready(4))
+        town.until(lambda: not town.newest.operations)
+        assert wiped
+        ring = town.newest.placements.rings[-1]
+        for number, left, right in wiped:
+            for placed in ring.ranges:
+                if left < placed.range.right <= right:
+                    assert number not in placed.group.writes
+
+
+def watch_wipes(node: Node, wiped: list[tuple[int, int, int]]) -> None:
+    """Each wiped range, with the node's id, as it is asked of the engine."""
+    wipe = node.engine.wipe
+
+    async def seen(tables: Any, range_: Any) -> None:
+        wiped.append((node.node_id, range_.left, range_.right))
+        await wipe(tables, range_)
+
+    node.engine.wipe = seen  # type: ignore[method-assign, assignment]
