@@ -61,8 +61,9 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def request(self, request_id: str) -> dict[str, Any]:
         return self.admin.get(f"/v1/requests/{request_id}")
 
-    def submit(self, kind: str, node: int, *, dry_run: bool) -> dict[str, Any]:
-        return self.admin.post("/v1/requests", {"kind": kind, "node": node, "dry_run": dry_run})
+    def submit(self, kind: str, node: int, *, dry_run: bool, **more: Any) -> dict[str, Any]:
+        """`more`: what the kind needs beside, and the policy."""
+        return self.admin.post("/v1/requests", {"kind": kind, "node": node, "dry_run": dry_run, **more})
 
     def cancel(self, request_id: str) -> dict[str, Any]:
         return self.admin.delete(f"/v1/requests/{request_id}")

@@ -6,10 +6,11 @@ Invariant: a wait that ends early never says the operation failed; it prints the
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import click
+import msgspec
 
 from lockstep.cli import client, options, render
 from lockstep.cli.client import ClusterClient
@@ -22,35 +23,85 @@ POLL_S: Final = 0.2
 ENDED: Final = ("done", "failed", "cancelled")
 
 
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the options of a command that asks for an operation say."""
+
+    refuse: bool
+    dry_run: bool
+    wait: bool
+    timeout_s: float
+    host: str
+    call_timeout_s: float
+    output: str
+
+
 @click.group()
 def topology() -> None:
     """Change who is in the cluster."""
 
 
-@topology.command()
-@click.argument("node", metavar="NODE")
-@options.dry_run
-@options.wait
-@options.wait_timeout
-@options.host
-@options.call_timeout
-@options.output
-def decommission(
-    node: str, dry_run: bool, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str
-) -> int:
-    """Move everything off NODE (id, host id or address), then let it leave."""
-    cluster = client.connect(host, call_timeout_s)
+def _asking(command: Callable[..., int]) -> Callable[..., int]:
+    """The options of every command that asks for an operation."""
+    for option in (
+        options.output,
+        options.call_timeout,
+        options.host,
+        options.wait_timeout,
+        options.wait,
+        options.dry_run,
+        click.option("--refuse", is_flag=True, help="Begin at once or not at all, instead of waiting."),
+        click.argument("node", metavar="NODE"),
+    ):
+        command = option(command)
+    return command
+
+
+def _ask(kind: str, node: str, asked: Asked, **more: Any) -> int:
+    """Ask for an operation about a node, and follow it."""
+    cluster = client.connect(asked.host, asked.call_timeout_s)
     target = client.node_id(cluster.nodes().get("nodes", []), node)
-    answer = cluster.submit("decommission", target, dry_run=dry_run)
-    if dry_run:
-        _show(answer, output, "request-plan/1")
+    if asked.refuse:
+        more["policy"] = "refuse"
+    answer = cluster.submit(kind, target, dry_run=asked.dry_run, **more)
+    if asked.dry_run:
+        _show(answer, asked.output, "request-plan/1")
         return 0
-    if not wait:
-        _show(answer, output, "request/1")
+    if not asked.wait:
+        _show(answer, asked.output, "request/1")
         return 0
-    ended = follow(cluster, str(answer["id"]), timeout_s)
-    _show(ended, output, "request/1")
+    ended = follow(cluster, str(answer["id"]), asked.timeout_s)
+    _show(ended, asked.output, "request/1")
     return _exit_code(ended)
+
+
+@topology.command()
+@_asking
+def decommission(node: str, **asked: Any) -> int:
+    """Move everything off NODE (id, host id or address), then let it leave."""
+    return _ask("decommission", node, Asked(**asked))
+
+
+@topology.command()
+@_asking
+def remove(node: str, **asked: Any) -> int:
+    """Give what dead NODE held to other nodes, copied from its other replicas."""
+    return _ask("remove", node, Asked(**asked))
+
+
+@topology.command()
+@_asking
+@click.option("--token", "tokens", type=int, multiple=True, required=True, help="Once for each token.")
+def move(node: str, tokens: tuple[int, ...], **asked: Any) -> int:
+    """Have NODE own other tokens."""
+    return _ask("move", node, Asked(**asked), tokens=list(tokens))
+
+
+@topology.command()
+@_asking
+@click.option("--from", "source_dc", default="", metavar="DC", help="Copy only from this data centre.")
+def rebuild(node: str, source_dc: str, **asked: Any) -> int:
+    """Fill what NODE holds anew from other replicas."""
+    return _ask("rebuild", node, Asked(**asked), **({"source_dc": source_dc} if source_dc else {}))
 
 
 @topology.command()

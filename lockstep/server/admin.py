@@ -48,8 +48,10 @@ _TO = Parameter("to", "Last epoch, included", "integer", True)
 _REQUEST_BODY = {
     "type": "object",
     "properties": {
-        "kind": {"enum": ["decommission"]},
+        "kind": {"enum": ["decommission", "move", "remove", "rebuild"]},
         "node": {"type": "integer"},
+        "tokens": {"type": "array", "items": {"type": "integer"}},
+        "source_dc": {"type": "string"},
         "policy": {"enum": ["wait", "refuse"]},
         "dry_run": {"type": "boolean"},
     },

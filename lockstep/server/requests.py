@@ -23,7 +23,7 @@ from lockstep.topology.queue import Rule, why
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.stages import TABLES
 from lockstep.topology.transformations import PrepareOperation
-from lockstep.values.errors import ConfigurationError, LockstepError
+from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
 
@@ -162,6 +162,11 @@ class Requests:
     async def submit(self, body: Any) -> Document:
         """Ask for an operation, or say what it would do. Rejected or ConfigurationError."""
         wanted = _wanted(body)
+        if wanted.kind is OperationKind.REMOVE and self._node.liveness.alive(wanted.node):
+            raise Rejected(
+                f"node {wanted.node} is alive: only a dead node is removed",
+                hint=f"`lockstep topology decommission {wanted.node}` lets it hand over its data",
+            )
         if wanted.dry_run:
             return self._plan(wanted)
         epoch = await self._node.submit(wanted.request(f"an operator, through node {self._node.node_id}"))
@@ -224,15 +229,24 @@ class Requests:
 class _Wanted(msgspec.Struct, frozen=True):
     kind: OperationKind
     node: int
+    tokens: tuple[int, ...] = ()
+    source_dc: str = ""
     policy: Policy = Policy.WAIT
     dry_run: bool = False
 
     @property
     def transformation(self) -> PrepareOperation:
-        return PrepareOperation(self.kind, NodeId(self.node))
+        return PrepareOperation(self.kind, NodeId(self.node), self.tokens, source_dc=self.source_dc)
 
     def request(self, actor: str) -> EnqueueRequest:
-        return EnqueueRequest(self.kind, NodeId(self.node), policy=self.policy, actor=actor)
+        return EnqueueRequest(
+            self.kind,
+            NodeId(self.node),
+            self.tokens,
+            source_dc=self.source_dc,
+            policy=self.policy,
+            actor=actor,
+        )
 
 
 def _document(request: Request) -> Document:
@@ -264,10 +278,10 @@ def _wanted(body: Any) -> _Wanted:
         wanted = msgspec.convert(body, _Wanted)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"not a request: {error}") from error
-    if wanted.kind is not OperationKind.DECOMMISSION:
+    if wanted.kind in (OperationKind.BOOTSTRAP, OperationKind.REPLACE):
         raise ConfigurationError(
             f"{wanted.kind.value} is not asked for here",
-            hint="a new node bootstraps by itself when it starts",
+            hint="a new node asks for it by itself when it starts",
         )
     return wanted
 
