@@ -1,8 +1,9 @@
 """What must hold at every epoch and between neighbouring epochs, as functions that list violations.
 
 Ids are those of the design: PLC-1 replicas and coverage, PLC-2 adjacent quorums, PLC-3 (static half) new
-readers were writers, PLC-4 stale coordinators, OP-1 locks and operations. Used by checkers and tests,
-never by production decisions; counts are made independently of the code that computed the placements.
+readers were writers, PLC-4 stale coordinators, OP-1 locks and operations, REQ-1 and REQ-2 requests (see
+topology.request_invariants). Used by checkers and tests, never by production decisions; counts are made
+independently of the code that computed the placements.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from lockstep.metadata.operations import Operation, OperationKind, Stage, Transi
 from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import adjacent_safe, dc_factors, intersects, majority
 from lockstep.schema.model import Replication
+from lockstep.topology.request_invariants import check_requests
 from lockstep.topology.stages import Side, stage_row
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -27,6 +29,7 @@ def violations(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str, ..
         *check_locks(after),
         *check_adjacent(before, after),
         *check_endings(before, after),
+        *check_requests(before, after),
     )
 
 

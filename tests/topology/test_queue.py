@@ -26,6 +26,7 @@ from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState
 from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.transformations import Initialize
 from lockstep.topology import queue
+from lockstep.topology.invariants import violations
 from lockstep.topology.queue import Rule, choose, why
 from lockstep.topology.requests import CancelRequest, EnqueueRequest, FailRequest
 from lockstep.topology.step import Idle, Propose, Reports, Wait, step
@@ -439,6 +440,7 @@ def test_random_queues_run_what_the_obvious_search_runs(seed: int) -> None:
             if request.id not in ended_before:
                 assert request.id not in ends, "a request ends once"
                 ends[request.id] = history.now.epoch
+        assert violations(now, history.now) == ()
         assert not overlapping(history)
     assert len(ends) > 5
 
@@ -518,3 +520,25 @@ def test_a_request_whose_work_fails_ends_as_failed() -> None:
     run_out(history, 1)
     (ended,) = history.now.requests.ended
     assert (ended.state, ended.outcome) == ("failed", "stream failed on node 4: disk full")
+
+
+@pytest.mark.parametrize("planted", ["forgotten", "back", "changed", "twice"])
+def test_requests_that_go_astray_are_found(planted: str) -> None:
+    history = ring(6, 1)
+    for node in (2, 4):
+        history.submit(ask(LEAVE, node))
+    proceed(history)
+    before = history.now
+    requests = before.requests
+    running, queued = requests.live
+    if planted == "forgotten":
+        live: tuple[Request, ...] = (running,)
+    elif planted == "back":
+        live = (msgspec.structs.replace(running, state=RequestState.QUEUED, operation_id=0), queued)
+    elif planted == "changed":
+        live = (running, msgspec.structs.replace(queued, node=NodeId(5)))
+    else:
+        live = (running, msgspec.structs.replace(queued, node=running.node))
+    after = msgspec.structs.replace(before, requests=msgspec.structs.replace(requests, live=live))
+    assert [line for line in violations(before, after) if line.startswith("REQ")]
+    assert violations(before, before) == ()
