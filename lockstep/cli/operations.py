@@ -47,6 +47,13 @@ def show_plan(plan: Mapping[str, Any]) -> None:
     received = [f"node {one['node']} gets {one['ranges']}" for one in plan.get("receives") or []]
     if received:
         click.echo(f"ranges received: {', '.join(received)}")
+    moves = [f"{m['source']} to {m['target']}: {m['ranges']}" for m in plan.get("moves") or []]
+    if moves:
+        click.echo(f"ranges to copy, from node to node: {', '.join(moves)}")
+    if plan.get("starved"):
+        click.echo(f"{plan['starved']} ranges wait for replicas that are down")
+    if plan.get("point_of_no_return"):
+        click.echo(f"point of no return: {plan['point_of_no_return']}")
     steps = [dict(step) for step in plan.get("steps") or []]
     if steps:
         click.echo()
@@ -57,6 +64,19 @@ def show_plan(plan: Mapping[str, Any]) -> None:
         click.echo("\nthe first entry would change")
     for change in changes:
         click.echo(f"  {_change(change)}")
+
+
+def show_forced(answer: Mapping[str, Any]) -> None:
+    """Print a `force-remove/1` document: what was given up, or would be."""
+    verb = "would be" if answer.get("dry_run") else "was"
+    degraded = answer.get("degraded") or []
+    click.echo(f"node {answer.get('node')} {verb} given up at epoch {answer.get('epoch')}")
+    click.echo(f"way back: {answer.get('way_back')}")
+    click.echo(f"degraded until they are repaired: {len(degraded)} ranges")
+    for one in degraded:
+        lacking = ", ".join(f"node {node} may lack writes" for node in one.get("missing") or [])
+        lacking = lacking or "nobody is sure to have all"
+        click.echo(f"  ({one['left']}, {one['right']}] of {one['replication']}: {lacking}")
 
 
 def progress_lines(request: Mapping[str, Any]) -> list[str]:

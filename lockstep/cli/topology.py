@@ -14,8 +14,8 @@ import msgspec
 
 from lockstep.cli import client, options, render
 from lockstep.cli.client import ClusterClient
-from lockstep.cli.operations import epochs_text, progress_lines, show_plan, show_request
-from lockstep.cli.status import progress_text
+from lockstep.cli.operations import epochs_text, progress_lines, show_forced, show_plan, show_request
+from lockstep.cli.status import progress_text, waiting_lines
 from lockstep.values.errors import OutcomeUnknown, PeerError
 
 #: How often a wait asks again; a person sees no delay, a node no load.
@@ -63,6 +63,9 @@ def _ask(kind: str, node: str, asked: Asked, **more: Any) -> int:
     if asked.refuse:
         more["policy"] = "refuse"
     answer = cluster.submit(kind, target, dry_run=asked.dry_run, **more)
+    if more.get("force"):
+        _show(answer, asked.output, "force-remove/1")
+        return 0
     if asked.dry_run:
         _show(answer, asked.output, "request-plan/1")
         return 0
@@ -83,9 +86,11 @@ def decommission(node: str, **asked: Any) -> int:
 
 @topology.command()
 @_asking
-def remove(node: str, **asked: Any) -> int:
+@click.option("--force", is_flag=True, help="Give up what only NODE had; ranges stay degraded till repaired.")
+@click.option("--reason", default="", metavar="TEXT", help="Why it is forced, for people who look later.")
+def remove(node: str, force: bool, reason: str, **asked: Any) -> int:
     """Give what dead NODE held to other nodes, copied from its other replicas."""
-    return _ask("remove", node, Asked(**asked))
+    return _ask("remove", node, Asked(**asked), **({"force": True, "reason": reason} if force else {}))
 
 
 @topology.command()
@@ -161,10 +166,15 @@ def requests(host: str, call_timeout_s: float, output: str) -> None:
         click.echo("no requests")
     columns = ("id", "kind", "node", "state", "stage")
     table = [
-        [*(row.get(name) for name in columns), epochs_text(row), progress_text(row.get("progress") or {})]
+        [
+            *(row.get(name) for name in columns),
+            epochs_text(row),
+            progress_text(row.get("progress") or {}),
+            "; ".join(waiting_lines(row)),
+        ]
         for row in rows
     ]
-    render.table([*columns, "epochs", "moved"], table)
+    render.table([*columns, "epochs", "moved", "waits"], table)
 
 
 @topology.command()
@@ -225,6 +235,8 @@ def _show(answer: Mapping[str, Any], output: str, schema: str) -> None:
         render.json_out(answer, schema)
     elif schema == "request-plan/1":
         show_plan(answer)
+    elif schema == "force-remove/1":
+        show_forced(answer)
     else:
         show_request(answer)
 

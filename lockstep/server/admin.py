@@ -52,6 +52,8 @@ _REQUEST_BODY = {
         "node": {"type": "integer"},
         "tokens": {"type": "array", "items": {"type": "integer"}},
         "source_dc": {"type": "string"},
+        "force": {"type": "boolean"},
+        "reason": {"type": "string"},
         "policy": {"enum": ["wait", "refuse"]},
         "dry_run": {"type": "boolean"},
     },

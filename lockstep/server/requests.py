@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.diff import ABSENT, diff
 from lockstep.metadata.directory import NodeInfo
 from lockstep.metadata.membership import without_vote
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.requests import Policy, Request, RequestState
 from lockstep.server.http import get_json
+from lockstep.server.request_plans import SUBSTITUTING, force_plan, forced, operation_plan
 from lockstep.server.service_requests import waiting_for_voters
 from lockstep.topology.explain import can_cancel, headline
+from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.queue import Rule, why
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
-from lockstep.topology.stages import TABLES
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
 from lockstep.values.ids import NodeId
@@ -34,11 +33,8 @@ Document = dict[str, Any]
 
 #: Where a node says what it knows by itself.
 LIVE_PATH = "/v1/requests/live"
-#: The step before all others, where the node votes on metadata.
-_SUBSTITUTING = "substituting_voter"
-_SUBSTITUTION = {"stage": _SUBSTITUTING, "work": "another node gets its vote"}
-#: Metadata differences that a dry run shows.
-_DIFFERENCES_SHOWN_MAX = 200
+#: Kinds after which their node is gone, and may not vote.
+_DEPARTING = (OperationKind.DECOMMISSION, OperationKind.REMOVE)
 
 
 class Requests:
@@ -151,7 +147,7 @@ class Requests:
             waiting += waiting_for_voters(node)
         return {
             **_document(request),
-            "stage": _SUBSTITUTING if votes else None,
+            "stage": SUBSTITUTING if votes else None,
             "waiting": waiting,
             "headline": f"{request.title()}: queued" + (f", {found.reason}" if found is not None else ""),
             "cancellable": True,
@@ -167,6 +163,8 @@ class Requests:
                 f"node {wanted.node} is alive: only a dead node is removed",
                 hint=f"`lockstep topology decommission {wanted.node}` lets it hand over its data",
             )
+        if wanted.force:
+            return await self._force(wanted)
         if wanted.dry_run:
             return self._plan(wanted)
         epoch = await self._node.submit(wanted.request(f"an operator, through node {self._node.node_id}"))
@@ -191,48 +189,32 @@ class Requests:
 
     def _plan(self, wanted: _Wanted) -> Document:
         before = self._node.cluster
-        votes = self._votes(wanted.node)
+        votes = wanted.kind in _DEPARTING and self._votes(wanted.node)
         if votes:
             before = without_vote(before, NodeId(wanted.node))
-        after = wanted.transformation.apply(before, before.epoch + 1)
-        operation = after.operations[-1]
-        gained: dict[int, int] = {}
-        for transition in operation.transitions:
-            for node in transition.gained:
-                gained[node] = gained.get(node, 0) + 1
-        return {
-            "schema": "request-plan/1",
-            "kind": wanted.kind.value,
-            "node": wanted.node,
-            "epoch": before.epoch,
-            "ranges": len(operation.transitions),
-            "way_back": "can be cancelled until reads move to the new replicas",
-            "steps": [
-                *([_SUBSTITUTION] if votes else []),
-                *(
-                    {
-                        "stage": row.stage.value,
-                        "writes": row.writes.value,
-                        "reads": row.reads.value,
-                        "barrier": row.barrier,
-                        "drain": row.drain.value,
-                        "work": row.work.value,
-                    }
-                    for row in TABLES[operation.kind]
-                ),
-            ],
-            "receives": [{"node": node, "ranges": count} for node, count in sorted(gained.items())],
-            "changes": _changes(before, after),
-        }
+        alive = self._node.liveness.alive
+        dead = tuple(node for node in before.directory.present_ids if not alive(node))
+        return operation_plan(before, wanted.transformation, dead, votes=votes)
+
+    async def _force(self, wanted: _Wanted) -> Document:
+        entry = ForceRemove(NodeId(wanted.node), wanted.reason)
+        if wanted.dry_run:
+            return force_plan(self._node.cluster, entry)
+        epoch = await self._node.submit(entry)
+        return forced(self._node.cluster, entry, epoch)
 
 
 class _Wanted(msgspec.Struct, frozen=True):
+    """`force` gives the node up without moving its data; `reason` is kept with that."""
+
     kind: OperationKind
     node: int
     tokens: tuple[int, ...] = ()
     source_dc: str = ""
     policy: Policy = Policy.WAIT
     dry_run: bool = False
+    force: bool = False
+    reason: str = ""
 
     @property
     def transformation(self) -> PrepareOperation:
@@ -283,16 +265,6 @@ def _wanted(body: Any) -> _Wanted:
             f"{wanted.kind.value} is not asked for here",
             hint="a new node asks for it by itself when it starts",
         )
+    if wanted.force and wanted.kind is not OperationKind.REMOVE:
+        raise ConfigurationError(f"a {wanted.kind.value} is not forced", hint="only a remove is")
     return wanted
-
-
-def _changes(before: ClusterMetadata, after: ClusterMetadata) -> list[Document]:
-    found = [change for change in diff(before, after) if not change.path.startswith(("epoch", "hash"))]
-    return [
-        {
-            "path": change.path,
-            "before": None if change.before == ABSENT else change.before,
-            "after": None if change.after == ABSENT else change.after,
-        }
-        for change in found[:_DIFFERENCES_SHOWN_MAX]
-    ]

@@ -98,6 +98,39 @@ def test_each_command_asks_for_its_path_and_prints_json_with_a_schema(
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "body"),
+    [
+        (["remove", "3"], {"kind": "remove"}),
+        (["decommission", "3", "--refuse"], {"kind": "decommission", "policy": "refuse"}),
+        (["move", "3", "--token", "7", "--token", "9"], {"kind": "move", "tokens": [7, 9]}),
+        (["rebuild", "3", "--from", "dc2"], {"kind": "rebuild", "source_dc": "dc2"}),
+    ],
+)
+def test_operations_are_asked_for_with_what_they_need(arguments: list[str], body: dict[str, object]) -> None:
+    answers = {"GET /v1/nodes": NODES, "POST /v1/requests": {"id": "17", "state": "queued"}}
+    result, fake = ask(answers, "topology", *arguments, "--no-wait")
+    assert result.exit_code == 0, result.output
+    assert fake.calls[-1] == ("POST /v1/requests", {"node": 3, "dry_run": False, **body})
+
+
+def test_a_queued_request_is_listed_with_what_it_waits_for() -> None:
+    reason = "at most 4 operations run at once"
+    waiting = [{"node": None, "operation": 1, "rule": "parallel", "reason": reason}]
+    row = {"id": "9", "kind": "move", "node": 2, "state": "queued", "requested_epoch": 8, "waiting": waiting}
+    result, _ = ask({"GET /v1/requests": {"requests": [row]}}, "topology", "requests")
+    assert "queued" in result.output and "from 8" in result.output
+    assert "waits in the queue: at most 4 operations run at once" in result.output
+
+
+def test_nodes_are_excluded_by_any_of_their_names() -> None:
+    answers = {"GET /v1/nodes": NODES, "POST /v1/excluded": {"excluded": []}}
+    result, fake = ask(answers, "topology", "exclude", "3", "--undo")
+    assert (result.exit_code, result.output) == (0, "no node is excluded\n")
+    wanted = {"nodes": [3], "undo": True, "reason": "", "dry_run": False}
+    assert fake.calls[-1] == ("POST /v1/excluded", wanted)
+
+
 def test_ring_of_a_keyspace_lists_its_ranges_and_replicas() -> None:
     ranges = [{"start": -10, "end": 0, "reads": [1, 2], "writes": [1, 2, 3]}]
     answer = {"schema": "placements/1", "epoch": 42, "keyspace": "shop", "ranges": ranges}
@@ -342,3 +375,21 @@ def test_colour_and_boxes_appear_only_on_a_terminal_that_wants_them(
 def test_verify_refuses_to_start_where_the_log_has_nothing(first: str) -> None:
     result, _ = ask({"GET /v1/status": status(epoch=42)}, "metadata", "verify", "--from", first)
     assert (result.exit_code, "42 are no range" in result.output) == (2, True), result.output
+
+
+def test_a_forced_removal_says_what_was_given_up_and_waits_for_nothing() -> None:
+    answer = {
+        "schema": "force-remove/1",
+        "node": 2,
+        "epoch": 9,
+        "dry_run": False,
+        "way_back": "none",
+        "degraded": [{"replication": "SimpleStrategy", "left": 1, "right": 5, "missing": [3]}],
+    }
+    arguments = ("topology", "remove", "2", "--force", "--reason", "burnt")
+    result, fake = ask({"GET /v1/nodes": NODES, "POST /v1/requests": answer}, *arguments)
+    assert result.exit_code == 0, result.output
+    wanted = {"kind": "remove", "node": 2, "dry_run": False, "force": True, "reason": "burnt"}
+    assert fake.calls[-1][1] == wanted
+    assert "node 2 was given up at epoch 9" in result.stdout
+    assert "(1, 5] of SimpleStrategy: node 3 may lack writes" in result.stdout

@@ -1,0 +1,117 @@
+"""Dry runs for the admin API: what an operation, or giving a node up, would do, as documents.
+
+Invariant: a plan is made by the real transformations on a copy of this node's metadata and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.diff import ABSENT, diff
+from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.preview import StepPreview, preview
+from lockstep.topology.stages import TABLES
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.ids import NodeId
+
+Document = dict[str, Any]
+
+#: Metadata differences that a dry run shows.
+_DIFFERENCES_SHOWN_MAX = 200
+#: The step before all others, where the node votes on metadata.
+SUBSTITUTING = "substituting_voter"
+_SUBSTITUTION = {"stage": SUBSTITUTING, "work": "another node gets its vote"}
+
+
+def operation_plan(
+    before: ClusterMetadata, wanted: PrepareOperation, dead: tuple[NodeId, ...], *, votes: bool
+) -> Document:
+    """A `request-plan/1` document; Rejected where the operation would be."""
+    found = preview(before, wanted, dead)
+    operation = found.operation
+    gained: dict[int, int] = {}
+    for transition in operation.transitions:
+        for node in transition.gained:
+            gained[node] = gained.get(node, 0) + 1
+    by_stage = {step.row.stage: step for step in found.steps}
+    forward = found.point_of_no_return
+    return {
+        "schema": "request-plan/1",
+        "kind": wanted.kind.value,
+        "node": int(wanted.node),
+        "replaced": int(wanted.replaced) or None,
+        "epoch": before.epoch,
+        "ranges": len(operation.transitions),
+        "way_back": "can be cancelled until reads move to the new replicas"
+        if forward is not None
+        else "can be cancelled until its end",
+        "point_of_no_return": forward.value if forward is not None else None,
+        "steps": [
+            *([_SUBSTITUTION] if votes else []),
+            *(_step(row, by_stage.get(row.stage)) for row in TABLES[operation.kind]),
+        ],
+        "receives": [{"node": node, "ranges": count} for node, count in sorted(gained.items())],
+        "moves": [
+            {"source": int(move.source), "target": int(move.target), "ranges": move.ranges}
+            for move in found.movements
+        ],
+        "starved": found.starved,
+        "changes": changes(before, found.first),
+        "afterwards": changes(before, found.last),
+    }
+
+
+def _step(row: Any, step: StepPreview | None) -> Document:
+    """`asked` and `workers` are of the way forward; a way back asks nobody before it is taken."""
+    return {
+        "stage": row.stage.value,
+        "writes": row.writes.value,
+        "reads": row.reads.value,
+        "barrier": row.barrier,
+        "drain": row.drain.value,
+        "work": row.work.value,
+        "asked": [int(node) for node in step.barrier] if step is not None else [],
+        "workers": [int(node) for node in step.workers] if step is not None else [],
+    }
+
+
+def force_plan(before: ClusterMetadata, wanted: ForceRemove) -> Document:
+    """A `force-remove/1` document of a copy; Rejected where the entry would be."""
+    after = wanted.apply(before, before.epoch + 1)
+    return {**forced(after, wanted, before.epoch + 1), "dry_run": True, "changes": changes(before, after)}
+
+
+def forced(after: ClusterMetadata, wanted: ForceRemove, epoch: int) -> Document:
+    """What giving the node up by the entry of `epoch` left behind."""
+    return {
+        "schema": "force-remove/1",
+        "node": int(wanted.node),
+        "epoch": epoch,
+        "dry_run": False,
+        "way_back": "none: the data that only this node had is given up",
+        "degraded": [
+            {
+                "replication": one.replication.strategy,
+                "left": one.range.left,
+                "right": one.range.right,
+                "missing": [int(node) for node in one.missing],
+            }
+            for one in after.degraded
+            if one.since_epoch == epoch
+        ],
+        "changes": [],
+    }
+
+
+def changes(before: ClusterMetadata, after: ClusterMetadata) -> list[Document]:
+    """Differences of two values but for their epochs, the first of them."""
+    found = [change for change in diff(before, after) if not change.path.startswith(("epoch", "hash"))]
+    return [
+        {
+            "path": change.path,
+            "before": None if change.before == ABSENT else change.before,
+            "after": None if change.after == ABSENT else change.after,
+        }
+        for change in found[:_DIFFERENCES_SHOWN_MAX]
+    ]

@@ -1,0 +1,79 @@
+"""Dry runs and forced removals as the admin API tells them, and what it refuses for people's sake."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lockstep.metadata.directory import NodeState
+from lockstep.server.requests import Requests
+from lockstep.values.errors import ConfigurationError, Rejected
+from tests.metadata.histories import History, simple, started
+
+
+class Place:
+    """Requests of a node whose metadata is a history, and that believes some nodes dead."""
+
+    def __init__(self, dead: tuple[int, ...] = (4,)) -> None:
+        self.history: History = started([(100,), (200,), (300,), (400,)], ("ks", simple(2)))
+        self.dead = dead
+        place = self
+
+        class Seen(SimpleNamespace):
+            @property
+            def cluster(self) -> Any:
+                return place.history.now
+
+            async def submit(self, body: Any) -> int:
+                return place.history.submit(body).epoch
+
+        node = Seen(
+            liveness=SimpleNamespace(alive=lambda node: node not in self.dead),
+            management=SimpleNamespace(group=None),
+            topology=SimpleNamespace(blocking=(), progress={}, follows=lambda: ""),
+            runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
+            is_leader=True,
+            node_id=1,
+        )
+        self.requests = Requests(node)  # type: ignore[arg-type]
+
+    def ask(self, **body: Any) -> dict[str, Any]:
+        return asyncio.run(self.requests.submit(body))
+
+
+def test_a_dry_run_of_a_removal_tells_steps_moves_and_the_way_back_and_changes_nothing() -> None:
+    place = Place()
+    before = place.history.now
+    plan = place.ask(kind="remove", node=4, dry_run=True)
+    assert place.history.now is before
+    assert plan["schema"] == "request-plan/1" and plan["point_of_no_return"] == "write_both_read_new"
+    assert plan["moves"] and all(4 not in (m["source"], m["target"]) for m in plan["moves"])
+    steps = {step["stage"]: step for step in plan["steps"]}
+    assert steps["prepared"]["asked"] and 4 not in steps["prepared"]["asked"]
+    assert steps["write_both_read_old"]["workers"] == [one["node"] for one in plan["receives"]]
+    assert any("directory" in change["path"] for change in plan["afterwards"])
+
+
+def test_a_live_node_is_neither_removed_nor_given_up() -> None:
+    place = Place(dead=())
+    for force in (False, True):
+        with pytest.raises(Rejected, match="node 4 is alive"):
+            place.ask(kind="remove", node=4, force=force, dry_run=True)
+
+
+def test_a_forced_removal_tells_what_it_degrades_before_and_does_it_then() -> None:
+    place = Place()
+    plan = place.ask(kind="remove", node=4, force=True, dry_run=True)
+    assert plan["dry_run"] and plan["changes"] and place.history.now.degraded == ()
+    done = place.ask(kind="remove", node=4, force=True, reason="burnt")
+    assert done["degraded"] == plan["degraded"] and len(done["degraded"]) == len(place.history.now.degraded)
+    assert place.history.now.directory.by_id[4].state is NodeState.LEFT
+    assert done["epoch"] == place.history.now.epoch
+
+
+def test_only_a_removal_is_forced() -> None:
+    with pytest.raises(ConfigurationError, match="a move is not forced"):
+        Place().ask(kind="move", node=2, tokens=[5], force=True)

@@ -1,0 +1,77 @@
+"""A dry run is the operation itself on a copy: what it says is what then happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.topology.barriers import barrier_need
+from lockstep.topology.preview import preview
+from lockstep.topology.stages import Work
+from lockstep.topology.streams import stream_plan
+from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
+from lockstep.values.ids import NodeId
+from tests.metadata.histories import History, simple, started
+from tests.topology.drills import refused, replacing
+
+D, X = NodeId(4), NodeId(5)
+KINDS = [
+    PrepareOperation(OperationKind.DECOMMISSION, D),
+    PrepareOperation(OperationKind.REMOVE, D),
+    PrepareOperation(OperationKind.MOVE, D, (150,)),
+    PrepareOperation(OperationKind.REPLACE, X, replaced=D),
+    PrepareOperation(OperationKind.REBUILD, D),
+]
+
+
+def four(factor: int = 3) -> History:
+    history = started([(100,), (200,), (300,), (400,)], ("ks", simple(factor)))
+    history.submit(replacing(5, history.now.directory.by_id[D]))
+    return history
+
+
+@pytest.mark.parametrize("body", KINDS)
+def test_what_is_foretold_is_what_happens(body: PrepareOperation) -> None:
+    history = four()
+    before = history.now
+    told = preview(before, body)
+    assert history.now is before
+    history.submit(body)
+    assert told.operation == history.now.operations[0]
+    assert told.first.placements == history.now.placements
+    copied: dict[tuple[NodeId, NodeId], int] = {}
+    for step in told.steps:
+        operation = history.now.operations[0]
+        assert operation.stage is step.row.stage
+        assert set(barrier_need(operation, history.now).nodes()) <= set(step.barrier)
+        if step.row.work in (Work.STREAM, Work.REBUILD):
+            for task in stream_plan(operation, history.now, ()):
+                for source in task.sources:
+                    copied[source, task.target] = copied.get((source, task.target), 0) + 1
+        history.submit(AdvanceOperation(operation.id, operation.stage))
+    assert history.now.operations == ()
+    assert told.last.directory == history.now.directory
+    assert told.last.placements == history.now.placements
+    assert {(m.source, m.target): m.ranges for m in told.movements} == copied and copied
+    assert told.starved == 0
+
+
+def test_the_point_of_no_return_is_where_reads_move() -> None:
+    history = four()
+    assert preview(history.now, KINDS[1]).point_of_no_return is Stage.WRITE_BOTH_READ_NEW
+    assert preview(history.now, KINDS[4]).point_of_no_return is None
+
+
+def test_ranges_that_have_no_sources_now_are_counted() -> None:
+    told = preview(four().now, KINDS[1], dead=(NodeId(2), D))
+    assert told.starved > 0
+    assert all(move.source not in (NodeId(2), D) for move in told.movements)
+
+
+def test_a_plan_of_what_would_be_refused_is_refused_alike() -> None:
+    history = four(1)
+    for body in KINDS[1:2]:
+        message = refused(history, body)
+        with pytest.raises(Exception, match="only node 4 is sure") as caught:
+            preview(history.now, body)
+        assert caught.value.message == message  # type: ignore[attr-defined]
