@@ -22,6 +22,7 @@ class Wanted(enum.StrEnum):
     """Changes that may have to wait."""
 
     RING = "ring operation"
+    FORCE = "giving a node up by force"
     SCHEMA_MOVING = "schema change that makes or drops a ring or moves tables to another"
     SCHEMA = "any other schema change"
     MEMBERSHIP = "registration of a node, extension"
@@ -68,6 +69,11 @@ _ROWS: Mapping[tuple[Wanted, Held], Conflict] = {
         Scope.SAME_NODE, "nobody hears a node that is shut out, so it cannot take part"
     ),
     (Wanted.RING, Held.FREEZE): _FROZEN,
+    (Wanted.FORCE, Held.RING): Conflict(
+        Scope.ALWAYS, "a running operation counts on the replicas that it would take away"
+    ),
+    (Wanted.FORCE, Held.VOTE): Conflict(Scope.SAME_NODE, "another node gets its vote first"),
+    (Wanted.FORCE, Held.FREEZE): _FROZEN,
     (Wanted.SCHEMA_MOVING, Held.RING): Conflict(
         Scope.ALWAYS, "a running operation planned the rings and the tables on them as they were"
     ),
@@ -94,6 +100,7 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.REGISTER: Wanted.MEMBERSHIP,
     EntryKind.SET_EXTENSION: Wanted.MEMBERSHIP,
     EntryKind.SCHEMA_CHANGE: Wanted.SCHEMA,
+    EntryKind.FORCE_REMOVE: Wanted.FORCE,
     EntryKind.UPDATE_NODE: Wanted.FACTS,
     EntryKind.SNAPSHOT: Wanted.FACTS,
     EntryKind.TRUNCATE_LOG: Wanted.FACTS,

@@ -183,6 +183,14 @@ def _running(request: Request, operation_id: int, epoch: int) -> Request:
     )
 
 
+def without_node(requests: Requests, node: NodeId, outcome: str, epoch: int) -> Requests:
+    """The requests once a node is gone for good: a queued one about it fails, with this outcome."""
+    request = requests.by_node.get(node)
+    if request is None or request.state is not RequestState.QUEUED:
+        return requests
+    return requests.with_ended(request.id, RequestState.FAILED, outcome, epoch)
+
+
 def failing(requests: Requests, operation_id: int) -> Requests:
     """The requests once the work of an operation has failed for good: it is on its way back."""
     return requests.with_changed(

@@ -11,8 +11,10 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded, without_node, without_range
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.membership import without_leaving
 from lockstep.metadata.operations import OperationKind, Transition
 from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.requests import without_node as without_node_requests
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import Delta, GroupChange, differences, merged, with_groups
 from lockstep.placement.strategies import compute
@@ -48,6 +50,10 @@ class ForceRemove(msgspec.Struct, frozen=True, array_like=True):
             placements=cluster.placements.with_rings(tuple(rings)),
             degraded=tuple(degraded),
             excluded=tuple(one for one in cluster.excluded if one.node != self.node),
+            service=without_leaving(cluster.service, self.node),
+            requests=without_node_requests(
+                cluster.requests, self.node, f"node {self.node} was given up by force", epoch
+            ),
         )
 
 

@@ -26,6 +26,7 @@ from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState
 from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.transformations import Initialize
 from lockstep.topology import queue
+from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.invariants import violations
 from lockstep.topology.queue import Rule, choose, why
 from lockstep.topology.requests import CancelRequest, EnqueueRequest, FailRequest
@@ -542,3 +543,13 @@ def test_requests_that_go_astray_are_found(planted: str) -> None:
     after = msgspec.structs.replace(before, requests=msgspec.structs.replace(requests, live=live))
     assert [line for line in violations(before, after) if line.startswith("REQ")]
     assert violations(before, before) == ()
+
+
+def test_the_queued_request_of_a_node_that_is_given_up_fails_in_the_same_entry() -> None:
+    history = ring(6, 1)
+    history.submit(ask(LEAVE, 2))
+    history.submit(ask(LEAVE, 3))
+    history.submit(ForceRemove(NodeId(3), "burnt"))
+    (ended,) = history.now.requests.ended
+    assert (ended.node, ended.state, ended.outcome) == (3, "failed", "node 3 was given up by force")
+    assert history.now.service.leaving == (2,)
