@@ -98,6 +98,10 @@ def cql(quick: bool) -> dict[str, Any]:
     return _lines("cql_plan.py")
 
 
+def requests(quick: bool) -> dict[str, Any]:
+    return _lines("request_queue.py")
+
+
 def storage(quick: bool) -> dict[str, Any]:
     return _lines("storage_paths.py", *(("2000",) if quick else ()))
 
@@ -122,6 +126,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "schema": schema,
     "internode": internode,
     "cql": cql,
+    "requests": requests,
     "storage": storage,
 }
 
