@@ -41,6 +41,7 @@ MEANINGS = {
     "cluster.founders": "up to 16 internode addresses, the same on each: these nodes found the cluster together",
     "cluster.seeds": "internode addresses that a joining node asks",
     "cluster.join": "`false` allows a file without founders and seeds, for a node that is a member already",
+    "cluster.replaces": "id of a dead node whose place a new one takes, also at its address; 0 for none",
     "network.address": "where the node listens, and how others reach it",
     "network.internode_port": "for other nodes",
     "network.cql_port": "for drivers",

@@ -78,6 +78,15 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return {(n.address, n.internode_port): n for n in self.nodes if n.state is not NodeState.LEFT}
 
     @cached_property
+    def shadowed(self) -> frozenset[NodeId]:
+        """Dead nodes whose address another node has taken over: nothing may be sent to them any more."""
+        return frozenset(
+            n.id
+            for n in self.nodes
+            if n.state is not NodeState.LEFT and self.by_address[n.address, n.internode_port].id != n.id
+        )
+
+    @cached_property
     def present_ids(self) -> tuple[NodeId, ...]:
         """Ids of the nodes that have not left, ascending."""
         return tuple(node.id for node in self.nodes if node.state is not NodeState.LEFT)

@@ -41,12 +41,17 @@ class NodeSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the node finds its cluster. A node whose own address is among the founders founds it."""
+    """How the node finds its cluster. A node whose own address is among the founders founds it.
+
+    `replaces`: the id of a dead node whose place and tokens a new node takes, maybe at its address; 0 joins
+    beside the others.
+    """
 
     name: Name = "lockstep"
     founders: tuple[str, ...] = ()
     seeds: tuple[str, ...] = ()
     join: bool = True
+    replaces: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class NetworkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -85,7 +85,9 @@ class Liveness:
         self._listeners.append(listener)
 
     def alive(self, node: int) -> bool:
-        """This node always seems alive to itself."""
+        """This node always seems alive to itself, and nobody does whose address another node has taken."""
+        if NodeId(node) in self._state.current.directory.shadowed:
+            return False
         return self._detector.alive(node, self._monotonic_s()) or node == self._own_id()
 
     def heard(self, peer: PeerInfo) -> None:
@@ -106,10 +108,12 @@ class Liveness:
     def _receive(self, peer: PeerInfo, ping: Ping, respond: Respond) -> None:
         self.heard(peer)
         self._hear_leading(peer.node_id, ping)
-        respond(Ping(self._generation, self._leads()))
+        respond(Ping(self._generation, self._leads(), self._own_id()))
 
     def replied(self, context: NodeId, reply: Ping, sender_epoch: int) -> None:
-        """A ping to the node `context` was answered."""
+        """A ping to the node `context` was answered, maybe by another one that stands at its address now."""
+        if reply.node != context:
+            return
         self._heard(context)
         self._hear_leading(context, reply)
 
@@ -143,7 +147,7 @@ class Liveness:
 
     def _ping(self, chosen: tuple[int, ...]) -> None:
         directory = self._state.current.directory
-        ping = encode(Ping(self._generation, self._leads()))
+        ping = encode(Ping(self._generation, self._leads(), self._own_id()))
         deadline_s = self._monotonic_s() + PING_TIMEOUT_MS / 1000
         for node_id in chosen:
             node = directory.by_id[NodeId(node_id)]

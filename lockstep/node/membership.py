@@ -41,11 +41,14 @@ from lockstep.values.errors import (
     PreconditionError,
     Rejected,
 )
+from lockstep.values.ids import NodeId
 
 #: Between two looks at the same thing that others must do first.
 POLL_MS = 20
 #: Between two attempts at something that was refused or did not answer.
 RETRY_MS = 250
+#: A node in one of these states serves while an operation about it runs.
+_SERVING = (NodeState.DECOMMISSIONING, NodeState.REMOVING, NodeState.REBUILDING)
 #: One question to a seed.
 ASK_TIMEOUT_MS = 2000
 #: One submission during start.
@@ -156,7 +159,7 @@ class Membership:
             own = self.own
             if own is not None and own.state is NodeState.NORMAL:
                 return
-            if own is not None and own.state in (NodeState.LEFT, NodeState.DECOMMISSIONING):
+            if own is not None and own.state in (NodeState.LEFT, *_SERVING):
                 if own.state is NodeState.LEFT:
                     raise PreconditionError(
                         "this node has left the cluster",
@@ -207,12 +210,19 @@ class Membership:
                 version=described.version,
                 log_version=described.log_version,
                 may_vote=self._configuration.cms.processor == RAFT,
+                replaces=NodeId(self._configuration.cluster.replaces),
             ),
             SUBMIT_TIMEOUT_MS,
         )
 
     async def _request_bootstrap(self, own: NodeInfo) -> None:
         cluster = self._state.current
+        if own.replaces:
+            replace = EnqueueRequest(
+                OperationKind.REPLACE, own.id, replaced=own.replaces, actor=f"node {own.id}"
+            )
+            await self._submitter.submit(replace, SUBMIT_TIMEOUT_MS)
+            return
         owned = [node.tokens for node in cluster.directory.nodes]
         # Those that wait to join own their tokens by the time it is this node's turn.
         owned += [request.tokens for request in cluster.requests.live if request.tokens]

@@ -215,10 +215,13 @@ class Node(Parts):
             node_id=self.node_id,
             address=network.address,
             port=network.internode_port,
+            replaces=self.configuration.cluster.replaces,
         )
 
     def _accept(self, hello: Hello) -> str | None:
         known = self.cluster.directory.by_address.get((hello.address, hello.port))
+        if known is not None and hello.replaces == known.id and not self.liveness.alive(known.id):
+            return None
         if known is not None and hello.host_id and known.host_id != hello.host_id:
             return f"{hello.address} belongs to node {known.id} (host {known.host_id}) of this cluster"
         return None

@@ -192,7 +192,7 @@ class TopologyDriver:
 
     async def _query(self, cluster: ClusterMetadata, node: int, epoch: int) -> None:
         info = cluster.directory.by_id.get(NodeId(node))
-        if info is None or node == self._own_id():
+        if info is None or node == self._own_id() or node in cluster.directory.shadowed:
             return
         try:
             reply: EpochReply = await self._internode.request(

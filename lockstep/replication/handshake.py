@@ -18,6 +18,7 @@ Address = tuple[str, int]
 class Hello(msgspec.Struct, frozen=True, array_like=True):
     """`cluster_id` "" and `lineage` () are a node that has not joined yet; `node_id` 0 likewise.
 
+    `replaces` is the id of the dead node whose place the sender is to take, maybe at its address; else 0.
     `purpose` is free text for logs ("node", "cli"). `address` and `port` are where the sender listens
     for other nodes and name it in fault tests.
     """
@@ -31,6 +32,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     address: str
     port: int
     purpose: str = "node"
+    replaces: int = 0
 
     @property
     def endpoint(self) -> Address:

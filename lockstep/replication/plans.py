@@ -218,9 +218,12 @@ class PlanBook:
         needs, nodes = needs_of(
             consistency, placement.replication, local_dc, group, lambda node: dcs[node], writing
         )
-        by_id = cluster.directory.by_id
+        by_id, shadowed = cluster.directory.by_id, cluster.directory.shadowed
+        # What is sent to a node whose address another one took would be answered, and counted, twice.
         targets = tuple(
-            Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc) for node in nodes
+            Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc)
+            for node in nodes
+            if node not in shadowed
         )
         needs_epoch = max(group.epoch, placement.changed_epoch)
         own = self._own_id()

@@ -68,7 +68,9 @@ class Town:
     # -- nodes
 
     def process(self, number: int) -> Process:
-        return self.world.process(f"n{number}", f"127.0.0.{number}")
+        """The process of a node; one that a test has put elsewhere stays there."""
+        known = self.world.processes.get(f"n{number}")
+        return known if known is not None else self.world.process(f"n{number}", f"127.0.0.{number}")
 
     def configuration(self, name: str) -> Configuration:
         host = self.world.processes[name].host

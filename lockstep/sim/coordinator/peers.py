@@ -155,7 +155,7 @@ class ScriptedPeer:
         )  # fmt: skip
 
     def _ping(self, _peer: PeerInfo, _ping: Ping, respond: Respond) -> None:
-        respond(Ping(1, self.number == VOTER))
+        respond(Ping(1, self.number == VOTER, self.number))
 
     def _fetch(self, _peer: PeerInfo, request: FetchLog, respond: Respond) -> None:
         self.fetches += 1

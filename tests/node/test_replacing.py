@@ -1,0 +1,78 @@
+"""A dead node's place is taken by a new one, at its address or another; others are refused it."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.metadata.directory import NodeState
+from lockstep.values.ids import NodeId
+from tests.node.support import Town, keyspace, table
+
+SEEDS = 'seeds=["127.0.0.1", "127.0.0.2", "127.0.0.3"]\n'
+
+
+def with_dead_fourth(town: Town) -> tuple[int, ...]:
+    """Four nodes, of which the last is dead for good; its tokens."""
+    town.found()
+    for change in (keyspace("k"), table("k")):
+        assert town.finish(town.submit(1, change)).error is None
+    town.start(4)
+    town.until(lambda: town.ready(4))
+    town.until(lambda: not town.newest.operations)
+    # The three founders vote, or the fourth would have to be substituted first.
+    town.until(lambda: 4 not in town.newest.service.members, 60.0)
+    town.process(4).crash()
+    town.until(lambda: not town.node(1).liveness.alive(4))
+    return town.newest.directory.by_id[NodeId(4)].tokens
+
+
+def check_replaced(town: Town, tokens: tuple[int, ...]) -> None:
+    directory = town.newest.directory
+    assert directory.by_id[NodeId(4)].state is NodeState.LEFT
+    assert directory.by_id[NodeId(5)].state is NodeState.NORMAL
+    assert directory.by_id[NodeId(5)].tokens == tokens
+    assert directory.by_id[NodeId(5)].replaces == 4
+
+
+def test_a_new_disk_at_the_address_of_the_dead_node_takes_its_tokens() -> None:
+    with Town() as town:
+        tokens = with_dead_fourth(town)
+        town.world.process("n5", "127.0.0.4")
+        town.cluster_lines["n5"] = SEEDS + "replaces=4"
+        town.start(5)
+        town.until(lambda: town.ready(5), 60.0)
+        town.until(lambda: not town.newest.operations)
+        check_replaced(town, tokens)
+        assert town.newest.directory.shadowed == frozenset()
+
+
+def test_another_machine_takes_the_tokens_of_the_dead_node() -> None:
+    with Town() as town:
+        tokens = with_dead_fourth(town)
+        town.process(5)
+        town.cluster_lines["n5"] = SEEDS + "replaces=4"
+        town.start(5)
+        town.until(lambda: town.ready(5), 60.0)
+        town.until(lambda: not town.newest.operations)
+        check_replaced(town, tokens)
+
+
+def test_a_new_disk_at_a_members_address_that_names_nobody_is_refused() -> None:
+    with Town() as town:
+        with_dead_fourth(town)
+        town.world.process("n5", "127.0.0.4")
+        town.cluster_lines["n5"] = SEEDS
+        town.start(5)
+        town.until(lambda: "n5" in town.ended)
+        assert "belongs to node 4" in town.ended["n5"].message
+
+
+@pytest.mark.parametrize("nobody", [77])
+def test_a_replacement_of_a_node_that_is_not_there_ends_with_the_reason(nobody: int) -> None:
+    with Town() as town:
+        town.found()
+        town.process(5)
+        town.cluster_lines["n5"] = SEEDS + f"replaces={nobody}"
+        town.start(5)
+        town.until(lambda: "n5" in town.ended)
+        assert "cannot be replaced: there is no such node" in town.ended["n5"].message
