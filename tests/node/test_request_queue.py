@@ -15,6 +15,7 @@ from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.values.errors import NodeExcluded
 from lockstep.values.ids import NodeId
 from tests.node.support import Outcome, Town, keyspace
+from tests.node.test_requests_while_moving import Writers, founded
 
 
 def leave(node: int) -> EnqueueRequest:
@@ -110,3 +111,20 @@ def test_an_excluded_node_is_refused_by_all_until_it_is_included_after_catching_
         assert town.finish(town.submit(1, back)).error is None
         town.agreed(1, 2, 3, 4)
         assert not isinstance(ask(town, 4, 2, verbs.RUN_WORK, work).error, NodeExcluded)
+
+
+def test_an_excluded_node_reaches_no_quorum_and_the_others_still_do() -> None:
+    with founded(3) as town:
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        assert town.finish(town.submit(1, ExcludeNodes((NodeId(4),), "suspect"))).error is None
+        town.agreed(1, 2, 3, 4)
+        others, shut_out = Writers(town, (1,), 2), Writers(town, (4,), 2)
+        town.until(lambda: len(others.acknowledged) > 20 and len(shut_out.failed) > 20)
+        assert not shut_out.acknowledged and not others.failed
+        reached = (town.node(4).state.epoch,)
+        assert town.finish(town.submit(1, IncludeNodes((NodeId(4),), reached))).error is None
+        town.agreed(1, 2, 3, 4)
+        town.until(lambda: bool(shut_out.acknowledged))
+        others.stop()
+        shut_out.stop()
