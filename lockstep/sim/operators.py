@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
 from lockstep.metadata.membership import CancelMembership, ServiceWish, SetService
 from lockstep.metadata.membership_step import Observed, plan
 from lockstep.metadata.operations import OperationKind
@@ -136,7 +137,7 @@ class Operators:
     async def _operate(self, runtime: Runtime) -> None:
         missing = [t for t in self._tables if self.cluster.newest.schema.table(KEYSPACE, t) is None]
         choices = ["join"] * (2 * bool(self.cluster.parked)) + ["leave"] * 2 + ["cancel"]
-        choices += ["table"] * bool(missing) + ["reconfigure"]
+        choices += ["table"] * bool(missing) + ["reconfigure", "exclude"]
         chosen = self._draw.choice(choices)
         if chosen == "join":
             self.join()
@@ -144,6 +145,8 @@ class Operators:
             await self._leave(runtime)
         elif chosen == "reconfigure":
             await self._reconfigure(runtime)
+        elif chosen == "exclude":
+            await self._exclude(runtime)
         elif chosen == "table":
             await self._create_table(runtime, missing[0])
         elif self._draw.random() < self._cancel:
@@ -195,8 +198,32 @@ class Operators:
         entry = plan(newest, wanted, Observed(), "operator", count)
         await self.submit(runtime, EntryKind.PREPARE_MEMBERSHIP, entry)
 
+    async def _exclude(self, runtime: Runtime) -> None:
+        """Shut a node without a vote out, or try to take the one back that is."""
+        newest = self.cluster.newest
+        if newest.excluded:
+            await self._include(runtime)
+            return
+        others = [node.id for node in newest.directory.nodes if node.state is NodeState.NORMAL]
+        others = [node for node in others if node not in newest.service.members]
+        if others:
+            wish = ExcludeNodes((self._draw.choice(others),), "operator")
+            submitted = await self.submit(runtime, EntryKind.EXCLUDE_NODES, wish)
+            if submitted.outcome == "ok":
+                self.cluster.fact("node excluded")
+
+    async def _include(self, runtime: Runtime) -> None:
+        for exclusion in self.cluster.newest.excluded:
+            node = self.cluster.nodes.get(self.cluster.name_of(exclusion.node))
+            reached = node.state.epoch if node is not None else 0
+            wish = IncludeNodes((exclusion.node,), (reached,))
+            await self.submit(runtime, EntryKind.INCLUDE_NODES, wish)
+
     async def _end_wishes(self, runtime: Runtime) -> None:
         """What still waits for a node to leave is withdrawn, and voters are chosen automatically again."""
+        while self.cluster.newest.excluded:
+            await self._include(runtime)
+            await asyncio.sleep(0.1)
         while self.cluster.newest.service.leaving or self.cluster.newest.service.paused:
             service = self.cluster.newest.service
             for node in service.leaving:
