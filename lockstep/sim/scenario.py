@@ -25,6 +25,7 @@ from lockstep.sim.cluster import Shape, SimCluster, draw_shape
 from lockstep.sim.door import DoorClient
 from lockstep.sim.faults import ALL_KINDS, FAULTS, STAGE_FAULTS
 from lockstep.sim.history import Change, Event, Look, Outcome
+from lockstep.sim.kind_operators import KindOperators
 from lockstep.sim.metadata_operators import MetadataOperators
 from lockstep.sim.nemesis import Nemesis, draw_swarm
 from lockstep.sim.operators import Operators
@@ -71,6 +72,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     replays: bool = False
     #: Most bytes of log entries that a metadata leader sends at once, one of these.
     append_bytes: tuple[int, ...] = (1 << 20,)
+    #: Mean pause between two operations that move, rebuild or remove nodes; 0 is none.
+    kinds_s: float = 0.0
     #: How many clients; 0 leaves it to the seed.
     clients: int = 0
     #: Facts that a batch of seeds must show at least once.
@@ -139,6 +142,10 @@ class Run:
             service = MetadataOperators(self.operators, scenario.metadata_ms)
             self.operators.when_ready.append(service.start)
             self.operators.at_end.append(service.end)
+        if scenario.kinds_s:
+            kinds = KindOperators(self.operators, scenario.kinds_s)
+            self.operators.when_ready.append(kinds.start)
+            self.operators.at_end.append(kinds.end)
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
         self.judged = 0
@@ -399,6 +406,19 @@ SCENARIOS: dict[str, Scenario] = {
                 *_STALE,
                 "coordinator crashed during an operation",
                 "stream.target.broken",
+            ),
+        ),
+        Scenario(
+            name="kinds",
+            chaos_s=15.0,
+            founders=(3,),
+            factors=(3, 2),
+            busy_s=1.5,
+            kinds_s=0.6,
+            faults=("pause", "slow_node", "partition", "latency", "flapping", "slow_disk", "isolate_leader"),
+            sometimes=(
+                *("join completed", "move completed", "rebuild completed", "remove completed"),
+                "disk destroyed",
             ),
         ),
         Scenario(

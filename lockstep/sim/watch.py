@@ -150,7 +150,7 @@ class Watch:
         elif operation.kind is OperationKind.BOOTSTRAP:
             self.cluster.fact("join completed")
         else:
-            self.cluster.fact("decommission completed")
+            self.cluster.fact(f"{operation.kind} completed")
 
     def _tell_stage(self, operation: Operation, stage: Stage | None) -> None:
         for listener in self.listeners:

@@ -12,6 +12,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
+from lockstep.metadata.exclusions import Exclusion
 from lockstep.metadata.membership import without_leaving
 from lockstep.metadata.operations import Lock, Operation, OperationKind, Session, Stage, Transition
 from lockstep.metadata.registry import EntryKind
@@ -180,6 +181,7 @@ def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Cluste
         operations=others,
         locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
         sessions=tuple(session for session in cluster.sessions if session.operation_id != operation.id),
+        excluded=_still_excluded(cluster.excluded, operation),
         requests=finished(
             cluster.requests,
             operation.id,
@@ -188,6 +190,14 @@ def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Cluste
             epoch=epoch,
         ),
     )
+
+
+def _still_excluded(excluded: tuple[Exclusion, ...], operation: Operation) -> tuple[Exclusion, ...]:
+    """The exclude list without a node that is gone: it can never be taken back."""
+    gone = operation.departing
+    if not gone or operation.stage is Stage.ROLLBACK_TO_NORMAL or all(e.node != gone for e in excluded):
+        return excluded
+    return tuple(exclusion for exclusion in excluded if exclusion.node != gone)
 
 
 def _end_directory(directory: Directory, operation: Operation, epoch: int) -> Directory:

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.metadata.transformations import Initialize
 from lockstep.schema.model import Replication
@@ -242,3 +243,13 @@ def test_the_only_replica_of_its_data_centre_is_rebuilt_from_the_others() -> Non
     history.submit(PrepareOperation(OperationKind.REBUILD, B))
     tasks = stream_plan(history.now.operations[0], history.now, ())
     assert tasks and all(task.sources == (A,) for task in tasks)
+
+
+def test_a_node_that_is_gone_is_excluded_no_more() -> None:
+    history = four()
+    history.submit(ExcludeNodes((D,), "its disk burnt"))
+    history.submit(REMOVE_D)
+    run_to(history, 1, Stage.CLEANUP)
+    assert [one.node for one in history.now.excluded] == [D]
+    run_out(history, 1)
+    assert history.now.excluded == ()

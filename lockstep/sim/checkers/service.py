@@ -6,7 +6,6 @@ from __future__ import annotations
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.entries import LogEntry
-from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.service import Service
 from lockstep.metadata.voter_choice import choose_voters
@@ -35,8 +34,7 @@ def check_voters(before: ClusterMetadata, after: ClusterMetadata) -> None:
         raise Violation("CMS-1", f"epoch {after.epoch} changes voters without a change that runs")
     _check_change(before.service, after.service)
     for operation in after.operations:
-        leaves = operation.kind is OperationKind.DECOMMISSION
-        if leaves and operation.node in after.service.members:
+        if operation.departing and operation.departing in after.service.members:
             raise Violation("CMS-1", f"{operation.title()} runs, and that node votes")
     for voter in after.voters:
         if after.directory.by_id[voter].state is NodeState.LEFT:

@@ -1,0 +1,102 @@
+"""Operators of the rarer operations: nodes move, are rebuilt, lose their disks for good and are removed.
+
+Invariant: a disk is destroyed only when its node's removal would begin at once, and never a second one before
+that node has left; the run does not end with one that is still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.registry import EntryKind
+from lockstep.runtime.ports import Runtime
+from lockstep.sim.operators import Operators
+from lockstep.sim.streams import Stream
+from lockstep.topology.requests import EnqueueRequest
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+
+_AGAIN_S = 0.5
+_NOBODY = NodeId(0)
+
+
+class KindOperators:
+    """`pause_s`: mean pause between two of these operations."""
+
+    def __init__(self, operators: Operators, pause_s: float) -> None:
+        self._operators = operators
+        self._cluster = operators.cluster
+        self._pause_s = pause_s
+        self._draw: Stream = operators.cluster.world.stream("kind operators")
+        #: The node whose disk is gone and that has not left yet; 0 when there is none.
+        self._destroyed = _NOBODY
+
+    def start(self, runtime: Runtime) -> None:
+        runtime.tasks.spawn(self._run(runtime), "kind operators")
+
+    async def end(self, runtime: Runtime) -> None:
+        """Until the last one that lost its disk has left."""
+        while self._destroyed:
+            await self._remove(runtime)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _run(self, runtime: Runtime) -> None:
+        while not self._operators.stopped:
+            await asyncio.sleep(self._draw.expovariate(1 / self._pause_s))
+            if self._operators.stopped:
+                return
+            if self._destroyed:
+                await self._remove(runtime)
+            elif self._draw.random() < 0.5:
+                await self._destroy(runtime)
+            else:
+                await self._work_on(runtime)
+
+    async def _work_on(self, runtime: Runtime) -> None:
+        """Ask for other tokens of a node, or for its data anew."""
+        normal = self._cluster.newest.directory.in_state(NodeState.NORMAL)
+        if not normal:
+            return
+        node = self._draw.choice(normal)
+        request = EnqueueRequest(OperationKind.REBUILD, node.id, actor="operator")
+        if self._draw.random() < 0.6:
+            span = TOKEN_MAX - TOKEN_MIN
+            tokens = tuple(TOKEN_MIN + 1 + self._draw.randrange(span - 1) for _ in node.tokens)
+            request = EnqueueRequest(OperationKind.MOVE, node.id, tokens, actor="operator")
+        await self._operators.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
+
+    async def _destroy(self, runtime: Runtime) -> None:
+        """A node that may be removed now loses its disk and never comes back; its removal is asked for."""
+        newest = self._cluster.newest
+        if newest.operations or newest.requests.live:
+            return
+        removable = [n.id for n in newest.directory.in_state(NodeState.NORMAL) if _may_go(newest, n.id)]
+        if not removable:
+            return
+        self._destroyed = self._draw.choice(removable)
+        self._cluster.fact("disk destroyed")
+        self._cluster.park(self._cluster.name_of(self._destroyed), self._destroyed)
+        await self._remove(runtime)
+
+    async def _remove(self, runtime: Runtime) -> None:
+        """Ask for the removal of the destroyed node, unless it was done, runs or waits."""
+        node, newest = self._destroyed, self._cluster.newest
+        if newest.directory.by_id[node].state is NodeState.LEFT:
+            self._destroyed = _NOBODY
+        elif node not in newest.requests.by_node:
+            request = EnqueueRequest(OperationKind.REMOVE, node, actor="operator")
+            await self._operators.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
+
+
+def _may_go(cluster: ClusterMetadata, node: NodeId) -> bool:
+    """Whether its removal would begin now."""
+    try:
+        PrepareOperation(OperationKind.REMOVE, node).apply(cluster, cluster.epoch + 1)
+    except Rejected:
+        return False
+    return True
