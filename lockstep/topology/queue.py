@@ -8,6 +8,7 @@ does; one that is refused although nothing runs that could change that can never
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -102,17 +103,24 @@ def choose(cluster: ClusterMetadata, follows: str = "") -> Choice:
     if known is not None and known[0][:3] == looked_at[:3] and _identical(known[0][3:], looked_at[3:]):
         choice = known[1]
     else:
-        choice = _choose(cluster, follows)
+        choice = _choose(cluster, follows, _refusal)
         kept[_KEPT] = (looked_at, choice)
     assert isinstance(choice, Choice)
     return choice
+
+
+def judged_anew(cluster: ClusterMetadata) -> Choice:
+    """What `choose` says, from nothing but the value: an entry must come to the same words on every node."""
+    return _choose(cluster, "", _judged)
 
 
 def _identical(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     return all(mine is theirs for mine, theirs in zip(one, other, strict=True))
 
 
-def _choose(cluster: ClusterMetadata, follows: str) -> Choice:
+def _choose(
+    cluster: ClusterMetadata, follows: str, judge: Callable[[ClusterMetadata, Request], str | None]
+) -> Choice:
     everyone = _holds_all(cluster)
     if everyone is not None:
         return Choice(everyone=everyone)
@@ -128,7 +136,7 @@ def _choose(cluster: ClusterMetadata, follows: str) -> Choice:
         if planned == REQUESTS_PLANNED_MAX:
             break
         planned += 1
-        refusal = _refusal(cluster, request)
+        refusal = judge(cluster, request)
         if refusal is None:
             return Choice(run=request, waiting=tuple(waiting))
         if not may_change:
@@ -180,7 +188,8 @@ def _refusal(cluster: ClusterMetadata, request: Request) -> str | None:
     """Why the request cannot begin now; None when it can.
 
     A plan is made anew only when nodes or running operations are others than when it was refused: the
-    directory keeps the refusals of the latest. That one may begin is never taken from memory.
+    directory keeps the refusals of the latest. That one may begin is never taken from memory. Of a refusal
+    only the names of keyspaces may be old.
     """
     state = (_running(cluster), cluster.replications, cluster.service)
     kept: dict[str, Any] = cluster.directory.__dict__
@@ -190,10 +199,16 @@ def _refusal(cluster: ClusterMetadata, request: Request) -> str | None:
     refusals: dict[Request, str] = known[1]
     if request in refusals:
         return refusals[request]
+    refusal = _judged(cluster, request)
+    if refusal is not None:
+        refusals[request] = refusal
+    return refusal
+
+
+def _judged(cluster: ClusterMetadata, request: Request) -> str | None:
     try:
         preparation(request, request.id).apply(cluster, cluster.epoch + 1)
     except Rejected as refusal:
-        refusals[request] = refusal.message
         return refusal.message
     return None
 

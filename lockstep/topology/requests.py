@@ -16,7 +16,7 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.topology.planning import STATES
-from lockstep.topology.queue import choose, departing, preparation
+from lockstep.topology.queue import departing, judged_anew, preparation
 from lockstep.topology.transformations import CancelOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -84,7 +84,7 @@ class FailRequest(msgspec.Struct, frozen=True, array_like=True):
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         request = _live(cluster, self.request_id)
-        fails = choose(cluster).fails
+        fails = judged_anew(cluster).fails
         if fails is None or fails[0].id != request.id:
             raise Rejected(f"{request.title()} may still run")
         return _ended(cluster, request, RequestState.FAILED, fails[1], epoch)

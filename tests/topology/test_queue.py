@@ -553,3 +553,16 @@ def test_the_queued_request_of_a_node_that_is_given_up_fails_in_the_same_entry()
     (ended,) = history.now.requests.ended
     assert (ended.node, ended.state, ended.outcome) == (3, "failed", "node 3 was given up by force")
     assert history.now.service.leaving == (2,)
+
+
+def test_the_words_of_a_failure_do_not_depend_on_what_a_node_judged_before() -> None:
+    history = ring(4, 3)
+    history.submit(ask(LEAVE, 2))
+    history.submit(ask(LEAVE, 3))
+    proceed(history)
+    run_out(history, 1)
+    assert choose(history.now).fails is not None, "this node remembers it with the names of now"
+    history.submit(SetKeyspaces((("ks", simple(3)), ("late", simple(3)))))
+    assert proceed(history) == "FailRequest"
+    assert "ks, late" in history.now.requests.ended[-1].outcome
+    assert state_digest(history.replayed()) == state_digest(history.now)
