@@ -164,8 +164,8 @@ class WorkStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
-    """A sign of life; question and answer alike. `leads`: the sender leads the metadata group. `node`: its id;
-    0 while it has none."""
+    """A sign of life; question and answer alike. `leads`: the sender leads the metadata group. `node`: its
+    id, 0 while it has none."""
 
     generation: int
     leads: bool = False
