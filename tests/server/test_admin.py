@@ -426,18 +426,22 @@ def test_a_node_is_shut_out_and_taken_back_once_it_has_caught_up(cluster: Nodes)
         return result.exit_code, result.output
 
     code, output = run("4", "--reason", "its disk is suspect")
-    assert code == 0 and "node 4 is excluded since epoch" in output and "suspect" in output
-    assert [one["node"] for one in admin(cluster, 2).get("/v1/excluded")["excluded"]] == [4]
-    assert "excluded already" in run("4")[1]
-    with pytest.raises(Rejected, match="is a voter"):
-        admin(cluster).post("/v1/excluded", {"nodes": [1]})
-    assert run("4", "--undo") == (0, "no node is excluded\n")
+    try:
+        assert code == 0 and "node 4 is excluded since epoch" in output and "suspect" in output
+        # The node that was asked has applied it; others may be an entry behind.
+        assert [one["node"] for one in admin(cluster, 1).get("/v1/excluded")["excluded"]] == [4]
+        assert "excluded already" in run("4")[1]
+        with pytest.raises(Rejected, match="is a voter"):
+            admin(cluster, 1).post("/v1/excluded", {"nodes": [1]})
+    finally:
+        undone = run("4", "--undo")
+    assert undone == (0, "no node is excluded\n")
     with pytest.raises(Rejected, match="not excluded"):
-        admin(cluster).post("/v1/excluded", {"nodes": [4], "undo": True})
+        admin(cluster, 1).post("/v1/excluded", {"nodes": [4], "undo": True})
 
 
 def test_a_queued_request_says_why_it_waits_and_can_be_cancelled(cluster: Nodes) -> None:
-    admin(cluster).post("/v1/excluded", {"nodes": [4]})
+    admin(cluster, 1).post("/v1/excluded", {"nodes": [4]})
     try:
         asked = admin(cluster, 1).post("/v1/requests", {"kind": "decommission", "node": 1})
         assert (asked["state"], asked["policy"]) in (("queued", "wait"), ("running", "wait"))
@@ -446,10 +450,10 @@ def test_a_queued_request_says_why_it_waits_and_can_be_cancelled(cluster: Nodes)
         host = f"{cluster.members[1].address}:{ADMIN_PORT}"
         told = CliRunner().invoke(root, ["why", f"request/{asked['id']}", "--host", host])
         assert told.exit_code == 0 and "vote" in told.output, told.output
-        ended = admin(cluster, 2).delete(f"/v1/requests/{asked['id']}")
+        ended = admin(cluster, 1).delete(f"/v1/requests/{asked['id']}")
         assert (ended["state"], ended["reason"]) == ("cancelled", "cancelled by an operator")
     finally:
-        admin(cluster).post("/v1/excluded", {"nodes": [4], "undo": True})
+        admin(cluster, 1).post("/v1/excluded", {"nodes": [4], "undo": True})
 
 
 def test_a_decommission_runs_to_its_end_and_stays_in_the_list(cluster: Nodes) -> None:
