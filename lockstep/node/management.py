@@ -112,6 +112,8 @@ class Management:
         self._taken_over: tuple[object, object] | None = None
         self._said = ""
         self.group: ManagementGroup | None = None
+        #: A member that ended may still be writing to the files that another one would use.
+        self._ending = False
         self.submitter = ManagementSubmitter(
             runtime, internode, voters, own_address, host_id, lambda: self.group
         )
@@ -151,7 +153,7 @@ class Management:
     def take_part(self) -> None:
         """Start this node's member when it should have one; may be called repeatedly."""
         own = self._own_member()
-        if own is None or self.group is not None:
+        if own is None or self.group is not None or self._ending:
             return
         self._removed = False
         raft = self._raft
@@ -192,8 +194,10 @@ class Management:
             return
         said = await self._leaders_report()
         if said is not None and said.settled and own not in (*said.voters, *said.outgoing, *said.learners):
-            self.group, self._removed = None, True
+            self.group, self._removed, self._ending = None, True, True
             await group.stop()
+            self._ending = False
+            self.wake()
             self._log("management.left", index=group.state.index)
 
     async def _leaders_report(self) -> GroupReport | None:
@@ -327,10 +331,12 @@ class Management:
         self._changing = configuration.voters != wanted or bool(configuration.learners)
         if configuration.is_joint:
             return
+        # Who has not answered since it was added holds nothing, however short the log is.
+        enough = max(group.driver.raft.configuration_index, status.last_index - CAUGHT_UP_ENTRIES)
         caught_up = [
             member
             for member, progress in sorted(status.members.items())
-            if progress.heard and progress.match + CAUGHT_UP_ENTRIES >= status.last_index
+            if progress.heard and progress.match >= enough
         ]
         members = Members(configuration.voters, configuration.learners)
         step = next_step(wanted, members, [*caught_up, status.identity], status.identity)

@@ -20,9 +20,11 @@ from lockstep.metadata.management_commands import (
     encode_command,
 )
 from lockstep.metadata.membership import ServiceWish, SetService
-from lockstep.node.management import ADMISSION_TIMEOUT_MS
+from lockstep.node.management import ADMISSION_TIMEOUT_MS, LOOKS_PER_QUESTION
 from lockstep.node.management_group import ManagementGroup
+from lockstep.node.management_messages import GroupReport
 from lockstep.node.node import Node
+from lockstep.node.raft_driver import RaftDriver
 from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.sim.probes import CrashRule
 from lockstep.values.errors import PreconditionError
@@ -228,6 +230,92 @@ def test_a_voter_that_leaves_is_replaced_in_the_group_too() -> None:
         rest = [number for number in (1, 2, 3, 4) if number != out]
         town.until(lambda: town.state_of(out) is NodeState.LEFT)
         assert settled(town, *rest).voters.voters == tuple(rest)
+
+
+def test_a_newcomer_that_never_answered_gets_no_vote_however_short_the_log_is() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        settled(town, 1, 2, 3)
+        for number in (1, 2, 3):
+            detach(town.node(number))
+        town.process(4).crash()
+        record = RecordVoters((1, 2, 3, 4), 99, 99)
+        done = town.begin(1, lambda node: node.management.submitter.submit(record, 5000))
+        assert town.finish(done).error is None
+        town.wait(10)
+        group = leading(town, 1, 2, 3)
+        assert group is not None
+        configuration = group.driver.raft.configuration
+        assert (configuration.voters, configuration.learners) == ((1, 2, 3), (4,))
+
+
+def test_leadership_that_is_handed_to_a_dead_member_goes_to_another() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        settled(town, 1, 2, 3)
+        for number in (1, 2, 3, 4):
+            detach(town.node(number))
+        first = leader(town, 1, 2, 3)
+        rest = tuple(number for number in (1, 2, 3, 4) if number != first)
+        driver = town.node(first).management.group.driver  # type: ignore[union-attr]
+        dead: list[int] = []
+
+        def transfer(target: int) -> Any:
+            if not dead:
+                dead.append(target)
+                town.world.network.isolate(town.process(target).host)
+            return RaftDriver.transfer(driver, target)
+
+        driver.transfer = transfer  # type: ignore[method-assign]
+        record = RecordVoters(rest, 99, 99)
+        done = town.begin(first, lambda node: node.management.submitter.submit(record, 5000))
+        assert town.finish(done).error is None
+        town.until(lambda: bool(dead))
+        town.until(lambda: any(voters(town, number) == rest for number in rest if number not in dead))
+
+
+def test_no_member_begins_while_the_one_before_may_still_write() -> None:
+    with Town() as town:
+        town.found()
+        settled(town, 1, 2, 3)
+        management = town.node(3).management
+        group = management.group
+        assert group is not None
+        seen: list[object] = []
+
+        async def wait(*_tasks: object) -> None:
+            management.take_part()
+            seen.append(management.group)
+            await ManagementGroup.stop(group)
+
+        async def work(_node: Node) -> None:
+            # The leader says that it is out; it becomes a member again while it ends.
+            told = await management._leaders_report()
+            assert told is not None
+
+            async def says() -> GroupReport:
+                return msgspec.structs.replace(told, voters=(1, 2))
+
+            management._leaders_report = says  # type: ignore[method-assign]
+            group.stop = wait  # type: ignore[method-assign]
+            now = management._metadata.current
+            service = msgspec.structs.replace(now.service, voters=(NodeId(1), NodeId(2)))
+            management._metadata.current = msgspec.structs.replace(now, service=service)
+            management._own_member = lambda: 3  # type: ignore[method-assign]
+            management._looks = LOOKS_PER_QUESTION - 1
+            await management._give_up_part()
+
+        if group.is_leader:
+            group.driver.transfer(1)
+            town.until(lambda: not group.is_leader)
+        town.until(lambda: leading(town, 1, 2) is not None)
+        town.finish(town.begin(3, work))
+        assert seen == [None]
+        town.until(lambda: management.group not in (None, group))
 
 
 def test_a_node_that_no_longer_votes_ends_its_member() -> None:
