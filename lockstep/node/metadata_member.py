@@ -120,8 +120,10 @@ class MetadataMember:
                 given = Surroundings(self._runtime, self._state, self._registry, self._configuration)
                 self._judge_with(self._factory(given))
             return
+        if self.driver is not None or self._ending:
+            return
         own = self._voters.id_of(self._host_id()) or self._member_by_log()
-        if own is None or self.driver is not None or self._ending:
+        if own is None:
             return
         raft = self._configuration.raft
         self.driver = RaftDriver(
@@ -172,7 +174,7 @@ class MetadataMember:
     def _member_by_log(self) -> int | None:
         """This node's id, when its Raft log is ahead of its metadata: it may vote by what is in that log."""
         own = self._own_id()
-        if not own or self.driver is not None:
+        if not own:
             return None
         entries = RaftJournal(self._runtime.disk, METADATA_GROUP).load().entries
         logged = logged_entries(entries[-1:]) or logged_entries(entries)
