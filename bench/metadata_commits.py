@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import select
 import shutil
 import subprocess
 import sys
@@ -35,11 +36,14 @@ BUILT = ROOT / "build" / "bench-peers"
 PYSYNCOBJ = "pysyncobj==0.3.17"
 ETCD_ADDRESSES = ("127.0.1.41", "127.0.1.42", "127.0.1.43")
 ETCD_PORTS = (12379, 12380)
-PYSYNCOBJ_MEMBERS = ("127.0.1.51:14321", "127.0.1.52:14321", "127.0.1.53:14321")
+#: The library listens on all addresses, so that the ports must differ.
+PYSYNCOBJ_MEMBERS = ("127.0.1.51:14321", "127.0.1.52:14322", "127.0.1.53:14323")
 #: At this many submitters the commits a second must be at least these multiples of the others'.
 TARGET_SUBMITTERS = 64
 TARGET_RATIOS = {"etcd": 1.0, "pysyncobj": 10.0}
 _START_TIMEOUT_S = 30.0
+_ANSWER_TIMEOUT_S = 10.0
+_CLIENT_TIMEOUT_S = 60.0
 #: A member that has not ended by then is killed; its data is thrown away anyway.
 STOP_TIMEOUT_S = 2.0
 
@@ -65,7 +69,7 @@ def built(name: str) -> Path:
 
 
 def _client(command: Sequence[str]) -> dict[str, Any]:
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=_CLIENT_TIMEOUT_S)
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
@@ -215,11 +219,12 @@ def pysyncobj(*options: str) -> Iterator[Subject]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with _processes(commands, home / "members.log", **pipes) as processes:
         for process in processes:
-            _answer(process)
+            _answer(process, _START_TIMEOUT_S)
         leader = next(process for process in processes if _ask(process, run="status")["leads"])
 
         def run(count: int, seconds: float) -> dict[str, Any]:
-            return _ask(leader, run="load", submitters=count, seconds=seconds, warm=WARM_S, size=VALUE_BYTES)
+            load = {"submitters": count, "seconds": seconds, "warm": WARM_S, "size": VALUE_BYTES}
+            return _ask(leader, seconds + WARM_S, run="load", **load)
 
         def syncs() -> int:
             return sum(_ask(process, run="status")["syncs"] for process in processes)
@@ -239,16 +244,19 @@ def _pysyncobj_python() -> Path:
     return python
 
 
-def _ask(process: Any, **command: Any) -> dict[str, Any]:
+def _ask(process: Any, takes_s: float = 0.0, **command: Any) -> dict[str, Any]:
     process.stdin.write(json.dumps(command) + "\n")
     process.stdin.flush()
-    return _answer(process)
+    return _answer(process, takes_s + _ANSWER_TIMEOUT_S)
 
 
-def _answer(process: Any) -> dict[str, Any]:
+def _answer(process: Any, limit_s: float) -> dict[str, Any]:
+    """The member's next line; RuntimeError when it gives none in time."""
+    if not select.select([process.stdout], [], [], limit_s)[0]:
+        raise RuntimeError(f"a member of the group says nothing for {limit_s:g} s")
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"a member of the group ended with code {process.wait()}")
+        raise RuntimeError("a member of the group has ended")
     answer: dict[str, Any] = json.loads(line)
     return answer
 
