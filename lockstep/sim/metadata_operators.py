@@ -32,6 +32,8 @@ _PATIENCE_S = 2.0
 _SERVICE_PAUSE_S = 0.35
 _RETRY_PAUSE_S = 0.25
 _THAW_S = 0.6
+#: How often, and how many times, it is looked whether a change of voters runs.
+_LOOK_S, _LOOKS_MAX = 0.02, 50
 #: Few names, so that values replace each other.
 _NAMES = 12
 
@@ -60,7 +62,11 @@ class MetadataOperators:
             # Without a name it must be refused.
             name = f"x{draw.randrange(_NAMES)}" if draw.random() < 0.9 else ""
             value = SetExtension(name, b"%d" % self._value)
-            await self._operators.submit(runtime, EntryKind.SET_EXTENSION, value, patience_s=_PATIENCE_S)
+            # Who asks but once is told what is not known, or that nothing happened.
+            tries = 1 if draw.random() < 0.4 else 3
+            await self._operators.submitting.submit(
+                runtime, EntryKind.SET_EXTENSION, value, patience_s=_PATIENCE_S, tries=tries
+            )
 
     async def _retry(self, runtime: Runtime) -> None:
         """Ids of long ago, on any node."""
@@ -142,6 +148,8 @@ class MetadataOperators:
 
     async def _reconfigure(self, runtime: Runtime) -> None:
         """Other voters, also while a change runs (which is refused), or a change taken back."""
+        if self._draw.random() < 0.6:
+            await self._until_a_change_runs()
         newest = self._newest
         change = newest.service.change
         if change is not None and self._draw.random() < 0.4:
@@ -160,17 +168,22 @@ class MetadataOperators:
 
     async def _advance_again(self, runtime: Runtime) -> None:
         """A copy of a sub-step that is over, or of one that is not due: refused by its position."""
+        await self._until_a_change_runs()
         service = self._newest.service
         change = service.change
         if change is None:
             entry = AdvanceMembership(max(1, self._newest.epoch - 3), 0, service.voters)
         else:
-            index = max(0, change.index + self._draw.choice((-1, -1, 1)))
-            if index == change.index:
-                return
+            index = change.index + (self._draw.choice((-1, 1)) if change.index else 1)
             entry = AdvanceMembership(change.id, index, service.voters)
         submitted = await self._operators.submit(
             runtime, EntryKind.ADVANCE_MEMBERSHIP, entry, patience_s=_PATIENCE_S
         )
         if submitted.outcome == "rejected" and change is not None:
             self._cluster.fact("service: repeated advance refused")
+
+    async def _until_a_change_runs(self) -> None:
+        for _ in range(_LOOKS_MAX):
+            if self._newest.service.change is not None or self._operators.stopped:
+                return
+            await asyncio.sleep(_LOOK_S)
