@@ -165,7 +165,8 @@ class Tour:
             with self._event(f"{leaving} leaves"):
                 self._while(lambda: self._cluster.decommission(leaving))
             self._cluster.refresh()
-            phase.told = f"{leaving}, the metadata leader, left; now {self._cluster.voters()} vote on metadata"
+            voters = self._cluster.voters()
+            phase.told = f"{leaving}, the metadata leader, left; now {voters} vote on metadata"
         settle()
 
     def _prove(self, given: DemoInput) -> None:
