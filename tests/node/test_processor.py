@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from lockstep.consensus.effects import Role
@@ -231,6 +232,27 @@ def test_a_leader_without_a_tip_judges_nothing_against_a_log_that_was_overtaken(
         refused = judge(town, old, "more")
         town.wait(0.01)
         assert isinstance(refused.error, NotLeader)
+
+
+def test_a_refusal_is_not_told_when_a_snapshot_jumped_over_what_it_was_judged_at() -> None:
+    with Town() as town:
+        leader = with_slow_disks(town, 0.3)
+        begun = judge(town, leader, "k")
+        town.wait(0.01)
+        refused = judge(town, leader, "k")
+        town.wait(0.1)
+        node = town.node(leader)
+        processor, now = node.processor, node.state.current
+        assert processor is not None and not refused.done
+
+        async def work(_node: Node) -> None:
+            # Two epochs of others, and none of them has what was appended here.
+            later = msgspec.structs.replace(now, epoch=now.epoch + 2, hash=b"x" * 32)
+            processor._applied(now, later, node.state.entries[-1])
+
+        town.begin(leader, work)
+        town.wait(0.01)
+        assert isinstance(begun.error, LeadershipLost) and isinstance(refused.error, NotLeader)
 
 
 def test_a_leader_does_not_count_itself_before_its_own_disk_has_the_entry() -> None:

@@ -279,9 +279,9 @@ class RaftProcessor(Processor):
         return self._tip.value_at(entry, before) if self._tip is not None else None
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
+        # A snapshot was installed: peers were quicker than the group.
+        jumped = after.epoch > before.epoch + 1
         if self._waiting:
-            # A snapshot was installed, or peers were quicker than the group.
-            jumped = after.epoch > before.epoch + 1
             for entry_id in list(self._waiting) if jumped else (entry.entry_id,):
                 epoch = after.recent_ids.epoch_of(entry_id)
                 if epoch is not None:
@@ -290,6 +290,9 @@ class RaftProcessor(Processor):
         if self._tip is not None:
             if self._tip.forked_at(after):
                 self._overtaken()
+            elif jumped and self._tip.value is not self._tip.applied:
+                # Whether what was appended here is what lies below the snapshot cannot be seen any more.
+                self._forget(NotLeader(None))
             else:
                 self._tip.applied_now(after)
         if self._judged:
