@@ -28,6 +28,8 @@ from lockstep.sim.streams import Stream
 
 _SUBMITTERS = 5
 _PATIENCE_S = 2.0
+#: A node has said by then what became of a submission.
+_VERDICT_S = 12.0
 #: A service change is wanted by an operator about this often, on average.
 _SERVICE_PAUSE_S = 0.35
 _RETRY_PAUSE_S = 0.25
@@ -47,12 +49,15 @@ class MetadataOperators:
         self._pause_ms = pause_ms
         self._draw: Stream = operators.cluster.world.stream("metadata operators")
         self._value = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        #: Whether it is not known of some freeze if it will come.
+        self._in_doubt = False
 
     def start(self, runtime: Runtime) -> None:
         for _ in range(_SUBMITTERS):
-            runtime.tasks.spawn(self._set_values(runtime), "metadata submitter")
-        runtime.tasks.spawn(self._serve(runtime), "service operator")
-        runtime.tasks.spawn(self._retry(runtime), "late retries")
+            self._tasks.append(runtime.tasks.spawn(self._set_values(runtime), "metadata submitter"))
+        self._tasks.append(runtime.tasks.spawn(self._serve(runtime), "service operator"))
+        self._tasks.append(runtime.tasks.spawn(self._retry(runtime), "late retries"))
 
     async def _set_values(self, runtime: Runtime) -> None:
         draw = self._draw
@@ -63,9 +68,13 @@ class MetadataOperators:
             name = f"x{draw.randrange(_NAMES)}" if draw.random() < 0.9 else ""
             value = SetExtension(name, b"%d" % self._value)
             # Who asks but once is told what is not known, or that nothing happened.
-            tries = 1 if draw.random() < 0.4 else 3
+            once = draw.random() < 0.4
             await self._operators.submitting.submit(
-                runtime, EntryKind.SET_EXTENSION, value, patience_s=_PATIENCE_S, tries=tries
+                runtime,
+                EntryKind.SET_EXTENSION,
+                value,
+                patience_s=_VERDICT_S if once else _PATIENCE_S,
+                tries=1 if once else 3,
             )
 
     async def _retry(self, runtime: Runtime) -> None:
@@ -96,6 +105,10 @@ class MetadataOperators:
 
     async def end(self, runtime: Runtime) -> None:
         """Leave the service to itself: thawed, and of the size that suits the cluster."""
+        await asyncio.gather(*self._tasks)
+        if self._in_doubt:
+            # The node that was asked goes on trying for so long.
+            await asyncio.sleep(_VERDICT_S)
         await self._until_ok(runtime, SetService(ServiceWish.THAW))
         await self._until_ok(runtime, SetService(ServiceWish.SIZE, size=0))
 
@@ -121,6 +134,7 @@ class MetadataOperators:
     async def _freeze(self, runtime: Runtime) -> None:
         wish = SetService(ServiceWish.FREEZE, text="an exercise")
         submitted = await self._operators.submit(runtime, EntryKind.SET_SERVICE, wish, patience_s=_PATIENCE_S)
+        self._in_doubt = self._in_doubt or submitted.outcome == "unknown"
         if submitted.outcome == "ok":
             self._cluster.fact("service: frozen")
         await asyncio.sleep(self._draw.random() * _THAW_S)
