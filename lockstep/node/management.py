@@ -99,8 +99,9 @@ class Management:
         self._configuration_index = configuration_index
         self._log = log
         self._wanted = asyncio.Event()
-        #: What this metadata leader, being no member of the group, has had recorded: voters and generation.
+        #: What this metadata leader has had recorded, voters and generation, and by which index.
         self._recorded: tuple[tuple[int, ...], int] | None = None
+        self._recorded_at = 0
         #: This node's member was removed from the group.
         self._removed = False
         self._looks = 0
@@ -135,7 +136,9 @@ class Management:
             return f"the management group has members {list(configuration.members())}"
         if group.driver.raft.state.configurations.changed_at > group.driver.raft.commit_index:
             return "the management group's new members are not committed yet"
-        if self.state.voters.voters != voters:
+        recorded = self._recorded[0] if self._recorded is not None else ()
+        if self.state.index < self._recorded_at or not recorded == self.state.voters.voters == voters:
+            # This leader's own word counts: its member may still show the same voters of long ago.
             return "the management group has not recorded the voters yet"
         return ""
 
@@ -289,10 +292,11 @@ class Management:
         if self.group is not None and self.group.is_up_to_date:
             # Only there: a member that has just come back may hold a record of long ago.
             record = self.state.voters
-            known = (record.voters, record.recovery_generation)
+            known, self._recorded_at = (record.voters, record.recovery_generation), self.state.index
         if known != wanted:
             action = RecordVoters(wanted[0], self._configuration_index(), cluster.epoch, wanted[1])
             outcome = await self.submitter.submit(action, LEADER_TIMEOUT_MS)
+            self._recorded_at = outcome.index
             if outcome.refusal is not None:
                 self._log("management.record_refused", reason=outcome.refusal.message)
         self._recorded = wanted

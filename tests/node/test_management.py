@@ -278,6 +278,28 @@ def test_leadership_that_is_handed_to_a_dead_member_goes_to_another() -> None:
         town.until(lambda: any(voters(town, number) == rest for number in rest if number not in dead))
 
 
+def test_voters_of_long_ago_do_not_pass_for_the_recorded_ones() -> None:
+    with Town() as town:
+        town.found()
+        settled(town, 1, 2, 3)
+        number = town.leader()
+        management = town.node(number).management
+        assert management.group is not None
+        driver = management.group.driver
+        if driver.is_leader:
+            driver.transfer(next(other for other in (1, 2, 3) if other != number))
+            town.until(lambda: not driver.is_leader)
+        town.until(lambda: management.unsettled() == "")
+        driver.received = lambda *_: None  # type: ignore[method-assign]
+        management._recorded = None  # as after it became leader
+        assert management.unsettled()
+        management.wake()
+        town.until(lambda: management._recorded is not None)
+        assert management.unsettled(), "its member has not heard of that"
+        del driver.received
+        town.until(lambda: management.unsettled() == "")
+
+
 def test_no_member_begins_while_the_one_before_may_still_write() -> None:
     with Town() as town:
         town.found()
