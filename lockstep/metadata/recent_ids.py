@@ -1,19 +1,20 @@
 """The ids of the latest entries, so that a retried submission finds its first outcome.
 
 Invariant: ids of exactly the epochs first_epoch..last_epoch are kept (dense), at most
-RECENT_ENTRY_IDS_MAX of them. Persistent parts share structure, so keeping one value per epoch is cheap. The
-tree behind the digest lags until somebody asks; then it costs what was appended since it was last asked for.
+RECENT_ENTRY_IDS_MAX of them. Persistent parts share structure, so keeping one value per epoch is cheap. A
+digest is made when somebody asks, from those of blocks; it costs what was appended since the last one.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
 from itertools import islice
+from typing import Final
 
 import msgspec
 from rpds import HashTrieMap, List
 
-from lockstep.values.hash_tree import EMPTY_TREE, HashTree, blake, tree_of
+from lockstep.values.hash_tree import blake
 from lockstep.values.limits import RECENT_ENTRY_IDS_MAX
 
 
@@ -24,16 +25,22 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
     epochs: HashTrieMap[bytes, int]
 
 
-class _Digested(msgspec.Struct, frozen=True, eq=False):
-    """A tree of the ids of these epochs. Its shape has a place for each of RECENT_ENTRY_IDS_MAX in a row."""
+class _Block(msgspec.Struct, frozen=True, eq=False):
+    """Consecutive ids that end where the next multiple of _BLOCK_EPOCHS begins, and their digest."""
 
-    tree: HashTree[bytes]
     first_epoch: int
-    last_epoch: int
+    ids: tuple[bytes, ...]
+    digest: bytes
 
 
-_EMPTY = _Generation(List(), HashTrieMap())
-_UNASKED = _Digested(EMPTY_TREE, 1, 0)
+class _Digested(msgspec.Struct, frozen=True, eq=False):
+    blocks: tuple[_Block, ...]
+    digest: bytes
+
+
+#: An epoch more costs at most a digest of so many ids at either end, and one over all blocks' digests.
+_BLOCK_EPOCHS: Final = 64
+_EMPTY: Final = _Generation(List(), HashTrieMap())
 
 
 class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
@@ -47,8 +54,8 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
     older: _Generation
     first_epoch: int
     last_epoch: int
-    #: What was digested last, of this value or an earlier one.
-    base: _Digested
+    #: Blocks of an earlier value that was digested.
+    blocks: tuple[_Block, ...] = ()
 
     def epoch_of(self, entry_id: bytes) -> int | None:
         found = self.newer.epochs.get(entry_id)
@@ -65,8 +72,8 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
             newer, older = _EMPTY, newer
         newer = _Generation(newer.ids.push_front(entry_id), newer.epochs.insert(entry_id, epoch))
         first = max(self.first_epoch, epoch - RECENT_ENTRY_IDS_MAX + 1)
-        base = self.digested if "digested" in self.__dict__ else self.base
-        return RecentIds(newer, older, first, epoch, base)
+        blocks = self._digested.blocks if "_digested" in self.__dict__ else self.blocks
+        return RecentIds(newer, older, first, epoch, blocks)
 
     def listed(self) -> tuple[bytes, ...]:
         """Ids of first_epoch..last_epoch in that order."""
@@ -89,37 +96,33 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
     def __hash__(self) -> int:
         return hash((self.first_epoch, self.last_epoch))
 
-    @cached_property
-    def digested(self) -> _Digested:
-        base, first, last = self.base, self.first_epoch, self.last_epoch
-        behind = last - base.last_epoch
-        if not base.tree.count or behind > RECENT_ENTRY_IDS_MAX // 4:
-            ids = enumerate(self.listed(), first)
-            tree = tree_of([(epoch, entry_id, _digest(epoch, entry_id)) for epoch, entry_id in ids])
-            return _Digested(tree, first, last)
-        tree = base.tree
-        for epoch, entry_id in enumerate(self._newest(behind), base.last_epoch + 1):
-            tree = tree.with_value(epoch, entry_id, _digest(epoch, entry_id))
-        for gone in range(base.first_epoch, first):
-            tree = tree.without(gone)
-        return _Digested(tree, first, last)
-
-    @cached_property
+    @property
     def digest(self) -> bytes:
         """32 bytes."""
-        return blake(self.first_epoch.to_bytes(8, "big") + self.digested.tree.digest)
+        return self._digested.digest
+
+    @cached_property
+    def _digested(self) -> _Digested:
+        first = self.first_epoch
+        blocks = [block for block in self.blocks if block.first_epoch + len(block.ids) > first]
+        begun = blocks[-1].first_epoch + len(blocks[-1].ids) if blocks else first
+        ids = self._newest(self.last_epoch - begun + 1)
+        while len(ids) >= (size := _BLOCK_EPOCHS - begun % _BLOCK_EPOCHS):
+            whole = tuple(ids[:size])
+            blocks.append(_Block(begun, whole, blake(b"".join(whole))))
+            begun, ids = begun + size, ids[size:]
+        digests = [block.digest for block in blocks]
+        if blocks and blocks[0].first_epoch < first:
+            digests[0] = blake(b"".join(blocks[0].ids[first - blocks[0].first_epoch :]))
+        parts = (first.to_bytes(8, "big"), *digests, *ids)
+        return _Digested(tuple(blocks), blake(b"".join(parts)))
 
     @staticmethod
     def from_listed(first_epoch: int, ids: tuple[bytes, ...]) -> RecentIds:
         by_id = HashTrieMap({entry_id: first_epoch + at for at, entry_id in enumerate(ids)})
         last_epoch = first_epoch + len(ids) - 1
-        return RecentIds(_Generation(List(ids[::-1]), by_id), _EMPTY, first_epoch, last_epoch, _UNASKED)
-
-
-def _digest(epoch: int, entry_id: bytes) -> bytes:
-    """Short enough to be its own digest; the tree's keys are within it."""
-    return epoch.to_bytes(8, "big") + entry_id
+        return RecentIds(_Generation(List(ids[::-1]), by_id), _EMPTY, first_epoch, last_epoch)
 
 
 def no_recent_ids() -> RecentIds:
-    return RecentIds(_EMPTY, _EMPTY, 1, 0, _UNASKED)
+    return RecentIds(_EMPTY, _EMPTY, 1, 0)

@@ -141,7 +141,7 @@ def test_recent_ids_that_were_appended_have_the_digest_of_their_listed_form() ->
     recent = no_recent_ids()
     for epoch in range(1, 2 * RECENT_ENTRY_IDS_MAX + 40):
         recent = recent.with_entry(epoch, epoch.to_bytes(16, "big"))
-        if epoch % 1_500 < 4 or epoch % RECENT_ENTRY_IDS_MAX in (0, 1):
+        if epoch % 1_500 < 4 or epoch % 640 < 2 or epoch % RECENT_ENTRY_IDS_MAX in (0, 1):
             twin = RecentIds.from_listed(recent.first_epoch, recent.listed())
             assert twin == recent and twin.digest == recent.digest
             for old in range(max(1, epoch - RECENT_ENTRY_IDS_MAX - 5), epoch + 2):
