@@ -37,11 +37,13 @@ class CommittedMonitor:
         if raft is not None and entries and entries[-1].index not in self.entries:
             self._committed_first(label, raft)
         for entry in entries:
-            known = self.entries.setdefault(entry.index, entry)
-            if known is not entry and known != entry:
+            known = self.entries.get(entry.index)
+            if known is None:
+                self.entries[entry.index] = entry
+                if entry.kind is EntryKind.CONFIGURATION:
+                    self._configured(entry.index, decode_configuration(entry.data))
+            elif known != entry:
                 raise Violation("RFT-1", f"{label} has committed another entry at index {entry.index}")
-            if known is entry and entry.kind is EntryKind.CONFIGURATION:
-                self._configured(entry.index, decode_configuration(entry.data))
 
     def _committed_first(self, label: str, raft: Raft) -> None:
         index, configuration = raft.commit_index, raft.configuration
