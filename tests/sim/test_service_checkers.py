@@ -16,6 +16,7 @@ from lockstep.metadata.service import MembershipChange, Service
 from lockstep.sim.checkers.consensus import CommittedMonitor, meet
 from lockstep.sim.checkers.service import _check_change, check_entry
 from lockstep.sim.checkers.violation import Violation
+from lockstep.values.ids import NodeId
 
 
 def configured(index: int, voters: tuple[int, ...], learners: tuple[int, ...] = (), **more: Any) -> Entry:
@@ -72,7 +73,7 @@ def test_a_vote_without_learning_and_quorums_apart_are_refused(entries: list[Ent
         monitor().committed("n1.1", entries, None)
 
 
-RUNNING = MembershipChange(7, (4,), (1,))
+RUNNING = MembershipChange(7, (NodeId(4),), (NodeId(1),))
 
 
 @pytest.mark.parametrize(
