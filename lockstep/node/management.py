@@ -160,11 +160,13 @@ class Management:
             return
         self._removed = False
         raft = self._raft
+        # The founding is told by the log to who comes later, or has lost what it knew of it.
+        began = not self._metadata.current.epoch or ManagementGroup.exists(self._runtime)
         self.group = ManagementGroup(
             self._runtime,
             self._transport,
             identity=own,
-            voters=self._voters.founding(),
+            voters=self._voters.founding() if began else (),
             member=self._voters.member,
             settings=RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks),
             tick_ms=raft.tick_ms * TICK_FACTOR,
