@@ -7,8 +7,10 @@ open, bounded in number; one that a sync is using is never closed.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import PurePosixPath
 
@@ -75,14 +77,9 @@ class RealDisk:
 
     def append(self, path: str, data: bytes) -> None:
         """All of `data` or, when the disk refuses, none of it."""
-        file = self._file(path)
-        view, written = memoryview(data), 0
         try:
-            while written < len(data):
-                written += os.write(file.descriptor, view[written:])
+            _write_whole(self._file(path).descriptor, data)
         except OSError as error:
-            if written:
-                os.ftruncate(file.descriptor, os.fstat(file.descriptor).st_size - written)
             raise _judged(error, "append", path) from error
 
     def truncate(self, path: str, size: int) -> None:
@@ -116,16 +113,33 @@ class RealDisk:
     async def sync(self, path: str) -> None:
         if path not in self._open and not self.exists(path):
             raise FileNotFoundError(errno.ENOENT, "No such file", path)
-        file = self._file(path)
-        file.pins += 1
         try:
-            await self._run_blocking(lambda: os.fdatasync(file.descriptor))
+            await self._in_thread(self._file(path), os.fdatasync)
         except OSError as error:
             raise _judged(error, "sync", path) from error
-        finally:
-            file.pins -= 1
-            if file.retired and not file.pins:
-                os.close(file.descriptor)
+
+    async def append_synced(self, path: str, data: bytes) -> None:
+        """Also the write is made in the thread: one that meets a sync under way may have to wait for that.
+
+        When the caller is cancelled, the bytes are written by then, or never will be.
+        """
+        turn, given_up = threading.Lock(), False
+
+        def written(descriptor: int) -> None:
+            with turn:
+                if given_up:
+                    return
+                _write_whole(descriptor, data)
+            os.fdatasync(descriptor)
+
+        try:
+            await self._in_thread(self._file(path), written)
+        except OSError as error:
+            raise _judged(error, "append", path) from error
+        except asyncio.CancelledError:
+            with turn:
+                given_up = True
+            raise
 
     async def sync_names(self, directory: str) -> None:
         chain = [_key(directory)]
@@ -146,6 +160,15 @@ class RealDisk:
             self._forget(path)
 
     # ---- inside
+
+    async def _in_thread(self, file: _OpenFile, work: Callable[[int], None]) -> None:
+        file.pins += 1
+        try:
+            await self._run_blocking(lambda: work(file.descriptor))
+        finally:
+            file.pins -= 1
+            if file.retired and not file.pins:
+                os.close(file.descriptor)
 
     def _path(self, path: str) -> str:
         return os.path.join(self._root, _key(path))
@@ -205,6 +228,18 @@ def _parents_of_missing(path: str) -> list[str]:
         path = os.path.dirname(path)
         parents.append(path)
     return parents
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    """All of it, or after an OSError none of it."""
+    view, written = memoryview(data), 0
+    try:
+        while written < len(data):
+            written += os.write(descriptor, view[written:])
+    except OSError:
+        if written:
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+        raise
 
 
 def _sync_directories(paths: list[str]) -> None:

@@ -75,11 +75,8 @@ def _unsynced_journal() -> _Context:
         original = journal._disk
 
         class Lazy:
-            def append(self, path: str, data: bytes) -> None:
+            async def append_synced(self, path: str, data: bytes) -> None:
                 original.append(path, data)
-
-            async def sync(self, path: str) -> None:
-                return None
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(original, name)
