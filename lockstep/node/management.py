@@ -131,6 +131,8 @@ class Management:
         group = self.group
         if group is None:
             return "this leader is no member of the management group yet"
+        if group.broken is not None:
+            return f"this leader's member of the management group is broken: {group.broken}"
         configuration = group.driver.status().configuration
         if configuration.is_joint or configuration.learners or configuration.voters != voters:
             return f"the management group has members {list(configuration.members())}"

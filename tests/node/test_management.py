@@ -511,6 +511,7 @@ def test_a_member_that_cannot_go_on_is_broken_and_the_group_degraded() -> None:
         said = report(town, 2, MANAGEMENT_GROUP)
         assert said.state == LocalState.BROKEN
         assert "its file is gone" in said.reason
+        assert "its file is gone" in town.node(2).management.unsettled(), "a leader says why it waits"
         assert whole(town, 1, MANAGEMENT_GROUP).state is GlobalState.DEGRADED
         assert whole(town, 1, METADATA_GROUP).state is GlobalState.AVAILABLE
         assert town.ready(2)
