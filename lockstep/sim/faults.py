@@ -342,7 +342,7 @@ def lose_commits(nemesis: Nemesis, draw: Stream) -> None:
     if name in nemesis.cluster.nodes:
         gate = nemesis.cluster.nodes[name].member.gate
         gate.drop_commits(draw.randrange(4), lambda _: draw.random() < 0.5)
-        gate.drop_replies(1 + draw.randrange(4))
+        gate.drop_replies(2 + draw.randrange(6))
         nemesis.tell(f"loses commits at {name}")
         nemesis.release_later(name, gate, 0.5 + draw.random() * 2)
 
@@ -390,7 +390,7 @@ FAULTS: dict[str, Fault] = {
         Fault("blackhole", blackhole, ("net.blackholed",)),
         Fault("clog", clog, ("net.clogged",)),
         Fault("hold_commits", hold_commits, ("gate.held",)),
-        Fault("lose_commits", lose_commits, ("gate.dropped", "gate.lost_replies")),
+        Fault("lose_commits", lose_commits, ("gate.dropped", "gate.lost_replies"), 2.0),
         Fault("hide_epochs", hide_epochs, ("gate.hidden",)),
         Fault("syn_loss", syn_loss, ("net.syn_lost",), 0.5),
     )

@@ -103,10 +103,10 @@ class Watch:
         return self.entries[epoch]
 
     def _member(self, member: int) -> Raft | None:
-        """A member's consensus; None when it does not run."""
+        """A member's consensus, as it was when its process ended if that is down; None when it has none."""
         name = self.cluster.name_of(member)
         node = self.cluster.nodes.get(name)
-        if node is None or node.driver is None or not self.cluster.processes[name].alive:
+        if node is None or node.driver is None:
             return None
         return node.driver.raft
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from rpds import HashTrieMap
 
-from lockstep.consensus import quorum, replication
+from lockstep.consensus import replication
 from lockstep.consensus.log import Log
 from lockstep.metadata import membership as membership_module
 from lockstep.metadata import tip as tip_module
@@ -18,7 +18,6 @@ from lockstep.metadata.recent_ids import RecentIds
 from lockstep.metadata.tip import Tip
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node import service_driver
-from lockstep.node import submission as submission_module
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.metadata_store import MetadataStore
 from lockstep.node.processors.raft import RaftProcessor
@@ -33,29 +32,19 @@ _Context = contextlib.AbstractContextManager[None]
 # ---- consensus
 
 
-def _learner_counts() -> _Context:
-    """A commit counts whoever has the entry, also members without a vote and former ones."""
+def _leader_counts_unsynced() -> _Context:
+    """A leader counts its own entries before its disk has them."""
+    advance_commit = replication.advance_commit
 
-    def agreed(configuration: Any, values: Any) -> int:
-        voters = configuration.voters
-        reached = sorted(values.values(), reverse=True)
-        needed = quorum.majority(len(voters))
-        return int(reached[needed - 1]) if voters and len(reached) >= needed else 0
+    def eager(state: Any) -> bool:
+        writes = state.writes
+        saved, writes.durable_index = writes.durable_index, state.log.last_index
+        try:
+            return advance_commit(state)
+        finally:
+            writes.durable_index = saved
 
-    return replaced((quorum, "agreed_value", agreed))
-
-
-def _removed_voter_counts() -> _Context:
-    """While a voter is removed, the voters before are counted, and not those after."""
-    original = quorum.agreed_value
-
-    def agreed(configuration: Any, values: Any) -> int:
-        if not configuration.outgoing:
-            return original(configuration, values)
-        before = msgspec.structs.replace(configuration, voters=configuration.outgoing, outgoing=())
-        return original(before, values)
-
-    return replaced((quorum, "agreed_value", agreed))
+    return replaced((replication, "advance_commit", eager))
 
 
 def _older_term_by_count() -> _Context:
@@ -105,24 +94,6 @@ def _early_refusal() -> _Context:
     return replaced((RaftProcessor, "_confirm", nothing))
 
 
-def _refusal_forgotten() -> _Context:
-    """A doubled submission that was refused is judged again."""
-    return replaced((RaftProcessor, "_remember_refusal", lambda self, entry_id, refusal: None))
-
-
-def _any_term_judges() -> _Context:
-    """A frame that was meant for another term is judged all the same."""
-
-    def serve(self: Any, _peer: object, submit: Any, respond: Any) -> None:
-        term = self.processor.leading_term() if self.processor is not None else 0
-        if submit.term:
-            submit = msgspec.structs.replace(submit, term=term)
-        original(self, _peer, submit, respond)
-
-    original = Submitter._serve
-    return replaced((Submitter, "_serve", serve))
-
-
 def _answered_at_append() -> _Context:
     """A submission is settled when it is appended."""
     propose = RaftProcessor._propose
@@ -137,16 +108,6 @@ def _answered_at_append() -> _Context:
         return None
 
     return replaced((RaftProcessor, "_propose", eager), (Submitter, "_applied_here", now))
-
-
-def _unknown_told_as_failed() -> _Context:
-    """What may be in the log is told as if nothing had happened."""
-    attempts = submission_module._Attempts
-
-    def unknown(self: Any, error: Any) -> None:
-        self.nothing_done(error)
-
-    return replaced((attempts, "unknown", unknown))
 
 
 def _retry_gets_another_epoch() -> _Context:
@@ -307,16 +268,12 @@ def _straight_to_voter() -> _Context:
 
 
 SERVICE = (
-    Planted("learner_counts", "committed entries are lost", "metadata", _learner_counts),
-    Planted("removed_voter_counts", "committed entries are lost", "metadata", _removed_voter_counts),
+    Planted("leader_counts_unsynced", "committed entries are lost", "power", _leader_counts_unsynced),
     Planted("older_term_by_count", "committed entries are replaced", "log", _older_term_by_count),
     Planted("stale_candidate", "committed entries are lost", "metadata", _stale_candidate),
     Planted("unsynced_journal", "committed entries are lost", "power", _unsynced_journal),
     Planted("early_refusal", "refusals that do not hold", "metadata", _early_refusal),
-    Planted("refusal_forgotten", "what was refused is applied", "metadata", _refusal_forgotten),
-    Planted("any_term_judges", "what was refused is applied", "metadata", _any_term_judges),
     Planted("answered_at_append", "acknowledged changes are lost", "metadata", _answered_at_append),
-    Planted("unknown_told_as_failed", "what failed is applied", "metadata", _unknown_told_as_failed),
     Planted("retry_gets_another_epoch", "a wrong epoch is told", "metadata", _retry_gets_another_epoch),
     Planted("expired_id_judged", "a submission is applied twice", "metadata", _expired_id_judged),
     Planted("snapshot_loses_ids", "a submission is applied twice", "metadata", _snapshot_loses_ids),
