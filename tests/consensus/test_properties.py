@@ -379,3 +379,15 @@ def test_late_answers_of_a_driver_are_ignored() -> None:
     receivers: tuple[Event, ...] = (ChunkStored(other, 9), SnapshotPresent(other))
     assert not any(pair.rafts[1].step(event) for event in leaders)
     assert not any(pair.rafts[2].step(event) for event in receivers)
+
+
+@pytest.mark.parametrize(
+    ("applied", "committed", "again"), [(0, 0, []), (0, 2, [1, 2]), (1, 3, [2, 3]), (2, 2, [])]
+)
+def test_a_restart_hands_out_what_was_committed_and_not_applied_and_nothing_else(
+    applied: int, committed: int, again: list[int]
+) -> None:
+    entries = (entry(1, 1), entry(2, 1), entry(3, 1))
+    stored = Stored(HardState(1, None), None, entries, applied, committed)
+    raft = Raft(1, 1, (1, 2, 3), RaftSettings(), lambda bound: 0, stored)
+    assert [one.index for one in raft.step(Tick()).committed] == again
