@@ -96,7 +96,7 @@ LOG = (
     Planted("vote_not_durable", "two leaders in one term", "log", _vote_not_durable),
     Planted("vote_for_anyone", "two leaders in one term", "log", _vote_for_anyone),
     Planted("promise_before_sync", "committed entries are lost", "log", _promise_before_sync),
-    Planted("epoch_before_sync", "a node's epoch goes back", "metadata", _epoch_before_sync),
+    Planted("epoch_before_sync", "a node's epoch goes back", "power", _epoch_before_sync),
     Planted("unsettled_restart", "a node's epoch goes back", "log", _unsettled_restart),
     Planted("command_twice", "a management command is applied twice", "metadata", _command_twice),
     Planted("forget_dedup", "a submission is applied twice", "log", _forget_dedup),
