@@ -23,12 +23,33 @@ _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
 
 
 class _OpenFile:
-    __slots__ = ("descriptor", "pins", "retired")
+    """A descriptor and how many threads use it: retired, it is closed by whoever uses it last."""
+
+    __slots__ = ("_lock", "_pins", "_retired", "descriptor")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.pins = 0
-        self.retired = False
+        self._lock = threading.Lock()
+        self._pins = 0
+        self._retired = False
+
+    def pin(self) -> None:
+        with self._lock:
+            self._pins += 1
+
+    def unpin(self) -> None:
+        with self._lock:
+            self._pins -= 1
+            unused = self._retired and not self._pins
+        if unused:
+            os.close(self.descriptor)
+
+    def retire(self) -> None:
+        with self._lock:
+            self._retired = True
+            unused = not self._pins
+        if unused:
+            os.close(self.descriptor)
 
 
 class RealDisk:
@@ -114,7 +135,7 @@ class RealDisk:
         if path not in self._open and not self.exists(path):
             raise FileNotFoundError(errno.ENOENT, "No such file", path)
         try:
-            await self._in_thread(self._file(path), os.fdatasync)
+            await self._in_thread(self._file(path), lambda _descriptor: None)
         except OSError as error:
             raise _judged(error, "sync", path) from error
 
@@ -123,23 +144,10 @@ class RealDisk:
 
         When the caller is cancelled, the bytes are written by then, or never will be.
         """
-        turn, given_up = threading.Lock(), False
-
-        def written(descriptor: int) -> None:
-            with turn:
-                if given_up:
-                    return
-                _write_whole(descriptor, data)
-            os.fdatasync(descriptor)
-
         try:
-            await self._in_thread(self._file(path), written)
+            await self._in_thread(self._file(path), lambda descriptor: _write_whole(descriptor, data))
         except OSError as error:
             raise _judged(error, "append", path) from error
-        except asyncio.CancelledError:
-            with turn:
-                given_up = True
-            raise
 
     async def sync_names(self, directory: str) -> None:
         chain = [_key(directory)]
@@ -161,14 +169,36 @@ class RealDisk:
 
     # ---- inside
 
-    async def _in_thread(self, file: _OpenFile, work: Callable[[int], None]) -> None:
-        file.pins += 1
+    async def _in_thread(self, file: _OpenFile, first: Callable[[int], None]) -> None:
+        """Do `first` and then sync, off the loop. When the caller is cancelled, `first` is done by then or
+        never will be; the descriptor stays open while the thread uses it."""
+        turn, given_up, begun = threading.Lock(), False, False
+
+        def done() -> None:
+            nonlocal begun
+            with turn:
+                if given_up:
+                    return
+                begun = True
+                try:
+                    first(file.descriptor)
+                except BaseException:
+                    file.unpin()
+                    raise
+            try:
+                os.fdatasync(file.descriptor)
+            finally:
+                file.unpin()
+
+        file.pin()
         try:
-            await self._run_blocking(lambda: work(file.descriptor))
-        finally:
-            file.pins -= 1
-            if file.retired and not file.pins:
-                os.close(file.descriptor)
+            await self._run_blocking(done)
+        except BaseException:
+            with turn:
+                given_up = True
+            if not begun:
+                file.unpin()
+            raise
 
     def _path(self, path: str) -> str:
         return os.path.join(self._root, _key(path))
@@ -196,12 +226,8 @@ class RealDisk:
 
     def _forget(self, path: str) -> None:
         file = self._open.pop(_key(path), None)
-        if file is None:
-            return
-        if file.pins:
-            file.retired = True
-        else:
-            os.close(file.descriptor)
+        if file is not None:
+            file.retire()
 
     def _make_directory(self, directory: str) -> None:
         try:
