@@ -7,7 +7,6 @@ open, bounded in number; one that a sync is using is never closed.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import threading
