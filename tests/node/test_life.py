@@ -16,7 +16,7 @@ from tests.node.support import Town, keyspace
 
 def make(town: Town, runtime: Runtime, name: str) -> Node:
     # The monitor takes what follows for another start of the process.
-    town.log._incarnations.pop(f"{name}.1", None)
+    town.log.incarnations.pop(f"{name}.1", None)
     node = Node(
         runtime,
         town.configuration(name),
