@@ -1,8 +1,8 @@
 """Submitters that load the metadata service itself, through every node's door.
 
 Unique values, snapshots and truncations on demand, other voters and changes taken back, freeze and thaw, a
-second copy of what a leader recorded, and old ids asked for again. Invariant: every submission is in the
-record of the operators' `submitting`, also those that must be refused.
+second copy of what a leader recorded, contests about one type, and old ids asked for again. Invariant: every
+submission is in the record of the operators' `submitting`, also those that must be refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from lockstep.metadata.membership import (
     SetService,
 )
 from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.transformations import SetExtension
 from lockstep.runtime.ports import Runtime
+from lockstep.schema.changes import SchemaChange
+from lockstep.schema.type_changes import CreateType, DropType
+from lockstep.sim.door import KEYSPACE
 from lockstep.sim.operators import Operators
 from lockstep.sim.streams import Stream
 
@@ -38,6 +42,8 @@ _THAW_S = 0.6
 _LOOK_S, _LOOKS_MAX = 0.02, 50
 #: Few names, so that values replace each other.
 _NAMES = 12
+#: A type that is made and dropped, each by two at once.
+_CONTESTED = "contested"
 
 
 class MetadataOperators:
@@ -98,6 +104,8 @@ class MetadataOperators:
             self._reconfigure,
             self._advance_again,
             self._advance_again,
+            self._contest,
+            self._contest,
         ]
         while not self._operators.stopped:
             await asyncio.sleep(self._draw.expovariate(1 / _SERVICE_PAUSE_S))
@@ -195,6 +203,35 @@ class MetadataOperators:
         )
         if submitted.outcome == "rejected" and change is not None:
             self._cluster.fact("service: repeated advance refused")
+
+    async def _contest(self, runtime: Runtime) -> None:
+        """One thing done twice and undone: whoever comes second is refused for what may not be committed
+        yet and perhaps never is; a copy of that submission that comes late would be in order."""
+        space, leader = self._newest.schema.by_name[KEYSPACE], self._cluster.leader[1]
+        if leader not in self._cluster.in_service():
+            return
+        there = any(kind.name == _CONTESTED for kind in space.types)
+        drop, create = DropType(KEYSPACE, _CONTESTED), CreateType(KEYSPACE, _CONTESTED, (("a", "int"),))
+        once, undo = (drop, create) if there else (create, drop)
+        draw = self._draw
+        second_s = draw.choice((0.001, 0.01, 0.1))
+        undo_s = second_s + draw.choice((0.02, 0.1))
+
+        async def submit(change: SchemaChange, pause_s: float, through: str) -> None:
+            await asyncio.sleep(pause_s)
+            submitted = await self._operators.submitting.submit(
+                runtime,
+                EntryKind.SCHEMA_CHANGE,
+                ChangeSchema(change),
+                patience_s=_VERDICT_S,
+                tries=1,
+                through=through,
+            )
+            self._cluster.fact(f"contest {submitted.outcome}")
+
+        second = leader if draw.random() < 0.5 else ""
+        for change, pause_s, through in ((once, 0.0, leader), (once, second_s, second), (undo, undo_s, "")):
+            self._tasks.append(runtime.tasks.spawn(submit(change, pause_s, through), "contest"))
 
     async def _until_a_change_runs(self) -> None:
         for _ in range(_LOOKS_MAX):

@@ -393,7 +393,8 @@ SCENARIOS: dict[str, Scenario] = {
             chaos_s=15.0,
             founders=(3, 3, 1),
             factors=(3, 2, 1, 1),
-            busy_s=0.6,
+            spares=4,
+            busy_s=0.4,
             faults=(
                 *STAGE_FAULTS,
                 *("kill", "power", "pause", "slow_node", "linger", "partition", "isolate_leader"),
@@ -462,7 +463,7 @@ SCENARIOS: dict[str, Scenario] = {
             recent_ids=48,
             replays=True,
             append_bytes=(1, 1 << 20),
-            faults=(*FAULTS, "hold_behind"),
+            faults=(*(kind for kind in FAULTS if kind != "power_after_read"), "hold_behind"),
             sometimes=(
                 *_VOTERS,
                 *_RETRIES,

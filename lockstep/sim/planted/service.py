@@ -11,13 +11,14 @@ from rpds import HashTrieMap
 
 from lockstep.consensus import replication
 from lockstep.consensus.log import Log
+from lockstep.consensus.state import RaftState
 from lockstep.metadata import membership as membership_module
 from lockstep.metadata import tip as tip_module
 from lockstep.metadata.membership import AdvanceMembership
 from lockstep.metadata.recent_ids import RecentIds
 from lockstep.metadata.tip import Tip
 from lockstep.metadata.transformations import SetExtension
-from lockstep.node import service_driver
+from lockstep.node import service_driver, submission
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.metadata_store import MetadataStore
 from lockstep.node.processors.raft import RaftProcessor
@@ -26,6 +27,7 @@ from lockstep.node.submission import Submitter
 from lockstep.schema import type_changes
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
+from lockstep.values.errors import LockstepError
 
 _Context = contextlib.AbstractContextManager[None]
 
@@ -45,6 +47,40 @@ def _leader_counts_unsynced() -> _Context:
             writes.durable_index = saved
 
     return replaced((replication, "advance_commit", eager))
+
+
+def _counts_a_removed_voter() -> _Context:
+    """Until its removal is committed, a voter still gets entries and is counted."""
+    advance_commit, track_members = replication.advance_commit, replication.track_members
+
+    def committed_one(state: Any) -> Any:
+        history = state.configurations
+        former = history.at(state.log.commit_index)
+        return former if set(former.voters) - set(history.current.voters) else history.current
+
+    def with_former(state: Any, do: Any) -> Any:
+        history = state.configurations
+        saved, history.current = history.current, committed_one(state)
+        try:
+            return do(state)
+        finally:
+            history.current = saved
+
+    def track(state: Any) -> None:
+        known = dict(state.progress)
+        track_members(state)
+        for peer in committed_one(state).members():
+            if peer in known and peer != state.identity:
+                state.progress.setdefault(peer, known[peer])
+
+    def advance(state: Any) -> bool:
+        return bool(with_former(state, advance_commit))
+
+    return replaced(
+        (replication, "advance_commit", advance),
+        (replication, "track_members", track),
+        (RaftState, "validate", lambda self: None),
+    )
 
 
 def _older_term_by_count() -> _Context:
@@ -86,12 +122,28 @@ def _unsynced_journal() -> _Context:
 
 
 def _early_refusal() -> _Context:
-    """A refusal is told without making sure that this node still leads."""
+    """A refusal is told without making sure that this node still leads, nor that what it was judged at is
+    committed."""
 
-    async def nothing(self: Any, term: int, judged_epoch: int) -> None:
-        return None
+    async def nothing(self: Any, term: int, waits: asyncio.Future[None] | None) -> None:
+        if waits is not None:
+            waits.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     return replaced((RaftProcessor, "_confirm", nothing))
+
+
+def _refusal_forgotten() -> _Context:
+    """A second copy of what was refused is judged anew."""
+    return replaced((RaftProcessor, "_remember_refusal", lambda self, entry_id, refusal: None))
+
+
+def _unknown_told_as_failed() -> _Context:
+    """An attempt that may have been appended counts as one that did nothing."""
+
+    def nothing_done(self: Any, error: LockstepError) -> None:
+        self.nothing_done(error)
+
+    return replaced((submission._Attempts, "unknown", nothing_done))
 
 
 def _answered_at_append() -> _Context:
@@ -269,10 +321,13 @@ def _straight_to_voter() -> _Context:
 
 SERVICE = (
     Planted("leader_counts_unsynced", "committed entries are lost", "power", _leader_counts_unsynced),
+    Planted("counts_a_removed_voter", "a quorum is none", "metadata", _counts_a_removed_voter),
     Planted("older_term_by_count", "committed entries are replaced", "log", _older_term_by_count),
     Planted("stale_candidate", "committed entries are lost", "metadata", _stale_candidate),
     Planted("unsynced_journal", "committed entries are lost", "power", _unsynced_journal),
     Planted("early_refusal", "refusals that do not hold", "metadata", _early_refusal),
+    Planted("refusal_forgotten", "what was refused is done", "metadata", _refusal_forgotten),
+    Planted("unknown_told_as_failed", "what failed is done", "metadata", _unknown_told_as_failed),
     Planted("answered_at_append", "acknowledged changes are lost", "metadata", _answered_at_append),
     Planted("retry_gets_another_epoch", "a wrong epoch is told", "metadata", _retry_gets_another_epoch),
     Planted("expired_id_judged", "a submission is applied twice", "metadata", _expired_id_judged),
