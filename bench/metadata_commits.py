@@ -5,19 +5,23 @@ sent by a compiled client over one loopback connection; in etcd a key, sent by a
 protocol; in PySyncObj a dictionary entry, set by closed loops inside the leader, because that library has no
 clients. The CPU is that of the members, without the client (PySyncObj's leader is also its client).
 Usage: python bench/metadata_commits.py [seconds] [--only lockstep etcd pysyncobj] [--submitters N ...]
+[--rounds N]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import select
 import shutil
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +36,26 @@ BUILT = ROOT / "build" / "bench-peers"
 PYSYNCOBJ = "pysyncobj==0.3.17"
 ETCD_ADDRESSES = ("127.0.1.41", "127.0.1.42", "127.0.1.43")
 ETCD_PORTS = (12379, 12380)
-PYSYNCOBJ_MEMBERS = ("127.0.1.51:14321", "127.0.1.52:14321", "127.0.1.53:14321")
+#: The library listens on all addresses, so that the ports must differ.
+PYSYNCOBJ_MEMBERS = ("127.0.1.51:14321", "127.0.1.52:14322", "127.0.1.53:14323")
 #: At this many submitters the commits a second must be at least these multiples of the others'.
 TARGET_SUBMITTERS = 64
 TARGET_RATIOS = {"etcd": 1.0, "pysyncobj": 10.0}
 _START_TIMEOUT_S = 30.0
+_ANSWER_TIMEOUT_S = 10.0
+_CLIENT_TIMEOUT_S = 60.0
 #: A member that has not ended by then is killed; its data is thrown away anyway.
 STOP_TIMEOUT_S = 2.0
 
-#: Runs one phase: (submitters, seconds) to what the client printed.
-Run = Callable[[int, float], dict[str, Any]]
-#: Syncs of all members since they started.
-Syncs = Callable[[], int]
+
+@dataclass(frozen=True)
+class Subject:
+    """A running group of three. `run(submitters, seconds)` is one phase, and gives what its client printed;
+    `syncs()` counts those of all members since they started; `pids` are the members."""
+
+    run: Callable[[int, float], dict[str, Any]]
+    syncs: Callable[[], int]
+    pids: Sequence[int]
 
 
 def built(name: str) -> Path:
@@ -57,41 +69,37 @@ def built(name: str) -> Path:
 
 
 def _client(command: Sequence[str]) -> dict[str, Any]:
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=_CLIENT_TIMEOUT_S)
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
-def measured(
-    run: Run, syncs: Syncs, pids: Sequence[int], submitters: Sequence[int], seconds: float
-) -> list[dict[str, Any]]:
-    """Figures for each number of submitters; CPU and syncs include the time before the counted one."""
-    found = []
-    for count in submitters:
-        meter, before = CpuMeter(pids), syncs()
-        meter.start()
-        answer = run(count, seconds)
-        used, synced = meter.stop(), syncs() - before
-        latencies = sorted(answer["latencies_us"])
-        rate = answer["commits"] / answer["seconds"]
-        whole = max(1.0, rate * (answer["seconds"] + WARM_S))
-        found.append(
-            {
-                "submitters": count,
-                "per_second": rate,
-                "p50_ms": percentile(latencies, 0.5) / 1000,
-                "p99_ms": percentile(latencies, 0.99) / 1000,
-                "cpu_s": used["cpu_s"],
-                "cpu_us_each": used["cpu_s"] / whole * 1e6,
-                "syncs": synced,
-                "syncs_each": synced / whole,
-                "errors": answer["errors"],
-            }
-        )
-    return found
+def measured(subject: Subject, submitters: int, seconds: float) -> dict[str, Any]:
+    """Figures of one phase; CPU and syncs include the time before the counted one."""
+    meter, before = CpuMeter(subject.pids), subject.syncs()
+    meter.start()
+    answer = subject.run(submitters, seconds)
+    used, synced = meter.stop(), subject.syncs() - before
+    latencies = sorted(answer["latencies_us"])
+    rate = answer["commits"] / answer["seconds"]
+    whole = max(1.0, rate * (answer["seconds"] + WARM_S))
+    return {
+        "submitters": submitters,
+        "per_second": rate,
+        "p50_ms": percentile(latencies, 0.5) / 1000,
+        "p99_ms": percentile(latencies, 0.99) / 1000,
+        "cpu_s": used["cpu_s"],
+        "cpu_us_each": used["cpu_s"] / whole * 1e6,
+        "system_us_each": used["system_s"] / whole * 1e6,
+        "cores_used": used["cpu_s"] / used["wall_s"],
+        "syncs": synced,
+        "syncs_each": synced / whole,
+        "errors": answer["errors"],
+    }
 
 
-def lockstep(submitters: Sequence[int], seconds: float, profile: Path | None = None) -> list[dict[str, Any]]:
+@contextmanager
+def lockstep(profile: Path | None = None) -> Iterator[Subject]:
     client, counts = built("lockstep_client"), SCRATCH / "metadata-syncs"
     shutil.rmtree(counts, ignore_errors=True)
     command = [sys.executable, str(ROOT / "bench" / "counted_node.py"), str(profile or counts)]
@@ -108,10 +116,9 @@ def lockstep(submitters: Sequence[int], seconds: float, profile: Path | None = N
         def syncs() -> int:
             return sum(int.from_bytes(path.read_bytes()[:8], "big") for path in counts.glob("*.syncs"))
 
-        found = measured(run, syncs, pids_of(cluster), submitters, seconds)
+        yield Subject(run, syncs, pids_of(cluster))
         if profile is not None:
             cluster.stop()
-        return found
 
 
 def _load(submitters: int, seconds: float) -> list[str]:
@@ -145,7 +152,8 @@ def _processes(commands: Sequence[Sequence[str]], log: Path, **options: Any) -> 
                     process.wait()
 
 
-def etcd(submitters: Sequence[int], seconds: float) -> list[dict[str, Any]]:
+@contextmanager
+def etcd() -> Iterator[Subject]:
     client, home = built("etcd_client"), SCRATCH / "etcd"
     shutil.rmtree(home, ignore_errors=True)
     client_port, peer_port = ETCD_PORTS
@@ -170,7 +178,7 @@ def etcd(submitters: Sequence[int], seconds: float) -> list[dict[str, Any]]:
         def run(count: int, seconds: float) -> dict[str, Any]:
             return _client([str(client), "-endpoints", ",".join(urls), *_load(count, seconds)])
 
-        return measured(run, lambda: sum(_etcd_syncs(url) for url in urls), pids, submitters, seconds)
+        yield Subject(run, lambda: sum(_etcd_syncs(url) for url in urls), pids)
 
 
 def _await_etcd(urls: Sequence[str]) -> None:
@@ -199,16 +207,8 @@ def _etcd_syncs(url: str) -> int:
 # -- PySyncObj
 
 
-def pysyncobj(submitters: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-    return _pysyncobj(submitters, seconds, ())
-
-
-def pysyncobj_unsynced(submitters: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-    """As the library is by itself: nothing waits for a disk."""
-    return _pysyncobj(submitters, seconds, ("--unsynced",))
-
-
-def _pysyncobj(submitters: Sequence[int], seconds: float, options: Sequence[str]) -> list[dict[str, Any]]:
+@contextmanager
+def pysyncobj(*options: str) -> Iterator[Subject]:
     python, home = _pysyncobj_python(), SCRATCH / "pysyncobj"
     shutil.rmtree(home, ignore_errors=True)
     script = str(PEERS / "pysyncobj_member.py")
@@ -219,16 +219,17 @@ def _pysyncobj(submitters: Sequence[int], seconds: float, options: Sequence[str]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with _processes(commands, home / "members.log", **pipes) as processes:
         for process in processes:
-            _answer(process)
+            _answer(process, _START_TIMEOUT_S)
         leader = next(process for process in processes if _ask(process, run="status")["leads"])
 
         def run(count: int, seconds: float) -> dict[str, Any]:
-            return _ask(leader, run="load", submitters=count, seconds=seconds, warm=WARM_S, size=VALUE_BYTES)
+            load = {"submitters": count, "seconds": seconds, "warm": WARM_S, "size": VALUE_BYTES}
+            return _ask(leader, seconds + WARM_S, run="load", **load)
 
         def syncs() -> int:
             return sum(_ask(process, run="status")["syncs"] for process in processes)
 
-        return measured(run, syncs, [process.pid for process in processes], submitters, seconds)
+        yield Subject(run, syncs, [process.pid for process in processes])
 
 
 def _pysyncobj_python() -> Path:
@@ -243,52 +244,93 @@ def _pysyncobj_python() -> Path:
     return python
 
 
-def _ask(process: Any, **command: Any) -> dict[str, Any]:
+def _ask(process: Any, takes_s: float = 0.0, **command: Any) -> dict[str, Any]:
     process.stdin.write(json.dumps(command) + "\n")
     process.stdin.flush()
-    return _answer(process)
+    return _answer(process, takes_s + _ANSWER_TIMEOUT_S)
 
 
-def _answer(process: Any) -> dict[str, Any]:
+def _answer(process: Any, limit_s: float) -> dict[str, Any]:
+    """The member's next line; RuntimeError when it gives none in time."""
+    if not select.select([process.stdout], [], [], limit_s)[0]:
+        raise RuntimeError(f"a member of the group says nothing for {limit_s:g} s")
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"a member of the group ended with code {process.wait()}")
+        raise RuntimeError("a member of the group has ended")
     answer: dict[str, Any] = json.loads(line)
     return answer
 
 
 # -- all of them
 
-MEASURES: dict[str, Callable[[Sequence[int], float], list[dict[str, Any]]]] = {
+SUBJECTS: dict[str, Callable[[], AbstractContextManager[Subject]]] = {
     "lockstep": lockstep,
     "etcd": etcd,
     "pysyncobj": pysyncobj,
-    "pysyncobj, no sync": pysyncobj_unsynced,
+    "pysyncobj, no sync": lambda: pysyncobj("--unsynced"),
 }
+#: Those that run side by side and take turns: whatever else the machine does then meets them alike. The
+#: members of PySyncObj poll even when nothing is asked of them, so they have the machine to themselves.
+SIDE_BY_SIDE = (("lockstep", "etcd"), ("pysyncobj",), ("pysyncobj, no sync",))
 
 
 def measure(
-    seconds: float = 5.0, names: Sequence[str] = tuple(MEASURES), submitters: Sequence[int] = SUBMITTERS
+    seconds: float = 3.0,
+    names: Sequence[str] = tuple(SUBJECTS),
+    submitters: Sequence[int] = SUBMITTERS,
+    rounds: int = 3,
 ) -> dict[str, Any]:
-    """Figures by name; a peer that is not installed is left out and named."""
-    missing = [name for name in names if name == "etcd" and not (shutil.which("etcd") and shutil.which("go"))]
-    runs = {name: MEASURES[name](submitters, seconds) for name in names if name not in missing}
+    """Figures by name, of the round with the median rate (what takes no turns has one round); what is not
+    installed is left out and said."""
+    missing = {name: why for name in names if (why := _missing(name))}
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for beside in SIDE_BY_SIDE:
+        chosen = [name for name in beside if name in names and name not in missing]
+        with ExitStack() as started:
+            subjects = {name: started.enter_context(SUBJECTS[name]()) for name in chosen}
+            for count in submitters:
+                found: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
+                for _ in range(rounds if len(chosen) > 1 else 1):
+                    for name, subject in subjects.items():
+                        found[name].append(measured(subject, count, seconds))
+                for name, rows in found.items():
+                    rows.sort(key=itemgetter("per_second"))
+                    median = {**rows[len(rows) // 2], "rates": [row["per_second"] for row in rows]}
+                    runs.setdefault(name, []).append(median)
     return {"value_bytes": VALUE_BYTES, "missing": missing, "runs": runs, "ratios": _ratios(runs)}
 
 
-def _ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    at_target = {
-        name: row["per_second"]
-        for name, rows in runs.items()
-        for row in rows
-        if row["submitters"] == TARGET_SUBMITTERS
+def _missing(name: str) -> str:
+    """Why a subject cannot run here; empty when it can."""
+    if name in ("lockstep", "etcd") and not shutil.which("go"):
+        return "its client is compiled by go, which is not in PATH"
+    if name == "etcd" and not shutil.which("etcd"):
+        return "etcd is not in PATH (Debian package etcd-server)"
+    return ""
+
+
+def _ratios(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
+    """Our commits a second in units of theirs, by peer and number of submitters."""
+    rates = {name: {row["submitters"]: row["per_second"] for row in rows} for name, rows in runs.items()}
+    own = rates.pop("lockstep", {})
+    return {
+        name: {str(count): own[count] / rate for count, rate in theirs.items() if count in own and rate}
+        for name, theirs in rates.items()
     }
-    own = at_target.get("lockstep")
-    return {name: own / at_target[name] for name in TARGET_RATIOS if own and at_target.get(name)}
 
 
 def rows_of(figures: dict[str, Any]) -> list[list[object]]:
-    names = ("per_second", "p50_ms", "p99_ms", "cpu_us_each", "syncs", "syncs_each", "errors")
+    names = (
+        "per_second",
+        "p50_ms",
+        "p99_ms",
+        "cpu_us_each",
+        "system_us_each",
+        "cores_used",
+        "syncs",
+        "syncs_each",
+        "errors",
+    )
     heading = [
         "submitters",
         "",
@@ -296,38 +338,56 @@ def rows_of(figures: dict[str, Any]) -> list[list[object]]:
         "p50 ms",
         "p99 ms",
         "CPU us each",
+        "system us",
+        "cores",
         "syncs",
         "each",
         "errors",
+        "ratio",
     ]
     rows: list[list[object]] = [heading]
-    for name, found in figures["runs"].items():
-        for row in found:
-            rows.append([row["submitters"], name, *(row[field] for field in names)])
+    for at in range(max(map(len, figures["runs"].values()), default=0)):
+        for name, found in figures["runs"].items():
+            ratio = figures["ratios"].get(name, {}).get(str(found[at]["submitters"]))
+            shown = f"{ratio:.2f}" if ratio is not None else ""
+            rows.append([found[at]["submitters"], name, *(found[at][field] for field in names), shown])
     return rows
 
 
+NOTES = """\
+Each row is the round with the median rate; lockstep and etcd take turns. The last column is our rate in units
+of theirs. CPU and syncs are those of the three members together. PySyncObj by itself never waits for a disk:
+its row "pysyncobj" is with a patch that syncs its journal, when it changed, before a member sends or
+acknowledges entries. It has its own settings, which send entries every 100 ms; its closed loops run inside
+the leader and are in its CPU. The rates of etcd and lockstep hold for this machine as busy as it was."""
+
+
 def report(figures: dict[str, Any]) -> None:
-    title = f"Commits of {figures['value_bytes']} bytes, three members; CPU and syncs of all members together"
+    title = f"Commits of {figures['value_bytes']} bytes, three members"
     print(table(title, rows_of(figures)))
-    for name in figures["missing"]:
-        print(f"{name} is not installed here and was left out")
-    for name, ratio in figures["ratios"].items():
-        target = TARGET_RATIOS[name]
-        print(f"{TARGET_SUBMITTERS} submitters: {ratio:.2f} times {name} (target: at least {target:g})")
+    print(NOTES)
+    for name, why in figures["missing"].items():
+        print(f"{name} was left out: {why}")
+    for name, target in TARGET_RATIOS.items():
+        ratio = figures["ratios"].get(name, {}).get(str(TARGET_SUBMITTERS))
+        if ratio is not None:
+            print(f"{TARGET_SUBMITTERS} submitters: {ratio:.2f} times {name} (target: at least {target:g})")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("seconds", nargs="?", type=float, default=5.0)
-    parser.add_argument("--only", nargs="*", default=list(MEASURES), choices=list(MEASURES))
+    parser.add_argument("seconds", nargs="?", type=float, default=3.0)
+    parser.add_argument("--only", nargs="*", default=list(SUBJECTS), choices=list(SUBJECTS))
     parser.add_argument("--submitters", nargs="*", type=int, default=list(SUBMITTERS))
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", type=Path)
     arguments = parser.parse_args()
     if arguments.profile is not None:
-        print(json.dumps(lockstep(arguments.submitters, arguments.seconds, arguments.profile), indent=1))
+        with lockstep(arguments.profile) as subject:
+            for count in arguments.submitters:
+                print(json.dumps(measured(subject, count, arguments.seconds), indent=1))
         return 0
-    figures = measure(arguments.seconds, arguments.only, arguments.submitters)
+    figures = measure(arguments.seconds, arguments.only, arguments.submitters, arguments.rounds)
     report(figures)
     print(f"written to {save('metadata-commits', figures)}")
     return 0

@@ -90,6 +90,18 @@ def schema(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def metadata(quick: bool) -> dict[str, Any]:
+    """Commits of the metadata log beside the peers that are installed."""
+    import metadata_commits as benchmark
+
+    if quick:
+        figures = benchmark.measure(2.0, submitters=(1, benchmark.TARGET_SUBMITTERS), rounds=1)
+    else:
+        figures = benchmark.measure()
+    benchmark.report(figures)
+    return figures
+
+
 def internode(quick: bool) -> dict[str, Any]:
     return _lines("internode_path.py", *(("20000", "6000") if quick else ()))
 
@@ -123,6 +135,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "layers": layers,
     "startup": startup,
+    "metadata": metadata,
     "schema": schema,
     "internode": internode,
     "cql": cql,

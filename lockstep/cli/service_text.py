@@ -13,7 +13,7 @@ import click
 from lockstep.cli import render
 
 _COLOURS: Final = {"Available": "green", "Degraded": "yellow"}
-_COLUMNS: Final = ("node", "address", "dc", "rack", "alive", "role", "state", "leader", "epoch", "lag")
+_COLUMNS: Final = ("node", "address", "dc", "rack", "alive", "role", "state", "cmg", "leader", "epoch", "lag")
 
 
 def show(answer: Mapping[str, Any]) -> None:
@@ -30,7 +30,8 @@ def show(answer: Mapping[str, Any]) -> None:
     ]
     click.echo(", ".join(facts))
     click.echo()
-    members = answer.get("members", [])
+    in_cmg = {one["node"]: one.get("state") for one in (answer.get("management") or {}).get("states", [])}
+    members = [{**member, "cmg": in_cmg.get(member["node"])} for member in answer.get("members", [])]
     columns = [*_COLUMNS, *(["reason"] if any(member.get("reason") for member in members) else [])]
     render.table(columns, [[member.get(name) for name in columns] for member in members])
     click.echo()

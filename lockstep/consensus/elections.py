@@ -173,8 +173,10 @@ def on_transfer(state: RaftState, event: TransferLeadership) -> None:
     elif event.target == state.identity or not state.configurations.current.has_vote(event.target):
         state.refuse(Reason.NOT_A_VOTER)
     else:
-        state.transfer_target = event.target
-        state.election_elapsed = 0
+        if state.transfer_target != event.target:
+            # Asked again it goes on: a target that is dead is given up in time all the same.
+            state.transfer_target = event.target
+            state.election_elapsed = 0
         progress = state.progress[event.target]
         if progress.match == state.log.last_index:
             replication.send_timeout_now(state, event.target)

@@ -80,6 +80,12 @@ class DemoCluster:
             time.sleep(POLL_S)
         raise LockstepError("the metadata group has no leader")
 
+    def voters(self) -> str:
+        """Names of the nodes that vote on metadata, as last heard."""
+        by_address = {node.address: node.name for node in self.local.file.nodes}
+        voting = [str(node.get("address")) for node in self.status.get("nodes", []) if node.get("voter")]
+        return ", ".join(by_address.get(address, address) for address in voting)
+
     def wait_until_all_serve(self) -> None:
         """Until every node that belongs to the cluster is alive, normal, and at the same epoch."""
         deadline = time.monotonic() + OPERATION_TIMEOUT_S

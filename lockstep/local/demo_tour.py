@@ -159,10 +159,14 @@ class Tour:
                 f"{victim}, the metadata leader; back {time.monotonic() - begin_s:.1f} s after its start"
             )
         settle()
-        with self._phase("decommission") as phase, self._event("fourth node leaves"):
-            phase.told = f"{added.name} hands its ranges over and leaves"
-            self._while(lambda: self._cluster.decommission(added.name))
-            phase.told = f"{added.name} left"
+        with self._phase("decommission") as phase:
+            leaving = self._cluster.leader()
+            phase.told = f"{leaving}, which leads the metadata group, hands its vote and its ranges over"
+            with self._event(f"{leaving} leaves"):
+                self._while(lambda: self._cluster.decommission(leaving))
+            self._cluster.refresh()
+            voters = self._cluster.voters()
+            phase.told = f"{leaving}, the metadata leader, left; now {voters} vote on metadata"
         settle()
 
     def _prove(self, given: DemoInput) -> None:
@@ -287,7 +291,7 @@ def _phases(options: Options) -> list[Phase]:
         Phase("traffic", "Write and read at QUORUM"),
         Phase("join", "A fourth node joins"),
         Phase("kill", "Kill a node, restart it"),
-        Phase("decommission", "Decommission the fourth node"),
+        Phase("decommission", "Decommission the leader"),
         Phase("proof", "Read every acknowledged row back"),
     ]
     return [*phases, Phase("spark", "Spark job and report")] if options.spark else phases

@@ -116,7 +116,7 @@ def show(verdict: list[Check], results: Results, seconds: float, stream: TextIO)
 _OPERATIONS: Final = (
     ("join", "a fourth node joined"),
     ("kill", "the metadata leader was killed and came back"),
-    ("decommission", "the fourth node was decommissioned"),
+    ("decommission", "the next metadata leader was decommissioned"),
 )
 _MARKS: Final = {True: "ok", False: "FAIL", None: ""}
 

@@ -136,7 +136,8 @@ class AdvanceMembership(msgspec.Struct, frozen=True, array_like=True):
 
 class CancelMembership(msgspec.Struct, frozen=True, array_like=True):
     """Stop a change: a half-added member is dropped, finished sub-steps stay, and voters are not changed
-    automatically until someone asks for it. Nodes that waited to leave stay."""
+    automatically until someone asks for it, but for one that would make their number even. Nodes that waited
+    to leave stay."""
 
     change: int
     reason: str = ""

@@ -19,6 +19,7 @@ the log is; an answer that was carried out already is not given again.
     none                   learners                                     CONFIGURE without them
     none                   a leaving node is no voter in either group   START its LEAVE
     none                   voters are not the wanted ones, not paused   SUBMIT prepare
+    none                   paused, and the number of voters is even     SUBMIT prepare without one
     any                    configuration entry not committed            WAIT
 """
 
@@ -32,7 +33,7 @@ from lockstep.metadata import group_membership
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.group_membership import Members
 from lockstep.metadata.membership import AdvanceMembership, PrepareMembership, voters_after
-from lockstep.metadata.service import MembershipChange
+from lockstep.metadata.service import MembershipChange, Service
 from lockstep.metadata.voter_choice import choose_voters, target_size
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import METADATA_VOTERS_MAX
@@ -164,7 +165,7 @@ def _resize(cluster: ClusterMetadata, observed: Observed) -> Action:
     service = cluster.service
     first = next(iter(observed.refused.items()), None)
     if service.paused:
-        return Idle()
+        return _even_out(service, observed)
     wanted = choose_voters(cluster, down=observed.down, lost=observed.lost)
     if wanted == service.voters:
         stuck = [node for node in service.leaving if node in service.voters]
@@ -177,6 +178,15 @@ def _resize(cluster: ClusterMetadata, observed: Observed) -> Action:
             return Waits(f"cannot leave yet: {first[1]}", first[0])
         return Idle()
     return Submit(plan(cluster, wanted, observed, _reason(cluster, observed)))
+
+
+def _even_out(service: Service, observed: Observed) -> Action:
+    """After a cancel between two sub-steps: a voter beyond an odd number costs and carries nothing."""
+    if len(service.voters) % 2 == 1:
+        return Idle()
+    extra = max(service.voters, key=lambda node: (node in observed.down, node))
+    reason = "an odd number of voters, after a cancel"
+    return Submit(PrepareMembership((), (extra,), reason, down=tuple(sorted(observed.down))))
 
 
 def plan(

@@ -1,13 +1,15 @@
 """The ids of the latest entries, so that a retried submission finds its first outcome.
 
 Invariant: ids of exactly the epochs first_epoch..last_epoch are kept (dense), at most
-RECENT_ENTRY_IDS_MAX of them. Persistent parts share structure, so keeping one value per epoch is cheap.
+RECENT_ENTRY_IDS_MAX of them. Persistent parts share structure, so keeping one value per epoch is cheap. A
+digest is made when somebody asks, from those of blocks; it costs what was appended since the last one.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
 from itertools import islice
+from typing import Final
 
 import msgspec
 from rpds import HashTrieMap, List
@@ -23,7 +25,22 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
     epochs: HashTrieMap[bytes, int]
 
 
-_EMPTY = _Generation(List(), HashTrieMap())
+class _Block(msgspec.Struct, frozen=True, eq=False):
+    """Consecutive ids that end where the next multiple of _BLOCK_EPOCHS begins, and their digest."""
+
+    first_epoch: int
+    ids: tuple[bytes, ...]
+    digest: bytes
+
+
+class _Digested(msgspec.Struct, frozen=True, eq=False):
+    blocks: tuple[_Block, ...]
+    digest: bytes
+
+
+#: An epoch more costs at most a digest of so many ids at either end, and one over all blocks' digests.
+_BLOCK_EPOCHS: Final = 64
+_EMPTY: Final = _Generation(List(), HashTrieMap())
 
 
 class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
@@ -37,6 +54,8 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
     older: _Generation
     first_epoch: int
     last_epoch: int
+    #: Blocks of an earlier value that was digested.
+    blocks: tuple[_Block, ...] = ()
 
     def epoch_of(self, entry_id: bytes) -> int | None:
         found = self.newer.epochs.get(entry_id)
@@ -53,15 +72,19 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
             newer, older = _EMPTY, newer
         newer = _Generation(newer.ids.push_front(entry_id), newer.epochs.insert(entry_id, epoch))
         first = max(self.first_epoch, epoch - RECENT_ENTRY_IDS_MAX + 1)
-        return RecentIds(newer, older, first, epoch)
+        blocks = self._digested.blocks if "_digested" in self.__dict__ else self.blocks
+        return RecentIds(newer, older, first, epoch, blocks)
 
     def listed(self) -> tuple[bytes, ...]:
         """Ids of first_epoch..last_epoch in that order."""
-        count = self.last_epoch - self.first_epoch + 1
-        listed = list(islice(self.newer.ids, count))
-        listed += islice(self.older.ids, count - len(listed))
-        listed.reverse()
-        return tuple(listed)
+        return tuple(self._newest(self.last_epoch - self.first_epoch + 1))
+
+    def _newest(self, count: int) -> list[bytes]:
+        found = list(islice(self.newer.ids, count))
+        if len(found) < count:
+            found += islice(self.older.ids, count - len(found))
+        found.reverse()
+        return found
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -73,10 +96,26 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
     def __hash__(self) -> int:
         return hash((self.first_epoch, self.last_epoch))
 
-    @cached_property
+    @property
     def digest(self) -> bytes:
-        """32 bytes; costs all that is kept, and only snapshots and proofs ask for it."""
-        return blake(self.first_epoch.to_bytes(8, "big") + b"".join(self.listed()))
+        """32 bytes."""
+        return self._digested.digest
+
+    @cached_property
+    def _digested(self) -> _Digested:
+        first = self.first_epoch
+        blocks = [block for block in self.blocks if block.first_epoch + len(block.ids) > first]
+        begun = blocks[-1].first_epoch + len(blocks[-1].ids) if blocks else first
+        ids = self._newest(self.last_epoch - begun + 1)
+        while len(ids) >= (size := _BLOCK_EPOCHS - begun % _BLOCK_EPOCHS):
+            whole = tuple(ids[:size])
+            blocks.append(_Block(begun, whole, blake(b"".join(whole))))
+            begun, ids = begun + size, ids[size:]
+        digests = [block.digest for block in blocks]
+        if blocks and blocks[0].first_epoch < first:
+            digests[0] = blake(b"".join(blocks[0].ids[first - blocks[0].first_epoch :]))
+        parts = (first.to_bytes(8, "big"), *digests, *ids)
+        return _Digested(tuple(blocks), blake(b"".join(parts)))
 
     @staticmethod
     def from_listed(first_epoch: int, ids: tuple[bytes, ...]) -> RecentIds:

@@ -6,7 +6,8 @@ voters stay where they can; with three data centres or more none holds half of t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
@@ -61,17 +62,22 @@ def choose_voters(
 ) -> tuple[NodeId, ...]:
     """The voters the group should have, ascending; the present ones when nothing better can be had.
 
-    `down`: nodes not to add. `lost`: voters to do without if others can take their place.
+    `down`: nodes not to add. `lost`: voters to do without, as many as others can replace.
     """
     current = cluster.service.voters
     nodes = eligible(cluster)
     size = target_size(cluster)
-    for gone in ((*lost,), ()) if lost else ((),):
+    for gone in _most_first(lost):
         usable = [n for n in nodes if n.id not in gone and (n.id in current or n.id not in down)]
         chosen = _chosen(usable, nodes, size, cluster.service, down)
         if len(chosen) == size:
             return chosen
     return _without_leaving(cluster, down) or current
+
+
+def _most_first(nodes: Collection[NodeId]) -> Iterator[tuple[NodeId, ...]]:
+    for count in range(len(nodes), -1, -1):
+        yield from combinations(sorted(nodes), count)
 
 
 def _without_leaving(cluster: ClusterMetadata, down: Collection[NodeId]) -> tuple[NodeId, ...]:

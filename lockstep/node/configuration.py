@@ -85,8 +85,8 @@ class RaftSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MetadataSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the metadata is snapshot, and how much of its log this node keeps.
 
-    Five thousand small entries are applied again in about 50 ms when a node starts, while a snapshot of a large
-    schema is tens of megabytes: fewer would write more than they save. 0 for either trigger turns it off.
+    Five thousand small entries are applied again in about 50 ms when a node starts, while a snapshot of a
+    large schema is tens of megabytes: fewer would write more than they save. 0 turns either trigger off.
     """
 
     snapshot_every_epochs: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 5000

@@ -61,8 +61,7 @@ class Journal:
         assert not self._writing, "a journal takes one record at a time, and none after a failure"
         assert len(body) <= RECORD_BYTES_MAX, f"a record of {len(body)} bytes would be read as damage"
         self._writing = True
-        self._disk.append(self._path, frame_record(body))
-        await self._disk.sync(self._path)
+        await self._disk.append_synced(self._path, frame_record(body))
         if not self._named:
             await self._disk.sync_names(self._directory)
             self._named = True

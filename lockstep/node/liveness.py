@@ -61,7 +61,7 @@ class Liveness:
         internode.register_fast(verbs.PING, Ping, Ping, self._receive)
 
     def start(self) -> None:
-        self._state.listen(self._applied)
+        self._state.listen(self._applied, parts_only=True)
         self._runtime.tasks.spawn(self._ping_loop(), "liveness.ping")
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:

@@ -99,8 +99,9 @@ class Management:
         self._configuration_index = configuration_index
         self._log = log
         self._wanted = asyncio.Event()
-        #: What this metadata leader, being no member of the group, has had recorded: voters and generation.
+        #: What this metadata leader has had recorded, voters and generation, and by which index.
         self._recorded: tuple[tuple[int, ...], int] | None = None
+        self._recorded_at = 0
         #: This node's member was removed from the group.
         self._removed = False
         self._looks = 0
@@ -112,6 +113,8 @@ class Management:
         self._taken_over: tuple[object, object] | None = None
         self._said = ""
         self.group: ManagementGroup | None = None
+        #: A member that ended may still be writing to the files that another one would use.
+        self._ending = False
         self.submitter = ManagementSubmitter(
             runtime, internode, voters, own_address, host_id, lambda: self.group
         )
@@ -128,12 +131,16 @@ class Management:
         group = self.group
         if group is None:
             return "this leader is no member of the management group yet"
+        if group.broken is not None:
+            return f"this leader's member of the management group is broken: {group.broken}"
         configuration = group.driver.status().configuration
         if configuration.is_joint or configuration.learners or configuration.voters != voters:
             return f"the management group has members {list(configuration.members())}"
         if group.driver.raft.state.configurations.changed_at > group.driver.raft.commit_index:
             return "the management group's new members are not committed yet"
-        if self.state.voters.voters != voters:
+        recorded = self._recorded[0] if self._recorded is not None else ()
+        if self.state.index < self._recorded_at or not recorded == self.state.voters.voters == voters:
+            # This leader's own word counts: its member may still show the same voters of long ago.
             return "the management group has not recorded the voters yet"
         return ""
 
@@ -151,15 +158,17 @@ class Management:
     def take_part(self) -> None:
         """Start this node's member when it should have one; may be called repeatedly."""
         own = self._own_member()
-        if own is None or self.group is not None:
+        if own is None or self.group is not None or self._ending:
             return
         self._removed = False
         raft = self._raft
+        # The founding is told by the log to who comes later, or has lost what it knew of it.
+        began = not self._metadata.current.epoch or ManagementGroup.exists(self._runtime)
         self.group = ManagementGroup(
             self._runtime,
             self._transport,
             identity=own,
-            voters=self._voters.founding(),
+            voters=self._voters.founding() if began else (),
             member=self._voters.member,
             settings=RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks),
             tick_ms=raft.tick_ms * TICK_FACTOR,
@@ -192,8 +201,10 @@ class Management:
             return
         said = await self._leaders_report()
         if said is not None and said.settled and own not in (*said.voters, *said.outgoing, *said.learners):
-            self.group, self._removed = None, True
+            self.group, self._removed, self._ending = None, True, True
             await group.stop()
+            self._ending = False
+            self.wake()
             self._log("management.left", index=group.state.index)
 
     async def _leaders_report(self) -> GroupReport | None:
@@ -285,10 +296,11 @@ class Management:
         if self.group is not None and self.group.is_up_to_date:
             # Only there: a member that has just come back may hold a record of long ago.
             record = self.state.voters
-            known = (record.voters, record.recovery_generation)
+            known, self._recorded_at = (record.voters, record.recovery_generation), self.state.index
         if known != wanted:
             action = RecordVoters(wanted[0], self._configuration_index(), cluster.epoch, wanted[1])
             outcome = await self.submitter.submit(action, LEADER_TIMEOUT_MS)
+            self._recorded_at = outcome.index
             if outcome.refusal is not None:
                 self._log("management.record_refused", reason=outcome.refusal.message)
         self._recorded = wanted
@@ -327,10 +339,12 @@ class Management:
         self._changing = configuration.voters != wanted or bool(configuration.learners)
         if configuration.is_joint:
             return
+        # Who has not answered since it was added holds nothing, however short the log is.
+        enough = max(group.driver.raft.configuration_index, status.last_index - CAUGHT_UP_ENTRIES)
         caught_up = [
             member
             for member, progress in sorted(status.members.items())
-            if progress.heard and progress.match + CAUGHT_UP_ENTRIES >= status.last_index
+            if progress.heard and progress.match >= enough
         ]
         members = Members(configuration.voters, configuration.learners)
         step = next_step(wanted, members, [*caught_up, status.identity], status.identity)

@@ -23,7 +23,7 @@ from lockstep.metadata.management import (
 )
 from lockstep.metadata.management_commands import Command, decode_command, encode_command
 from lockstep.node.raft_driver import RaftDriver
-from lockstep.node.raft_journal import journal_path
+from lockstep.node.raft_journal import has_journal
 from lockstep.node.raft_transport import MANAGEMENT_GROUP, RaftTransport
 from lockstep.node.voters import Member
 from lockstep.runtime.ports import Runtime
@@ -103,7 +103,7 @@ class ManagementGroup:
     @staticmethod
     def exists(runtime: Runtime) -> bool:
         """Whether this node ever had a member of the group."""
-        return runtime.disk.exists(journal_path(MANAGEMENT_GROUP))
+        return has_journal(runtime.disk, MANAGEMENT_GROUP)
 
     async def submit(self, command: Command) -> Outcome:
         """The outcome of the command's id, applied here.

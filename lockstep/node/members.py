@@ -70,7 +70,7 @@ class Members:
         self._asked = 0
         self._answered = False
         internode.register_fast(verbs.MEMBERS, AskMembers, MemberList, self._tell)
-        state.listen(self._applied)
+        state.listen(self._applied, parts_only=True)
 
     def load(self) -> None:
         """Read the file; one that is damaged is as good as none."""

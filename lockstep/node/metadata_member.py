@@ -7,7 +7,7 @@ never takes part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep.consensus.messages import Entry
@@ -20,12 +20,12 @@ from lockstep.node.processors.gated import Gate, GatedProcessor
 from lockstep.node.processors.kinds import Factory, Surroundings
 from lockstep.node.processors.raft import RaftProcessor, logged_entries
 from lockstep.node.raft_driver import RaftDriver
-from lockstep.node.raft_journal import RaftJournal
+from lockstep.node.raft_journal import RaftJournal, has_journal, journal_path
 from lockstep.node.raft_snapshots import MetadataSnapshots
 from lockstep.node.raft_transport import METADATA_GROUP, RaftTransport
 from lockstep.node.voters import Voters
 from lockstep.runtime.ports import Runtime
-from lockstep.values.errors import LockstepError
+from lockstep.values.errors import CorruptFile, LockstepError
 
 
 class MetadataMember:
@@ -120,8 +120,10 @@ class MetadataMember:
                 given = Surroundings(self._runtime, self._state, self._registry, self._configuration)
                 self._judge_with(self._factory(given))
             return
+        if self.driver is not None or self._ending:
+            return
         own = self._voters.id_of(self._host_id()) or self._member_by_log()
-        if own is None or self.driver is not None or self._ending:
+        if own is None:
             return
         raft = self._configuration.raft
         self.driver = RaftDriver(
@@ -129,7 +131,7 @@ class MetadataMember:
             self._transport,
             group=METADATA_GROUP,
             identity=own,
-            voters=self._voters.founding(),
+            voters=self._founded_with(own),
             member=self._voters.member,
             settings=RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks),
             tick_ms=raft.tick_ms,
@@ -145,6 +147,19 @@ class MetadataMember:
         self._judge_with(self._raft_processor)
         self._state.known_value = self._raft_processor.known_value
         self.driver.start()
+
+    def _founded_with(self, own: int) -> Sequence[int]:
+        """Whom the group began with, for who was there; none for a newcomer, who learns it from the log.
+
+        CorruptFile: this node has a vote and does not remember how it used it.
+        """
+        cluster = self._state.current
+        if not cluster.epoch or has_journal(self._runtime.disk, METADATA_GROUP):
+            return self._voters.founding()
+        if own in cluster.voters:
+            path = journal_path(METADATA_GROUP)
+            raise CorruptFile(path, 0, "it is gone, and with it how this node, a voter, has voted")
+        return ()
 
     def give_up_part(self) -> None:
         """The metadata does not count this node among the members (any more): end its part, if it has one."""
@@ -172,7 +187,7 @@ class MetadataMember:
     def _member_by_log(self) -> int | None:
         """This node's id, when its Raft log is ahead of its metadata: it may vote by what is in that log."""
         own = self._own_id()
-        if not own or self.driver is not None:
+        if not own:
             return None
         entries = RaftJournal(self._runtime.disk, METADATA_GROUP).load().entries
         logged = logged_entries(entries[-1:]) or logged_entries(entries)

@@ -18,16 +18,13 @@ from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.snapshot_file import SnapshotInfo
 from lockstep.node import metadata_files
+from lockstep.node.epoch_listeners import EpochListeners, Listener
 from lockstep.node.epoch_waiters import EpochWaiters
 from lockstep.node.metadata_store import DEFAULT_RETENTION, MetadataStore, Retention
 from lockstep.node.snapshot_saver import SnapshotListener, SnapshotSaver
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.values.errors import CannotApply, LockstepError, LogTruncated
 from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX
-
-#: Told (before, after, entry) after each applied entry, in order. After an installed snapshot `before` may be
-#: many epochs older, and `entry` is the snapshot's.
-Listener = Callable[[ClusterMetadata, ClusterMetadata, LogEntry], None]
 
 
 class _Install(msgspec.Struct):
@@ -56,7 +53,7 @@ class MetadataState:
         self._install: _Install | None = None
         self._work = asyncio.Event()
         self._waiters = EpochWaiters()
-        self._listeners: list[Listener] = []
+        self._listeners = EpochListeners()
         self._saver = SnapshotSaver(self.store, self._retain, log)
         #: Applied entries from `first_epoch` on, those that are retained.
         self.entries: list[LogEntry] = []
@@ -108,11 +105,12 @@ class MetadataState:
         self._runtime.tasks.spawn(self._saver.run(), "metadata.snapshots")
         self._saver.wake()
 
-    def listen(self, listener: Listener) -> None:
-        self._listeners.append(listener)
+    def listen(self, listener: Listener, *, parts_only: bool = False) -> None:
+        """`parts_only`: leave out entries that changed no part but extensions."""
+        self._listeners.add(listener, parts_only=parts_only)
 
     def unlisten(self, listener: Listener) -> None:
-        self._listeners = [other for other in self._listeners if other != listener]
+        self._listeners.remove(listener)
 
     def listen_snapshots(self, listener: SnapshotListener) -> None:
         """Be told when a snapshot is durable here, also one that was installed."""
@@ -170,19 +168,10 @@ class MetadataState:
 
     def hash_at(self, epoch: int) -> bytes | None:
         """The hash at an epoch, from retained entries, snapshots or checkpoints; None when not known."""
-        found = self.retained(epoch, epoch)
-        if found:
-            return found[0].hash
-        if epoch == self.epoch:
-            return self.current.hash
-        info = self.store.infos.get(epoch)
-        if info is not None:
-            return info.entry.hash
-        after = self.retained(epoch + 1, epoch + 1)
-        following = after[0] if after else None
-        if following is None and (info := self.store.infos.get(epoch + 1)) is not None:
-            following = info.entry
-        return following.previous_hash if following is not None else self.store.checkpoints.get(epoch)
+        around = self.retained(epoch, epoch + 1)
+        if around:
+            return around[0].hash if around[0].epoch == epoch else around[0].previous_hash
+        return self.current.hash if epoch == self.epoch else self.store.hash_at(epoch)
 
     async def wait_for(self, epoch: int) -> None:
         """Return when `epoch` is applied; raises the reason when this node can apply no more."""
@@ -320,8 +309,7 @@ class MetadataState:
         elif entry.kind == EntryKind.TRUNCATE_LOG:
             self._saver.wake()
         self._observe(installed=installed)
-        for listener in self._listeners:
-            listener(before, after, entry)
+        self._listeners.tell(before, after, entry)
 
     # -- saving -------------------------------------------------------------------------------------
 

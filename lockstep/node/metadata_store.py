@@ -79,6 +79,14 @@ class MetadataStore:
     def latest(self) -> SnapshotInfo | None:
         return self.infos[next(reversed(self.infos))] if self.infos else None
 
+    def hash_at(self, epoch: int) -> bytes | None:
+        """The hash at an epoch, from snapshots or checkpoints; None when neither tells."""
+        if (info := self.infos.get(epoch)) is not None:
+            return info.entry.hash
+        if (info := self.infos.get(epoch + 1)) is not None:
+            return info.entry.previous_hash
+        return self.checkpoints.get(epoch)
+
     # -- loading ------------------------------------------------------------------------------------
 
     async def settle(self) -> None:

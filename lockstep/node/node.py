@@ -151,6 +151,7 @@ class Node(Parts):
 
     def _role_changed(self) -> None:
         self.member.role_changed()
+        self.management.wake()
         self.topology.wake()
         self.snapshots.wake()
         self.service.wake()

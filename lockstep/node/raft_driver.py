@@ -36,6 +36,7 @@ from lockstep.consensus.messages import Entry, Message, Snapshot
 from lockstep.consensus.raft import Raft, RaftStatus
 from lockstep.consensus.settings import RaftSettings
 from lockstep.node.raft_journal import RaftJournal
+from lockstep.node.raft_reads import PendingReads
 from lockstep.node.raft_transport import RaftTransport
 from lockstep.node.voters import Member
 from lockstep.replication.handshake import Address, PeerInfo
@@ -116,8 +117,7 @@ class RaftDriver:
         )
         self._writes: list[_Write] = []
         self._write_wanted = asyncio.Event()
-        self._reads: dict[int, asyncio.Future[None]] = {}
-        self._next_read = 0
+        self._reads = PendingReads()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -159,8 +159,7 @@ class RaftDriver:
         if self._halted:
             return
         self._halted = True
-        for context in list(self._reads):
-            self._finish_read(context, NotLeader(None))
+        self._reads.refuse_all(NotLeader(None))
         self._on_role()
 
     def propose(self, data: tuple[bytes, ...]) -> Accepted | None:
@@ -215,17 +214,12 @@ class RaftDriver:
 
     async def confirm_leadership(self) -> None:
         """Return once a quorum confirmed, after this call, that this node leads; NotLeader otherwise."""
-        self._next_read += 1
-        context = self._next_read
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._reads[context] = future
+        await self._reads.ask(self._ask_quorum)
+
+    def _ask_quorum(self, context: int) -> None:
         self._step(ReadIndex(context))
         if self._halted:
-            self._finish_read(context, NotLeader(None))
-        try:
-            await future
-        finally:
-            self._reads.pop(context, None)
+            self._reads.refuse(context, NotLeader(None))
 
     def received(self, peer: PeerInfo, message: Message) -> None:
         """A message of this group came from `peer`. FrameCorrupt: not its to send, or not ours to get."""
@@ -282,9 +276,9 @@ class RaftDriver:
         if ready.committed:
             self._on_committed(ready.committed)
         for state in ready.read_states:
-            self._finish_read(state.context, None)
+            self._reads.confirm(state.context)
         for context in ready.reads_refused:
-            self._finish_read(context, NotLeader(self.raft.leader))
+            self._reads.refuse(context, NotLeader(self.raft.leader))
 
     def _move_snapshots(self, ready: Ready) -> None:
         for wanted in ready.chunks_wanted:
@@ -315,15 +309,6 @@ class RaftDriver:
         if self._offered is not None:
             self._offered[1].cancel()
             self._offered = None
-
-    def _finish_read(self, context: int, error: NotLeader | None) -> None:
-        future = self._reads.get(context)
-        if future is None or future.done():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
 
     def _send(self, message: Message) -> None:
         member = self._member(message.receiver)
@@ -376,16 +361,22 @@ class RaftDriver:
                     self._snapshots.install(write.snapshot)
 
     async def _persist_more(self, writes: list[_Write]) -> None:
-        hard_state: HardState | None = None
-        entries: list[Entry] = []
-        for write in writes:
-            hard_state = write.hard_state or hard_state
-            if write.entries:
-                first = write.entries[0].index
-                while entries and entries[-1].index >= first:
-                    entries.pop()
-                entries.extend(write.entries)
+        hard_state, entries = _joined(writes)
         if hard_state is not None or entries:
             self._runtime.probes.reach("raft.persist.before")
             await self._journal.append(hard_state, tuple(entries))
             self._runtime.probes.reach("raft.persist.after")
+
+
+def _joined(writes: Sequence[_Write]) -> tuple[HardState | None, list[Entry]]:
+    """What several writes come to: the newest hard state, and the entries that no later ones replace."""
+    hard_state: HardState | None = None
+    entries: list[Entry] = []
+    for write in writes:
+        hard_state = write.hard_state or hard_state
+        if write.entries:
+            first = write.entries[0].index
+            while entries and entries[-1].index >= first:
+                entries.pop()
+            entries.extend(write.entries)
+    return hard_state, entries

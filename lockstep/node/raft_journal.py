@@ -96,6 +96,12 @@ def journal_path(group: int) -> str:
     return f"raft/group-{group}"
 
 
+def has_journal(disk: Disk, group: int) -> bool:
+    """Whether this node ever promised anything to the group."""
+    path = journal_path(group)
+    return disk.exists(path) and disk.size(path) > 0
+
+
 def _parts(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ...]]:
     """Consecutive runs of bounded size; a large entry is one of its own."""
     part: list[Entry] = []

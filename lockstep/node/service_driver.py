@@ -107,7 +107,7 @@ class ServiceDriver:
         self._said = ""
         #: What the voters wait for, for people; None when nothing is to be done or this node does not lead.
         self.blocked: Blocked | None = None
-        state.listen(self._applied)
+        state.listen(self._applied, parts_only=True)
 
     def start(self) -> None:
         self._runtime.tasks.spawn(self._run(), "service.voters")

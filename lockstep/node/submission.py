@@ -180,7 +180,8 @@ class Submitter:
                 await self._applied_locally(epoch, limit_ms)
             else:
                 await self._catch_up.reach(epoch, source, limit_ms)
-        except PeerTimeout as error:
+        except LockstepError as error:
+            # Also when this node can apply no more: it is in the log all the same.
             raise OutcomeUnknown(f"the change is committed at epoch {epoch}, but {error.message}") from error
 
     async def _applied_locally(self, epoch: int, limit_ms: int) -> None:

@@ -67,7 +67,7 @@ class WorkService:
         self._drain = drain
         self._running: dict[_Key, _Running] = {}
         internode.register(verbs.RUN_WORK, RunWork, WorkStatus, self._serve)
-        state.listen(self._forget_closed)
+        state.listen(self._forget_closed, parts_only=True)
 
     async def _serve(self, peer: PeerInfo, order: RunWork) -> WorkStatus:
         await self._catch_up.reach(order.epoch, peer.endpoint)

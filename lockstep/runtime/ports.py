@@ -83,6 +83,10 @@ class Disk(Protocol):
         """Returns when every byte appended to `path` before the call is durable."""
         ...
 
+    async def append_synced(self, path: str, data: bytes) -> None:
+        """`append` and `sync` in one; nothing else may be written to `path` meanwhile. DiskRefused."""
+        ...
+
     async def sync_names(self, directory: str) -> None: ...
 
 

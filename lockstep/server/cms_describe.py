@@ -113,6 +113,10 @@ def _management(word: GroupWord) -> Document:
         "term": _newest_term(word),
         "voters": list(word.voters),
         "outgoing": list(word.outgoing),
+        "states": [
+            {"node": report.node, "role": report.part or None, "state": report.state or None}
+            for report in word.reports
+        ],
         "unavailable": [m for m in sorted({*word.voters, *word.outgoing}) if m not in word.available],
     }
 

@@ -35,6 +35,7 @@ from lockstep.cql.wire.messages import (
 )
 from lockstep.cql.wire.segments import SegmentReader, encode_segments
 from lockstep.server.execution import Answer, Session
+from lockstep.server.greeting import endpoint_of, startup_options
 from lockstep.server.tracing import Trace
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation
 from lockstep.values.limits import (
@@ -94,9 +95,7 @@ class CqlConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface of asyncio's without deriving from it.
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        if isinstance(peer, tuple) and len(peer) >= 2:
-            self.peer = (str(peer[0]), int(peer[1]))
+        self.peer = endpoint_of(transport.get_extra_info("peername"))
         if not self._server.opened(self):
             self._transport.abort()
 
@@ -180,19 +179,13 @@ class CqlConnection(asyncio.Protocol):
         if isinstance(request, Options):
             self._send(int(Opcode.SUPPORTED), stream, _SUPPORTED, version=version)
             return
-        if not isinstance(request, Startup):
-            raise ProtocolViolation(f"Unexpected message {type(request).__name__.upper()} before STARTUP")
-        compression = request.options.get("COMPRESSION", "").lower()
-        if compression and compression not in ALGORITHMS:
-            raise ProtocolViolation(f"Unknown compression algorithm: {compression}")
-        if "CQL_VERSION" not in request.options:
-            raise ProtocolViolation("Missing value CQL_VERSION in STARTUP message")
+        options = startup_options(request)
         self._version = self._reader.version = version
-        self.options = request.options
+        self.options = options
         self._send(int(Opcode.READY), stream, responses.READY)
         self._flush()
         self.session = Session(version)
-        self._compressed = bool(compression)
+        self._compressed = bool(options.get("COMPRESSION"))
         if uses_segments(version):
             if self._reader.pending_bytes:
                 raise ProtocolViolation("Bytes behind STARTUP before it was answered")

@@ -39,7 +39,7 @@ class Events:
         self._stopped = False
         for info in node.cluster.directory.nodes:
             self._up[info.id] = info.owns_tokens and node.liveness.alive(info.id)
-        node.state.listen(self._applied)
+        node.state.listen(self._applied, parts_only=True)
         node.liveness.listen(self._liveness)
         watch.listen(self._schema)
 

@@ -52,7 +52,7 @@ class SchemaWatch:
         #: The epoch of the newest snapshot that stood for the entries before it.
         self._jumped_to = 0
         self._agreement: asyncio.Event = asyncio.Event()
-        node.state.listen(self._applied)
+        node.state.listen(self._applied, parts_only=True)
         node.topology.listen(self._heard)
 
     @property

@@ -356,6 +356,10 @@ class DiskPort:
         await self._in_flight(path)
         self._disk.finish_sync(path, file, sequence)
 
+    async def append_synced(self, path: str, data: bytes) -> None:
+        self.append(path, data)
+        await self.sync(path)
+
     async def sync_names(self, directory: str) -> None:
         sequence = self._disk.name_sequence()
         await self._in_flight(directory)

@@ -342,7 +342,7 @@ def lose_commits(nemesis: Nemesis, draw: Stream) -> None:
     if name in nemesis.cluster.nodes:
         gate = nemesis.cluster.nodes[name].member.gate
         gate.drop_commits(draw.randrange(4), lambda _: draw.random() < 0.5)
-        gate.drop_replies(1 + draw.randrange(4))
+        gate.drop_replies(2 + draw.randrange(6))
         nemesis.tell(f"loses commits at {name}")
         nemesis.release_later(name, gate, 0.5 + draw.random() * 2)
 
@@ -356,6 +356,49 @@ def hide_epochs(nemesis: Nemesis, draw: Stream) -> None:
         nemesis.cluster.world.count("gate.hidden")
         nemesis.tell(f"hides epochs at {name}")
         nemesis.release_later(name, node.member.gate, 0.3 + draw.random() * 2)
+
+
+def lose_managed(nemesis: Nemesis, draw: Stream) -> None:
+    """Who proposed a command to the management group crashes, or is cut off, when others may have it already:
+    whoever submitted it is not answered and asks again."""
+
+    def lose(name: str) -> None:
+        nemesis.cluster.world.count("fault.lose_managed")
+        if draw.random() < 0.5:
+            nemesis.crash(name, KILL, _down_s(draw))
+            return
+        host = nemesis.cluster.processes[name].host
+        others = [other for other in nemesis.cluster.hosts() if other != host]
+        nemesis.cut([host], others, symmetric=True, seconds=1.0 + draw.random() * 3)
+
+    def proposed(name: str) -> None:
+        wait_s = draw.choice((0.002, 0.01, 0.03)) * draw.random()
+        nemesis.later(wait_s, lambda: lose(name))
+
+    rule = CrashRule(label="management.proposed", kind="", probability=0.5, times=2, on_fired=proposed)
+    nemesis.add_rule(rule, seconds=5.0)
+
+
+def strand_appended(nemesis: Nemesis, draw: Stream) -> None:
+    """A leader is cut off as it appends, or a little later: what it judges from then on rests on entries that
+    only it has, or the others commit what it cannot tell of."""
+    wait_s = draw.choice((0.0, 0.003, 0.01)) * (0.5 + draw.random())
+    cut_s = draw.choice((1.5, 6.0))
+
+    def cut(name: str) -> None:
+        nemesis.cluster.world.count("fault.strand_appended")
+        host = nemesis.cluster.processes[name].host
+        others = [other for other in nemesis.cluster.hosts() if other != host]
+        nemesis.cut([host], others, symmetric=True, seconds=cut_s * (0.5 + draw.random()))
+
+    rule = CrashRule(
+        label="processor.appended",
+        kind="",
+        probability=draw.choice((0.05, 0.3)),
+        times=3,
+        on_fired=lambda name: nemesis.later(wait_s, lambda: cut(name)),
+    )
+    nemesis.add_rule(rule, seconds=5.0)
 
 
 #: All kinds that strike by time; those that strike at stages of operations are the nemesis's own.
@@ -390,9 +433,11 @@ FAULTS: dict[str, Fault] = {
         Fault("blackhole", blackhole, ("net.blackholed",)),
         Fault("clog", clog, ("net.clogged",)),
         Fault("hold_commits", hold_commits, ("gate.held",)),
-        Fault("lose_commits", lose_commits, ("gate.dropped", "gate.lost_replies")),
+        Fault("lose_commits", lose_commits, ("gate.dropped", "gate.lost_replies"), 2.0),
         Fault("hide_epochs", hide_epochs, ("gate.hidden",)),
         Fault("syn_loss", syn_loss, ("net.syn_lost",), 0.5),
+        Fault("strand_appended", strand_appended, ("fault.strand_appended",)),
+        Fault("lose_managed", lose_managed, ("fault.lose_managed",)),
     )
 }
 #: Kinds that strike when an operation enters a stage, with the counter of their effect.
@@ -401,5 +446,6 @@ STAGE_FAULTS: dict[str, str] = {
     "crash_newcomer": "fault.crash_newcomer",
     "crash_source": "fault.crash_source",
     "hold_behind": "fault.hold_behind",
+    "cut_newcomer": "fault.cut_newcomer",
 }
 ALL_KINDS: Sequence[str] = (*FAULTS, *STAGE_FAULTS)

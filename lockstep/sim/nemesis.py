@@ -220,6 +220,19 @@ class Nemesis:
                 self._hold_behind(self._bystander(operation), 4.0)
             elif stage is Stage.WRITE_BOTH_READ_NEW:
                 self._hold_behind(self.cluster.leader[1], 2.0)
+        if "cut_newcomer" in self.swarm.kinds and stage is Stage.PREPARED:
+            self._cut_newcomer(operation)
+
+    def _cut_newcomer(self, operation: Operation) -> None:
+        """The node that gains ranges does not hear who gives one up, long enough to take it for dead; the
+        coordinator hears both."""
+        gaining = [node for transition in operation.transitions for node in transition.gained]
+        names = (self.cluster.name_of(gaining[0]) if gaining else "", self._giver(operation))
+        hosts = [self.cluster.processes[name].host for name in names if name]
+        if len(set(hosts)) == 2:
+            self.cluster.world.count(STAGE_FAULTS["cut_newcomer"])
+            seconds = 3.0 + 3.0 * self._stages.random()
+            self.cut(hosts[:1], hosts[1:], symmetric=True, seconds=seconds)
 
     def _hold_behind(self, name: str, seconds: float) -> None:
         """A node that goes on serving while it learns each further epoch late. Who has no part in an

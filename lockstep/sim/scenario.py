@@ -68,6 +68,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     metadata_ms: float = 0.0
     #: How many entry ids the metadata keeps; 0 is as many as in production.
     recent_ids: int = 0
+    #: Probability that a frame between nodes is delivered twice, one of these; empty leaves it to the shape.
+    duplicate: tuple[float, ...] = ()
     #: Whether the whole log is replayed at the end, on nodes that contradict each other.
     replays: bool = False
     #: Most bytes of log entries that a metadata leader sends at once, one of these.
@@ -119,6 +121,9 @@ class Run:
             sync_ms=scenario.sync_ms,
             factors=scenario.factors,
         )
+        if scenario.duplicate:
+            duplicate = self.world.stream("duplicate").choice(scenario.duplicate)
+            shape = msgspec.structs.replace(shape, duplicate=duplicate)
         load: Load = draw_load(draw)
         if scenario.clients:
             load = msgspec.structs.replace(load, clients=scenario.clients)
@@ -395,7 +400,8 @@ SCENARIOS: dict[str, Scenario] = {
             chaos_s=15.0,
             founders=(3, 3, 1),
             factors=(3, 2, 1, 1),
-            busy_s=0.6,
+            spares=4,
+            busy_s=0.4,
             faults=(
                 *STAGE_FAULTS,
                 *("kill", "power", "pause", "slow_node", "linger", "partition", "isolate_leader"),
@@ -472,11 +478,12 @@ SCENARIOS: dict[str, Scenario] = {
             busy_s=2.5,
             clients=1,
             metadata_ms=150.0,
-            schema_ms=500.0,
+            schema_ms=300.0,
+            duplicate=(0.0, 0.02, 0.2),
             recent_ids=48,
             replays=True,
             append_bytes=(1, 1 << 20),
-            faults=(*FAULTS, "hold_behind"),
+            faults=(*(kind for kind in FAULTS if kind != "power_after_read"), "hold_behind"),
             sometimes=(
                 *_VOTERS,
                 *_RETRIES,

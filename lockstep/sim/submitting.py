@@ -44,8 +44,10 @@ class Submitting:
         *,
         patience_s: float = _PATIENCE_S,
         tries: int = _TRIES_MAX,
+        through: str = "",
     ) -> Submitted:
-        """Retried with one entry id; `patience_s` bounds each try. A refusal says nothing of a try before it
+        """Retried with one entry id; `patience_s` bounds each try, `through` is the node asked, any one
+        without it. A refusal says nothing of a try before it
         whose answer was lost: that one may be judged later, when the change is in order."""
         self.number += 1
         submitted = Submitted(
@@ -58,7 +60,7 @@ class Submitting:
         self.submissions.append(submitted)
         self.open.append(submitted)
         try:
-            await self._until_known(runtime, submitted, patience_s, tries)
+            await self._until_known(runtime, submitted, patience_s, tries, through)
         finally:
             self.open.remove(submitted)
         name = type(transformation).__name__
@@ -66,11 +68,11 @@ class Submitting:
         return submitted
 
     async def _until_known(
-        self, runtime: Runtime, submitted: Submitted, patience_s: float, tries: int
+        self, runtime: Runtime, submitted: Submitted, patience_s: float, tries: int, through: str
     ) -> None:
         doubt = lost = False
         for _ in range(tries):
-            answer = await self._ask(runtime, submitted, patience_s)
+            answer = await self._ask(runtime, submitted, patience_s, through)
             if answer is None:
                 # The node that was asked may still be at it.
                 lost = True
@@ -109,9 +111,12 @@ class Submitting:
         elif "no longer kept" in answer.text:
             fact("retry: id expired")
 
-    async def _ask(self, runtime: Runtime, submitted: Submitted, patience_s: float) -> Answer | None:
+    async def _ask(
+        self, runtime: Runtime, submitted: Submitted, patience_s: float, through: str = ""
+    ) -> Answer | None:
         """None when the outcome is unknown."""
-        host = self._cluster.processes[self._draw.choice(self._cluster.in_service())].host
+        name = through or self._draw.choice(self._cluster.in_service())
+        host = self._cluster.processes[name].host
         try:
             door = await DoorClient.connect(runtime, host, _CONNECT_MS)
         except (OSError, TimeoutError):

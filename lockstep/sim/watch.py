@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from lockstep.consensus.raft import Raft
 from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.entries import LogEntry
@@ -41,7 +42,7 @@ class Watch:
         self.cluster = cluster
         self.log = LogMonitor(self._first_applied, self._replayed)
         self.management = ManagementMonitor()
-        self.consensus = CommittedMonitor(self._last_index)
+        self.consensus = CommittedMonitor(self._member)
         #: Entries of the log by epoch, as they were first applied.
         self.entries: dict[int, LogEntry] = {}
         self.listeners: list[StageListener] = []
@@ -53,7 +54,9 @@ class Watch:
 
     def __call__(self, now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
         if kind == "raft.committed":
-            self.consensus.committed(label, facts["entries"])
+            driver = self.cluster.nodes[label.rpartition(".")[0]].driver
+            leads = driver is not None and driver.is_leader
+            self.consensus.committed(label, facts["entries"], driver.raft if driver and leads else None)
             return
         if kind == "metadata.applied" and facts["installed"] and label in self.log.incarnations:
             self.cluster.fact("gap crossed by a snapshot")
@@ -99,13 +102,13 @@ class Watch:
             self.entries[epoch] = node.state.retained(epoch, epoch)[0]
         return self.entries[epoch]
 
-    def _last_index(self, member: int) -> int | None:
-        """Of a member's Raft log; None when it does not run."""
+    def _member(self, member: int) -> Raft | None:
+        """A member's consensus, as it was when its process ended if that is down; None when it has none."""
         name = self.cluster.name_of(member)
         node = self.cluster.nodes.get(name)
-        if node is None or node.driver is None or not self.cluster.processes[name].alive:
+        if node is None or node.driver is None:
             return None
-        return node.driver.raft.last_index
+        return node.driver.raft
 
     def _seen_by_id(self, after: ClusterMetadata) -> dict[NodeId, int]:
         seen = {}

@@ -180,19 +180,21 @@ EMPTY_TREE: Final[HashTree[Any]] = HashTree()
 
 def tree_of(triples: Iterable[tuple[int, V, bytes]]) -> HashTree[V]:
     """A tree of (key, value, digest); cheaper than inserting one by one. Keys are unique."""
-    buckets: dict[tuple[int, int], list[tuple[int, V, bytes]]] = {}
+    placed: dict[int, dict[int, list[tuple[int, V, bytes]]]] = {}
     count = 0
     for triple in triples:
-        buckets.setdefault(_place(triple[0]), []).append(triple)
+        branch, at = _place(triple[0])
+        placed.setdefault(branch, {}).setdefault(at, []).append(triple)
         count += 1
-    branches: list[_Branch] = []
-    for branch in range(_FAN_OUT):
-        children = []
-        for at in range(_FAN_OUT):
-            found = sorted(buckets.get((branch, at), ()), key=itemgetter(0))
-            pairs = tuple((key, value) for key, value, _ in found)
-            children.append(_Bucket(pairs, tuple(t[2] for t in found)) if found else _EMPTY_BUCKET)
-        branches.append(_branch(children))
+    branches = [_EMPTY_BRANCH] * _FAN_OUT
+    for branch, buckets in placed.items():
+        children = [_EMPTY_BUCKET] * _FAN_OUT
+        for at, found in buckets.items():
+            found.sort(key=itemgetter(0))
+            children[at] = _Bucket(
+                tuple([(key, value) for key, value, _ in found]), tuple([t[2] for t in found])
+            )
+        branches[branch] = _Branch(tuple(children))
     return HashTree(tuple(branches), count)
 
 

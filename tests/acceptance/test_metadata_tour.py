@@ -169,6 +169,32 @@ def test_a_lost_majority_is_seen_and_reading_goes_on(story: Story) -> None:
     until(lambda: story.json("metadata", "verify")["complete"])
 
 
+def test_a_node_that_cannot_apply_an_entry_is_seen_and_resumes_after_an_upgrade(story: Story) -> None:
+    """A node of an older version, which does not know what freezing is; then it is upgraded."""
+    file = story.home / "clusters" / CLUSTER / "n3" / "lockstep.toml"
+    newer = file.read_text()
+    older = newer.replace("[testing]\n", '[testing]\nhide_kinds = ["set_service"]\n').replace(
+        "hide_kinds = []\n", ""
+    )
+    # It has applied such entries before: a snapshot stands for them.
+    story.run("cms", "snapshot")
+    story.run("cms", "truncate")
+    story.cluster("stop", CLUSTER, "n3")
+    file.write_text(older)
+    story.cluster("start", CLUSTER, "n3")
+    story.run("cms", "freeze", "a new kind of entry", "--no-wait")
+    until(lambda: "this node serves no more" in story.run("status", host=NODES[2]))
+    assert "is not known to this version" in story.run("why", NODES[2], host=NODES[2])
+    found = story.json("metadata", "verify", code=6)
+    assert found["nodes"][2]["result"] == "stopped" and found["agree"]
+    story.cluster("stop", CLUSTER, "n3")
+    file.write_text(newer)
+    story.cluster("start", CLUSTER, "n3")
+    until(lambda: story.json("metadata", "verify")["complete"])
+    story.run("cms", "thaw")
+    until(lambda: "nothing is wrong" in story.run("why", "3"))
+
+
 def test_an_archive_answers_for_epochs_that_are_dropped(story: Story, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     setting = f"metadata.archive_directory={archive}"

@@ -379,3 +379,24 @@ def test_late_answers_of_a_driver_are_ignored() -> None:
     receivers: tuple[Event, ...] = (ChunkStored(other, 9), SnapshotPresent(other))
     assert not any(pair.rafts[1].step(event) for event in leaders)
     assert not any(pair.rafts[2].step(event) for event in receivers)
+
+
+@pytest.mark.parametrize(
+    ("applied", "committed", "again"), [(0, 0, []), (0, 2, [1, 2]), (1, 3, [2, 3]), (2, 2, [])]
+)
+def test_a_restart_hands_out_what_was_committed_and_not_applied_and_nothing_else(
+    applied: int, committed: int, again: list[int]
+) -> None:
+    entries = (entry(1, 1), entry(2, 1), entry(3, 1))
+    stored = Stored(HardState(1, None), None, entries, applied, committed)
+    raft = Raft(1, 1, (1, 2, 3), RaftSettings(), lambda bound: 0, stored)
+    assert [one.index for one in raft.step(Tick()).committed] == again
+
+
+def test_an_offer_of_what_the_log_holds_already_commits_it_and_needs_no_transfer() -> None:
+    stored = Stored(HardState(1, None), None, (entry(1, 1), entry(2, 1), entry(3, 1)))
+    raft = Raft(1, 1, (1, 2), RaftSettings(), lambda bound: 0, stored)
+    offer = InstallSnapshot(1, 2, 1, 1, Snapshot(2, 1, Configuration((1, 2)), b"state", 5))
+    ready = raft.step(Received(offer))
+    assert ready.snapshot_offered is None and [one.index for one in ready.committed] == [1, 2]
+    assert [reply.index for reply in ready.messages if isinstance(reply, AppendReply)] == [2]

@@ -83,7 +83,7 @@ def _state(key: str, state: PhaseState) -> Callable[[Results, View], None]:
         (_count(client_errors=1), "client errors after the driver's retries"),
         (_state("join", PhaseState.FAILED), "a fourth node joined"),
         (_state("kill", PhaseState.SKIPPED), "the metadata leader was killed and came back"),
-        (_state("decommission", PhaseState.FAILED), "the fourth node was decommissioned"),
+        (_state("decommission", PhaseState.FAILED), "the next metadata leader was decommissioned"),
         (_state("proof", PhaseState.FAILED), "acknowledged rows lost"),
         (lambda results, _view: setattr(results, "logs_agree", False), "metadata log equal on all nodes"),
         (lambda results, _view: setattr(results, "spark", None), "Spark read both tables"),

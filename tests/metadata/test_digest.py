@@ -114,15 +114,16 @@ def test_a_change_of_one_table_leaves_the_digests_of_all_other_parts_alone() -> 
 
 def test_extensions_whose_digest_was_not_asked_for_long_have_the_digest_of_their_listed_form() -> None:
     chosen, seldom, often = random.Random(3), NO_EXTENSIONS, NO_EXTENSIONS
-    for step in range(3 * CHANGES_BEHIND_MAX):
+    for step in range(2 * CHANGES_BEHIND_MAX + 300):
         name = f"n{chosen.randrange(40)}"
         if chosen.random() < 0.3:
             seldom, often = seldom.discard(name), often.discard(name)
         else:
             seldom, often = seldom.insert(name, b"%d" % step), often.insert(name, b"%d" % step)
         assert len(seldom.changed) <= CHANGES_BEHIND_MAX
-        assert often.digest == extensions_of(often.items()).digest
-        if chosen.random() < 0.01:
+        if step % 10 < 2:
+            assert often.digest == extensions_of(often.items()).digest
+        if chosen.random() < 0.002:
             assert seldom.digest == often.digest
     assert seldom.digest == often.digest and seldom == often == extensions_of(seldom.items())
 
@@ -140,7 +141,7 @@ def test_recent_ids_that_were_appended_have_the_digest_of_their_listed_form() ->
     recent = no_recent_ids()
     for epoch in range(1, 2 * RECENT_ENTRY_IDS_MAX + 40):
         recent = recent.with_entry(epoch, epoch.to_bytes(16, "big"))
-        if epoch % 997 == 0 or epoch % RECENT_ENTRY_IDS_MAX in (0, 1):
+        if epoch % 1_500 < 4 or epoch % 640 < 2 or epoch % RECENT_ENTRY_IDS_MAX in (0, 1):
             twin = RecentIds.from_listed(recent.first_epoch, recent.listed())
             assert twin == recent and twin.digest == recent.digest
             for old in range(max(1, epoch - RECENT_ENTRY_IDS_MAX - 5), epoch + 2):

@@ -148,13 +148,13 @@ def test_a_journal_takes_nothing_after_a_failed_append() -> None:
     async def work(runtime: Runtime) -> None:
         journal = Journal(runtime.disk, "log")
 
-        async def refuse(_path: str) -> None:
+        async def refuse(_path: str, _data: bytes) -> None:
             raise DiskRefused("no")
 
-        sync, runtime.disk.sync = runtime.disk.sync, refuse  # type: ignore[method-assign]
+        append, runtime.disk.append_synced = runtime.disk.append_synced, refuse  # type: ignore[method-assign]
         with pytest.raises(DiskRefused):
             await journal.append(b"one")
-        runtime.disk.sync = sync  # type: ignore[method-assign]
+        runtime.disk.append_synced = append  # type: ignore[method-assign]
         with pytest.raises(AssertionError):
             await journal.append(b"two")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.node.raft_journal import journal_path
+from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.sim.probes import CrashRule
-from lockstep.values.errors import ConfigurationError
+from lockstep.values.errors import ConfigurationError, CorruptFile
 from tests.node.support import Town, keyspace
 
 PLACES = (
@@ -172,3 +174,33 @@ def test_voters_that_all_move_to_new_addresses_find_each_other() -> None:
         town.until(lambda: town.ready(11, 12, 13))
         addresses = [node.address for node in town.newest.directory.nodes]
         assert addresses == list(town.founders)
+
+
+def test_a_founder_that_lost_its_votes_does_not_found_the_group_again() -> None:
+    with Town() as town:
+        town.found()
+        assert town.finish(town.submit(1, keyspace("k"))).error is None
+        town.agreed(1, 2, 3)
+        process = town.process(1)
+        process.crash()
+        del process.disk.files[journal_path(METADATA_GROUP)]
+        town.start(1)
+        town.until(lambda: "n1" in town.ended)
+        assert isinstance(town.ended["n1"], CorruptFile) and "voter" in str(town.ended["n1"])
+        town.until(lambda: any(town.ready(n) and town.node(n).is_leader for n in (2, 3)))
+        assert town.finish(town.submit(2, keyspace("more"))).error is None
+
+
+def test_a_founder_that_lost_its_part_of_the_management_group_learns_it_again() -> None:
+    with Town() as town:
+        town.found()
+        town.until(lambda: town.management_settled)
+        known = town.node(2).management.state
+        process = town.process(1)
+        process.crash()
+        town.until(lambda: any(town.node(n).management.group.is_leader for n in (2, 3)))  # type: ignore[union-attr]
+        del process.disk.files[journal_path(MANAGEMENT_GROUP)]
+        town.start(1)
+        town.until(lambda: town.ready(1))
+        town.until(lambda: town.node(1).management.state.cluster_id == known.cluster_id)
+        town.until(lambda: town.management_settled)

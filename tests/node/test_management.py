@@ -20,9 +20,11 @@ from lockstep.metadata.management_commands import (
     encode_command,
 )
 from lockstep.metadata.membership import ServiceWish, SetService
-from lockstep.node.management import ADMISSION_TIMEOUT_MS
+from lockstep.node.management import ADMISSION_TIMEOUT_MS, LOOKS_PER_QUESTION
 from lockstep.node.management_group import ManagementGroup
+from lockstep.node.management_messages import GroupReport
 from lockstep.node.node import Node
+from lockstep.node.raft_driver import RaftDriver
 from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.sim.probes import CrashRule
 from lockstep.values.errors import PreconditionError
@@ -230,6 +232,114 @@ def test_a_voter_that_leaves_is_replaced_in_the_group_too() -> None:
         assert settled(town, *rest).voters.voters == tuple(rest)
 
 
+def test_a_newcomer_that_never_answered_gets_no_vote_however_short_the_log_is() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        settled(town, 1, 2, 3)
+        for number in (1, 2, 3):
+            detach(town.node(number))
+        town.process(4).crash()
+        record = RecordVoters((1, 2, 3, 4), 99, 99)
+        done = town.begin(1, lambda node: node.management.submitter.submit(record, 5000))
+        assert town.finish(done).error is None
+        town.wait(10)
+        group = leading(town, 1, 2, 3)
+        assert group is not None
+        configuration = group.driver.raft.configuration
+        assert (configuration.voters, configuration.learners) == ((1, 2, 3), (4,))
+
+
+def test_leadership_that_is_handed_to_a_dead_member_goes_to_another() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        settled(town, 1, 2, 3)
+        for number in (1, 2, 3, 4):
+            detach(town.node(number))
+        first = leader(town, 1, 2, 3)
+        rest = tuple(number for number in (1, 2, 3, 4) if number != first)
+        driver = town.node(first).management.group.driver  # type: ignore[union-attr]
+        dead: list[int] = []
+
+        def transfer(target: int) -> Any:
+            if not dead:
+                dead.append(target)
+                town.world.network.isolate(town.process(target).host)
+            return RaftDriver.transfer(driver, target)
+
+        driver.transfer = transfer  # type: ignore[method-assign]
+        record = RecordVoters(rest, 99, 99)
+        done = town.begin(first, lambda node: node.management.submitter.submit(record, 5000))
+        assert town.finish(done).error is None
+        town.until(lambda: bool(dead))
+        town.until(lambda: any(voters(town, number) == rest for number in rest if number not in dead))
+
+
+def test_voters_of_long_ago_do_not_pass_for_the_recorded_ones() -> None:
+    with Town() as town:
+        town.found()
+        settled(town, 1, 2, 3)
+        number = town.leader()
+        management = town.node(number).management
+        assert management.group is not None
+        driver = management.group.driver
+        if driver.is_leader:
+            driver.transfer(next(other for other in (1, 2, 3) if other != number))
+            town.until(lambda: not driver.is_leader)
+        town.until(lambda: management.unsettled() == "")
+        driver.received = lambda *_: None  # type: ignore[method-assign]
+        management._recorded = None  # as after it became leader
+        assert management.unsettled()
+        management.wake()
+        town.until(lambda: management._recorded is not None)
+        assert management.unsettled(), "its member has not heard of that"
+        del driver.received
+        town.until(lambda: management.unsettled() == "")
+
+
+def test_no_member_begins_while_the_one_before_may_still_write() -> None:
+    with Town() as town:
+        town.found()
+        settled(town, 1, 2, 3)
+        management = town.node(3).management
+        group = management.group
+        assert group is not None
+        seen: list[object] = []
+
+        async def wait(*_tasks: object) -> None:
+            management.take_part()
+            seen.append(management.group)
+            await ManagementGroup.stop(group)
+
+        async def work(_node: Node) -> None:
+            # The leader says that it is out; it becomes a member again while it ends.
+            told = await management._leaders_report()
+            assert told is not None
+
+            async def says() -> GroupReport:
+                return msgspec.structs.replace(told, voters=(1, 2))
+
+            management._leaders_report = says  # type: ignore[method-assign]
+            group.stop = wait  # type: ignore[method-assign]
+            now = management._metadata.current
+            service = msgspec.structs.replace(now.service, voters=(NodeId(1), NodeId(2)))
+            management._metadata.current = msgspec.structs.replace(now, service=service)
+            management._own_member = lambda: 3  # type: ignore[method-assign]
+            management._looks = LOOKS_PER_QUESTION - 1
+            await management._give_up_part()
+
+        if group.is_leader:
+            group.driver.transfer(1)
+            town.until(lambda: not group.is_leader)
+        town.until(lambda: leading(town, 1, 2) is not None)
+        town.finish(town.begin(3, work))
+        assert seen == [None]
+        town.until(lambda: management.group not in (None, group))
+
+
 def test_a_node_that_no_longer_votes_ends_its_member() -> None:
     with Town() as town:
         town.found()
@@ -401,6 +511,7 @@ def test_a_member_that_cannot_go_on_is_broken_and_the_group_degraded() -> None:
         said = report(town, 2, MANAGEMENT_GROUP)
         assert said.state == LocalState.BROKEN
         assert "its file is gone" in said.reason
+        assert "its file is gone" in town.node(2).management.unsettled(), "a leader says why it waits"
         assert whole(town, 1, MANAGEMENT_GROUP).state is GlobalState.DEGRADED
         assert whole(town, 1, METADATA_GROUP).state is GlobalState.AVAILABLE
         assert town.ready(2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import pytest
 
 from lockstep.consensus.effects import Role
@@ -9,10 +12,19 @@ from lockstep.consensus.messages import VoteRequest
 from lockstep.metadata.entries import LogEntry
 from lockstep.node.messages import Submit, Submitted
 from lockstep.node.node import Node
+from lockstep.node.processors.raft import logged_entries
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
 from lockstep.values.codec import encode
-from lockstep.values.errors import FrameCorrupt, InvalidRequest, LeadershipLost, NotLeader, Rejected
+from lockstep.values.errors import (
+    FrameCorrupt,
+    InvalidRequest,
+    LeadershipLost,
+    LockstepError,
+    NotLeader,
+    Overloaded,
+    Rejected,
+)
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX
 from tests.node.support import Outcome, Town, keyspace, table
 
@@ -54,6 +66,49 @@ def test_a_refusal_waits_for_the_commit_of_what_it_was_judged_at() -> None:
         assert first.error is None
         assert isinstance(second.error, Rejected) and isinstance(third.error, Rejected)
         assert second.done_s >= first.done_s
+
+
+def take(node: Node, name: str, settled: list[int | LockstepError]) -> None:
+    change = keyspace(name)
+    kind, entry_id = node.registry.kind_of(change), node.runtime.random.bytes(16)
+    assert node.processor is not None
+    node.processor.take(Submit(entry_id, kind, encode(change), "test", node.state.epoch), settled.append)
+
+
+def test_a_refusal_judged_at_what_the_group_did_not_take_is_not_told() -> None:
+    with Town() as town:
+        leader = with_slow_disks(town, 0.001)
+        settled: list[int | LockstepError] = []
+
+        async def work(node: Node) -> None:
+            driver = node.driver
+            assert driver is not None
+            propose, driver.propose = driver.propose, lambda data: None  # type: ignore[method-assign]
+            take(node, "k", settled)
+            take(node, "k", settled)
+            await asyncio.sleep(0)
+            driver.propose = propose  # type: ignore[method-assign]
+            take(node, "other", settled)
+
+        assert town.finish(town.begin(leader, work)).error is None
+        town.until(lambda: len(settled) == 3)
+        assert len([one for one in settled if isinstance(one, Overloaded)]) == 2, settled
+
+
+def test_the_tip_is_in_the_log_before_anything_is_decided_by_it() -> None:
+    with Town() as town:
+        leader = with_slow_disks(town, 0.001)
+        settled: list[int | LockstepError] = []
+
+        async def work(node: Node) -> tuple[int, int]:
+            take(node, "k", settled)
+            assert node.member.group is not None
+            driver, processor = node.member.group
+            tip, last = processor.tip_value(), driver.raft.last_index
+            return tip.epoch, logged_entries((driver.raft.entry(last),))[0].epoch
+
+        tip, logged = town.finish(town.begin(leader, work)).value
+        assert tip == logged == town.newest.epoch + 1
 
 
 def test_a_doubled_submission_stays_refused_although_it_would_be_accepted_now() -> None:
@@ -177,6 +232,27 @@ def test_a_leader_without_a_tip_judges_nothing_against_a_log_that_was_overtaken(
         refused = judge(town, old, "more")
         town.wait(0.01)
         assert isinstance(refused.error, NotLeader)
+
+
+def test_a_refusal_is_not_told_when_a_snapshot_jumped_over_what_it_was_judged_at() -> None:
+    with Town() as town:
+        leader = with_slow_disks(town, 0.3)
+        begun = judge(town, leader, "k")
+        town.wait(0.01)
+        refused = judge(town, leader, "k")
+        town.wait(0.1)
+        node = town.node(leader)
+        processor, now = node.processor, node.state.current
+        assert processor is not None and not refused.done
+
+        async def work(_node: Node) -> None:
+            # Two epochs of others, and none of them has what was appended here.
+            later = msgspec.structs.replace(now, epoch=now.epoch + 2, hash=b"x" * 32)
+            processor._applied(now, later, node.state.entries[-1])
+
+        town.begin(leader, work)
+        town.wait(0.01)
+        assert isinstance(begun.error, LeadershipLost) and isinstance(refused.error, NotLeader)
 
 
 def test_a_leader_does_not_count_itself_before_its_own_disk_has_the_entry() -> None:

@@ -18,7 +18,7 @@ from lockstep.node.processors.local import LocalProcessor
 from lockstep.node.processors.remote import RemoteProcessor
 from lockstep.values.errors import ConfigurationError, OutcomeUnknown, Rejected
 from lockstep.values.ids import NodeId
-from tests.node.support import Town, keyspace
+from tests.node.support import Town, keyspace, table
 
 FIRST_ID = b"first-submission"
 FOUNDERS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -212,6 +212,18 @@ def test_a_refusal_of_a_local_processor_waits_for_what_it_was_judged_at() -> Non
         town.wait(0.1)
         assert not first.done and not second.done
         assert town.finish(first).error is None and isinstance(town.finish(second).error, Rejected)
+
+
+def test_an_id_that_a_local_processor_refused_stays_refused() -> None:
+    with Town(founders=1) as town:
+        gated(town, 1, lines='[cms]\nprocessor="local"\n')
+        found_alone(town)
+        early = town.finish(town.submit(1, table("new"), entry_id=FIRST_ID))
+        assert isinstance(early.error, Rejected)
+        assert town.finish(town.submit(1, keyspace("new"))).error is None
+        late = town.finish(town.submit(1, table("new"), entry_id=FIRST_ID))
+        assert isinstance(late.error, Rejected)
+        assert town.finish(town.submit(1, table("new"))).error is None
 
 
 def test_a_remote_node_is_never_chosen_as_a_voter_and_forwards_what_is_submitted_there() -> None:

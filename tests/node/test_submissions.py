@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.metadata import recent_ids
 from lockstep.sim.probes import CrashRule
-from lockstep.values.errors import OutcomeUnknown, PeerUnreachable, Rejected
+from lockstep.values.errors import CannotApply, OutcomeUnknown, PeerUnreachable, Rejected
 from tests.node.support import Outcome, Town, keyspace
 
 FIRST_ID = b"first-submission"
@@ -231,3 +231,18 @@ def test_what_a_leader_had_appended_when_it_lost_its_place_is_unknown() -> None:
         town.world.network.isolate(town.process(leader).host)
         outcome = town.finish(town.submit(leader, keyspace("k"), entry_id=FIRST_ID))
         assert isinstance(outcome.error, OutcomeUnknown), outcome.error
+
+
+def test_a_committed_change_that_cannot_be_applied_here_is_never_told_as_failed() -> None:
+    with Town() as town:
+        town.found()
+        number = other_than(town.leader())
+        state = town.node(number).state
+        before = state.epoch
+        state.hold_at(before)
+        outcome = town.submit(number, keyspace("k"))
+        town.until(lambda: town.newest.epoch > before)
+        town.wait(1)
+        assert not outcome.done
+        state.give_up(CannotApply("a test says so"))
+        assert isinstance(town.finish(outcome).error, OutcomeUnknown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,87 @@ def test_a_failing_sync_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(DiskRefused, match="sync of log"):
         asyncio.run(disk.sync("log"))
     disk.close()
+
+
+def test_what_is_appended_and_synced_at_once_is_synced_after_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RealDisk(str(tmp_path), _directly)
+    found: list[bytes] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: found.append(disk.read("log")))
+    asyncio.run(disk.append_synced("log", b"one"))
+    asyncio.run(disk.append_synced("log", b"two"))
+    assert found == [b"one", b"onetwo"]
+
+    def full(descriptor: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(DiskRefused, match="append of log"):
+        asyncio.run(disk.append_synced("log", b"three"))
+    assert len(found) == 2
+    disk.close()
+
+
+def test_an_append_whose_caller_was_cancelled_before_it_was_written_never_is(tmp_path: Path) -> None:
+    waiting: list[Callable[[], None]] = []
+
+    async def later(work: Callable[[], None]) -> None:
+        waiting.append(work)
+        await asyncio.Event().wait()
+
+    async def steps() -> None:
+        disk = RealDisk(str(tmp_path), later)
+        task = asyncio.create_task(disk.append_synced("log", b"late"))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        written = RealDisk(str(tmp_path), later)
+        waiting[0]()
+        assert written.read("log") == b""
+        disk.close()
+
+    asyncio.run(steps())
+
+
+def test_a_descriptor_stays_open_while_a_thread_syncs_for_a_caller_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[Callable[[], None]] = []
+    synced: list[str] = []
+
+    async def later(work: Callable[[], None]) -> None:
+        waiting.append(work)
+        await asyncio.Event().wait()
+
+    async def steps() -> None:
+        disk = RealDisk(str(tmp_path), later)
+        task = asyncio.create_task(disk.append_synced("log", b"late"))
+        await asyncio.sleep(0)
+
+        def cancel_and_close(descriptor: int) -> None:
+            thread = threading.Thread(target=disk.close)
+            thread.start()
+            thread.join()
+            synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+        monkeypatch.setattr(os, "fdatasync", cancel_and_close)
+        waiting[0]()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert str(tmp_path / "log") not in [_target(fd) for fd in os.listdir("/proc/self/fd")]
+
+    asyncio.run(steps())
+    assert synced == [os.path.realpath(tmp_path / "log")]
+
+
+def _target(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""
 
 
 def test_names_of_new_directories_are_synced_up_to_the_root(

@@ -305,6 +305,9 @@ def test_the_service_is_described_as_a_whole(cluster: Nodes) -> None:
         assert found["groups"] == {"metastorage": "Available", "cmg": "Available"}
         assert [member["state"] for member in found["members"]] == ["Healthy"] * 3
         assert found["raft"]["voters"] == [1, 2, 3] and not found["raft"]["joint"]
+        assert [(one["role"], one["state"]) for one in found["management"]["states"]] == [
+            ("voting member", "Healthy")
+        ] * 3
         assert found["size"] == {"actual": 3, "wanted": 3, "set_by": "size of the cluster"}
         assert (found["change"], found["waiting"], found["frozen"]) == (None, [], "")
         assert found["log"]["oldest_entry"] == 1 and found["recovery_generation"] == 0

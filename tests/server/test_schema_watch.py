@@ -30,7 +30,7 @@ class Followed:
     def __init__(self, first: ClusterMetadata) -> None:
         self.listeners: list[Any] = []
         self.told: list[ChangeSummary] = []
-        listen = SimpleNamespace(listen=self.listeners.append)
+        listen = SimpleNamespace(listen=lambda told, **_: self.listeners.append(told))
         self.node = SimpleNamespace(
             cluster=first,
             node_id=1,

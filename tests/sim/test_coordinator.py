@@ -22,7 +22,7 @@ from lockstep.replication.refusals import LABELS, REASONS
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.writes import Write
 from lockstep.sim.coordinator.script import Verdict, cases, parse_case, play
-from lockstep.sim.planted import replaced
+from lockstep.sim.replaced import replaced
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import mutation_id
 from lockstep.values.rows import Mutation

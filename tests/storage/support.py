@@ -71,6 +71,10 @@ class LossyDisk:
         self.syncs += 1
         self._synced[inode] = content
 
+    async def append_synced(self, path: str, data: bytes) -> None:
+        self.append(path, data)
+        await self.sync(path)
+
     async def sync_names(self, directory: str) -> None:
         await asyncio.sleep(0)
         self._durable_names = dict(self._inode)

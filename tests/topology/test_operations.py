@@ -236,7 +236,7 @@ def test_an_operation_that_cannot_start_says_why(body: PrepareOperation, why: st
 
 
 def five(replication: Replication) -> History:
-    """A, B, C vote; nodes 4 and 5 do not."""
+    """Only A votes."""
     return started([(at * 100,) for at in range(5)], ("ks", replication))
 
 

@@ -18,7 +18,7 @@ from lockstep.node.metadata_state import MetadataState
 from lockstep.node.processors.base import Processor, Settle, expired
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import CannotApply, InvalidRequest, LockstepError, Overloaded
-from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, LOCAL_PENDING_BYTES_MAX
+from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, LOCAL_PENDING_BYTES_MAX, REFUSED_IDS_MAX
 
 #: The only term there is.
 TERM = 1
@@ -32,6 +32,8 @@ class LocalProcessor(Processor):
         self._waiting: dict[bytes, list[Settle]] = {}
         #: Refusals that wait until the epoch they were judged at is applied.
         self._refused: list[tuple[Refused, Settle]] = []
+        #: What was refused lately: an attempt that arrives late gets the same answer, whatever changed.
+        self._refusals: dict[bytes, Refused] = {}
         self._batch: list[LogEntry] = []
         self._pending_bytes = 0
         state.listen(self._applied)
@@ -58,6 +60,9 @@ class LocalProcessor(Processor):
                 asyncio.get_running_loop().call_soon(self._hand_over)
             self._batch.append(outcome.entry)
         elif isinstance(outcome, Refused):
+            self._refusals[submit.entry_id] = outcome
+            if len(self._refusals) > REFUSED_IDS_MAX:
+                del self._refusals[next(iter(self._refusals))]
             if outcome.judged_epoch <= self._state.epoch:
                 settle(outcome.rejection)
             else:
@@ -75,7 +80,7 @@ class LocalProcessor(Processor):
             raise InvalidRequest(f"a metadata entry holds at most {ENTRY_BODY_BYTES_MAX} bytes")
         if self._pending_bytes > LOCAL_PENDING_BYTES_MAX:
             raise Overloaded("too many metadata changes wait for the disk")
-        return self._tip.judge(
+        return self._refusals.get(submit.entry_id) or self._tip.judge(
             submit.entry_id,
             submit.kind,
             submit.body,

@@ -89,7 +89,9 @@ class RaftProcessor(Processor):
             self._batch.append(outcome.entry)
         elif isinstance(outcome, Refused):
             self._remember_refusal(submit.entry_id, outcome)
-            self._runtime.tasks.spawn(self._refuse(outcome, self._tip_term, settle), "processor.refuse")
+            waits = self._wait_for(outcome.judged_epoch)
+            refusing = self._refuse(outcome, self._tip_term, waits, settle)
+            self._runtime.tasks.spawn(refusing, "processor.refuse")
         elif isinstance(outcome, Expired):
             settle(expired(outcome))
         elif submit.entry_id in self._waiting:
@@ -161,6 +163,7 @@ class RaftProcessor(Processor):
     def tip_value(self) -> ClusterMetadata:
         """The value after every entry in this leader's log, committed or not; NotLeader when it does not
         lead."""
+        self._append()
         return self._current_tip().value
 
     def close(self) -> None:
@@ -218,19 +221,26 @@ class RaftProcessor(Processor):
             self._tip_term = raft.term
         return self._tip
 
-    async def _refuse(self, refused: Refused, term: int, settle: Settle) -> None:
+    def _wait_for(self, epoch: int) -> asyncio.Future[None] | None:
+        """Done once `epoch` is applied, failed once it is known that what was judged there never will be; in
+        the same turn as the judgement, for that may be known at the end of the turn. None: it is applied."""
+        if epoch <= self._state.epoch:
+            return None
+        waits: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._judged.append((epoch, waits))
+        return waits
+
+    async def _refuse(
+        self, refused: Refused, term: int, waits: asyncio.Future[None] | None, settle: Settle
+    ) -> None:
         try:
-            await self._confirm(term, refused.judged_epoch)
+            await self._confirm(term, waits)
         except LockstepError as error:
             settle(error)
         else:
             settle(refused.rejection)
 
-    async def _confirm(self, term: int, judged_epoch: int) -> None:
-        waits: asyncio.Future[None] | None = None
-        if judged_epoch > self._state.epoch:
-            waits = asyncio.get_running_loop().create_future()
-            self._judged.append((judged_epoch, waits))
+    async def _confirm(self, term: int, waits: asyncio.Future[None] | None) -> None:
         try:
             await self._driver.confirm_leadership()
         except LockstepError:
@@ -269,9 +279,9 @@ class RaftProcessor(Processor):
         return self._tip.value_at(entry, before) if self._tip is not None else None
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
+        # A snapshot was installed: peers were quicker than the group.
+        jumped = after.epoch > before.epoch + 1
         if self._waiting:
-            # A snapshot was installed, or peers were quicker than the group.
-            jumped = after.epoch > before.epoch + 1
             for entry_id in list(self._waiting) if jumped else (entry.entry_id,):
                 epoch = after.recent_ids.epoch_of(entry_id)
                 if epoch is not None:
@@ -280,6 +290,9 @@ class RaftProcessor(Processor):
         if self._tip is not None:
             if self._tip.forked_at(after):
                 self._overtaken()
+            elif jumped and self._tip.value is not self._tip.applied:
+                # Whether what was appended here is what lies below the snapshot cannot be seen any more.
+                self._forget(NotLeader(None))
             else:
                 self._tip.applied_now(after)
         if self._judged:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import PurePosixPath
 
@@ -21,12 +22,33 @@ _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
 
 
 class _OpenFile:
-    __slots__ = ("descriptor", "pins", "retired")
+    """A descriptor and how many threads use it: retired, it is closed by whoever uses it last."""
+
+    __slots__ = ("_lock", "_pins", "_retired", "descriptor")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.pins = 0
-        self.retired = False
+        self._lock = threading.Lock()
+        self._pins = 0
+        self._retired = False
+
+    def pin(self) -> None:
+        with self._lock:
+            self._pins += 1
+
+    def unpin(self) -> None:
+        with self._lock:
+            self._pins -= 1
+            unused = self._retired and not self._pins
+        if unused:
+            os.close(self.descriptor)
+
+    def retire(self) -> None:
+        with self._lock:
+            self._retired = True
+            unused = not self._pins
+        if unused:
+            os.close(self.descriptor)
 
 
 class RealDisk:
@@ -75,14 +97,9 @@ class RealDisk:
 
     def append(self, path: str, data: bytes) -> None:
         """All of `data` or, when the disk refuses, none of it."""
-        file = self._file(path)
-        view, written = memoryview(data), 0
         try:
-            while written < len(data):
-                written += os.write(file.descriptor, view[written:])
+            _write_whole(self._file(path).descriptor, data)
         except OSError as error:
-            if written:
-                os.ftruncate(file.descriptor, os.fstat(file.descriptor).st_size - written)
             raise _judged(error, "append", path) from error
 
     def truncate(self, path: str, size: int) -> None:
@@ -116,16 +133,20 @@ class RealDisk:
     async def sync(self, path: str) -> None:
         if path not in self._open and not self.exists(path):
             raise FileNotFoundError(errno.ENOENT, "No such file", path)
-        file = self._file(path)
-        file.pins += 1
         try:
-            await self._run_blocking(lambda: os.fdatasync(file.descriptor))
+            await self._in_thread(self._file(path), lambda _descriptor: None)
         except OSError as error:
             raise _judged(error, "sync", path) from error
-        finally:
-            file.pins -= 1
-            if file.retired and not file.pins:
-                os.close(file.descriptor)
+
+    async def append_synced(self, path: str, data: bytes) -> None:
+        """Also the write is made in the thread: one that meets a sync under way may have to wait for that.
+
+        When the caller is cancelled, the bytes are written by then, or never will be.
+        """
+        try:
+            await self._in_thread(self._file(path), lambda descriptor: _write_whole(descriptor, data))
+        except OSError as error:
+            raise _judged(error, "append", path) from error
 
     async def sync_names(self, directory: str) -> None:
         chain = [_key(directory)]
@@ -146,6 +167,37 @@ class RealDisk:
             self._forget(path)
 
     # ---- inside
+
+    async def _in_thread(self, file: _OpenFile, first: Callable[[int], None]) -> None:
+        """Do `first` and then sync, off the loop. When the caller is cancelled, `first` is done by then or
+        never will be; the descriptor stays open while the thread uses it."""
+        turn, given_up, begun = threading.Lock(), False, False
+
+        def done() -> None:
+            nonlocal begun
+            with turn:
+                if given_up:
+                    return
+                begun = True
+                try:
+                    first(file.descriptor)
+                except BaseException:
+                    file.unpin()
+                    raise
+            try:
+                os.fdatasync(file.descriptor)
+            finally:
+                file.unpin()
+
+        file.pin()
+        try:
+            await self._run_blocking(done)
+        except BaseException:
+            with turn:
+                given_up = True
+            if not begun:
+                file.unpin()
+            raise
 
     def _path(self, path: str) -> str:
         return os.path.join(self._root, _key(path))
@@ -173,12 +225,8 @@ class RealDisk:
 
     def _forget(self, path: str) -> None:
         file = self._open.pop(_key(path), None)
-        if file is None:
-            return
-        if file.pins:
-            file.retired = True
-        else:
-            os.close(file.descriptor)
+        if file is not None:
+            file.retire()
 
     def _make_directory(self, directory: str) -> None:
         try:
@@ -205,6 +253,18 @@ def _parents_of_missing(path: str) -> list[str]:
         path = os.path.dirname(path)
         parents.append(path)
     return parents
+
+
+def _write_whole(descriptor: int, data: bytes) -> None:
+    """All of it, or after an OSError none of it."""
+    view, written = memoryview(data), 0
+    try:
+        while written < len(data):
+            written += os.write(descriptor, view[written:])
+    except OSError:
+        if written:
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+        raise
 
 
 def _sync_directories(paths: list[str]) -> None:

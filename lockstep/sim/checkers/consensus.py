@@ -1,9 +1,12 @@
-"""RFT-1 and RFT-2, from what members of the metadata group are handed as committed.
+"""RFT-1, RFT-2 and RFT-3, from what members of the metadata group are handed as committed.
 
 RFT-1: all members commit the same entries at the same places, over every crash. RFT-2: of every two
 configurations that follow each other, any quorum of the one meets any quorum of the other, and whoever gets
-a vote was a learner before, and holds the log up to the entry that made it one. Invariant: the monitor sees
-every committed entry of every incarnation and remembers the first one seen at each place.
+a vote was a learner before, and holds the log up to the entry that made it one. RFT-3: what a leader commits
+first is durable at a majority of the voters in force there, and ends in an entry of its own term.
+
+Invariant: the monitor sees every committed entry of every incarnation and remembers the first one seen at
+each place.
 """
 
 from __future__ import annotations
@@ -14,27 +17,49 @@ from itertools import combinations
 
 from lockstep.consensus.configuration import Configuration, decode_configuration
 from lockstep.consensus.messages import Entry, EntryKind
+from lockstep.consensus.raft import Raft
 from lockstep.sim.checkers.violation import Violation
 
-#: (node id) -> the last place of that member's log; None when it cannot be told now.
-LastIndex = Callable[[int], int | None]
+#: (node id) -> that member's consensus; None when it cannot be told now.
+Member = Callable[[int], Raft | None]
 
 
 class CommittedMonitor:
     """`entries` by index; `configurations` are (index, configuration), ascending."""
 
-    def __init__(self, last_index: LastIndex) -> None:
+    def __init__(self, member: Member) -> None:
         self.entries: dict[int, Entry] = {}
         self.configurations: list[tuple[int, Configuration]] = []
-        self._last_index = last_index
+        self._member = member
 
-    def committed(self, label: str, entries: Sequence[Entry]) -> None:
+    def committed(self, label: str, entries: Sequence[Entry], raft: Raft | None) -> None:
+        """`raft` is the consensus of the member that was handed the entries, when it leads."""
+        if raft is not None and entries and entries[-1].index not in self.entries:
+            self._committed_first(label, raft)
         for entry in entries:
-            known = self.entries.setdefault(entry.index, entry)
-            if known is not entry and known != entry:
+            known = self.entries.get(entry.index)
+            if known is None:
+                self.entries[entry.index] = entry
+                if entry.kind is EntryKind.CONFIGURATION:
+                    self._configured(entry.index, decode_configuration(entry.data))
+            elif known != entry:
                 raise Violation("RFT-1", f"{label} has committed another entry at index {entry.index}")
-            if known is entry and entry.kind is EntryKind.CONFIGURATION:
-                self._configured(entry.index, decode_configuration(entry.data))
+
+    def _committed_first(self, label: str, raft: Raft) -> None:
+        index, configuration = raft.commit_index, raft.configuration
+        term = raft.entry(index).term
+        if term != raft.term:
+            raise Violation("RFT-3", f"{label} leads term {raft.term} and commits {index} of term {term}")
+        holders = [voter for voter in configuration.members() if self._holds(voter, index, term)]
+        if not _holds_quorum(configuration, holders):
+            raise Violation("RFT-3", f"{label} commits {index}, durable at {holders} of {configuration}")
+
+    def _holds(self, voter: int, index: int, term: int) -> bool:
+        """Whether the entry is durable there; also when that cannot be told."""
+        raft = self._member(voter)
+        if raft is None or index < raft.first_index:
+            return True
+        return raft.state.writes.durable_index >= index and raft.entry(index).term == term
 
     def _configured(self, index: int, now: Configuration) -> None:
         if self.configurations and index > self.configurations[-1][0]:
@@ -49,8 +74,9 @@ class CommittedMonitor:
     def _new_voter(self, index: int, member: int, made_at: int, before: Configuration) -> None:
         if member not in before.learners:
             raise Violation("RFT-2", f"index {index}: {member} got a vote and was no learner")
-        last_index = self._last_index(member)
-        if last_index is not None and last_index < made_at:
+        raft = self._member(member)
+        last_index = raft.last_index if raft is not None else made_at
+        if last_index < made_at:
             raise Violation(
                 "RFT-2", f"index {index}: {member} got a vote; its log ends at {last_index}, before {made_at}"
             )

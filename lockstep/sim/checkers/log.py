@@ -102,7 +102,7 @@ class LogMonitor:
 class Submitted(msgspec.Struct, kw_only=True):
     """One submission of the harness. outcome: ok (then `epoch` is set), unknown, rejected or failed.
 
-    `base_epoch` was there before it was first sent; `refusals` are (epoch it was judged at, as it says; text).
+    `base_epoch` was there before it was first sent; `refusals` are (epoch it was judged at, text).
     """
 
     entry_id: bytes

@@ -73,6 +73,8 @@ def unsettled_voters(cluster: ClusterMetadata, leader: Node | None) -> str:
     configuration = leader.driver.raft.configuration
     if configuration.voters != service.voters or configuration.learners or configuration.outgoing:
         return f"Raft has {configuration}, recorded are {list(service.voters)}"
+    if len(service.voters) % 2 == 0:
+        return f"voters {list(service.voters)} are an even number"
     wanted = choose_voters(cluster)
     if not service.paused and wanted != service.voters:
         return f"voters are {list(service.voters)}, wanted are {list(wanted)}"

@@ -1,25 +1,13 @@
-"""Planted bugs: product functions replaced by faulty ones, to prove that the checkers bite.
-
-Invariant: nothing in the product knows of them; each plant replaces named attributes for the time of one
-run, and undoes it. A plant that no seed finds says that either a checker or a fault is missing.
-"""
+"""Planted bugs of what moves, stores and serves data."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from lockstep.consensus import elections
-from lockstep.metadata.management import ManagementState
-from lockstep.metadata.recent_ids import RecentIds
-from lockstep.node import node as node_module
 from lockstep.node import work as work_module
-from lockstep.node.metadata_state import MetadataState
-from lockstep.node.raft_driver import RaftDriver
-from lockstep.node.raft_journal import RaftJournal
 from lockstep.placement import quorums
 from lockstep.placement.quorums import required_reads
 from lockstep.replication import plans as plans_module
@@ -27,6 +15,7 @@ from lockstep.replication import reads as reads_module
 from lockstep.replication.messages import WriteReply
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.streaming import StreamService
+from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
 from lockstep.storage import keys
 from lockstep.storage.engine import StorageEngine
@@ -36,18 +25,6 @@ from lockstep.topology import step as step_module
 from lockstep.topology import streams as streams_module
 from lockstep.topology.barriers import BarrierState
 from lockstep.values.ids import MUTATION_ID_BYTES
-
-Plant = Callable[[], contextlib.AbstractContextManager[None]]
-
-
-class Planted(msgspec.Struct, frozen=True):
-    """`scenario` is where it is looked for; `harm` says what it breaks."""
-
-    name: str
-    harm: str
-    scenario: str
-    plant: Plant
-
 
 # ---- topology
 
@@ -196,100 +173,19 @@ def _failed_sync_forgotten() -> contextlib.AbstractContextManager[None]:
     return replaced((GroupCommit, "__init__", deaf))
 
 
-# ---- the log
-
-
-def _vote_not_durable() -> contextlib.AbstractContextManager[None]:
-    append = RaftJournal.append
-
-    async def forgetful(self: Any, hard_state: Any, entries: Any) -> None:
-        if entries:
-            await append(self, None, entries)
-
-    return replaced((RaftJournal, "append", forgetful))
-
-
-def _vote_for_anyone() -> contextlib.AbstractContextManager[None]:
-    return replaced((elections, "may_vote_for", lambda state, candidate: True))
-
-
-def _promise_before_sync() -> contextlib.AbstractContextManager[None]:
-    """Raft messages that promise durability leave before the write."""
-    execute = RaftDriver._execute
-
-    def hasty(self: Any, ready: Any) -> None:
-        for message in ready.messages_after_persist:
-            self._send(message)
-        execute(self, ready)
-
-    return replaced((RaftDriver, "_execute", hasty))
-
-
-def _epoch_before_sync() -> contextlib.AbstractContextManager[None]:
-    """A node shows an epoch that its disk does not hold yet."""
-    apply_batch = MetadataState._apply_batch
-
-    async def hasty(self: Any, batch: Any) -> None:
-        journal = self._journal
-
-        class Later:
-            async def append(self, body: bytes) -> None:
-                journal._disk.append(journal._path, b"")
-
-        self._journal = Later()
-        try:
-            await apply_batch(self, batch)
-        finally:
-            self._journal = journal
-        from lockstep.values.codec import encode
-
-        await journal.append(encode(batch))
-
-    return replaced((MetadataState, "_apply_batch", hasty))
-
-
-def _unsettled_restart() -> contextlib.AbstractContextManager[None]:
-    """A restarted node takes for durable what its killed predecessor had not synced."""
-
-    async def nothing(disk: Any, paths: Any) -> None:
-        return None
-
-    return replaced((node_module, "settle", nothing))
-
-
-def _forget_dedup() -> contextlib.AbstractContextManager[None]:
-    """A submission that was seen before is judged again."""
-    return replaced((RecentIds, "epoch_of", lambda self, entry_id: None))
-
-
-def _command_twice() -> contextlib.AbstractContextManager[None]:
-    """A management command that was seen before is judged again."""
-    return replaced((ManagementState, "is_known", lambda self, command_id: False))
-
-
-REGISTRY: dict[str, Planted] = {
-    planted.name: planted
-    for planted in (
-        Planted("skip_barrier", "stages follow without their barrier", "moves", _skip_barrier),
-        Planted("stream_early", "a source's snapshot misses older writes", "moves", _stream_early),
-        Planted("stream_from_anyone", "a new replica misses writes", "moves", _stream_from_anyone),
-        Planted("starved_is_done", "a new replica is empty", "moves", _starved_is_done),
-        Planted("reads_before_stream_ends", "reads move too early", "moves", _reads_before_stream_ends),
-        Planted("skip_wipe", "a pending replica keeps what it had", "moves", _skip_wipe),
-        Planted("ignore_epoch", "stale coordinators reach quorums", "moves", _ignore_epoch),
-        Planted("pending_not_counted", "writes miss the new quorum", "moves", _pending_not_counted),
-        Planted("small_quorum", "reads miss acknowledged writes", "swarm", _small_quorum),
-        Planted("no_read_repair", "reads go back", "swarm", _no_read_repair),
-        Planted("ack_before_sync", "acknowledged writes are lost", "power", _ack_before_sync),
-        Planted("answer_unsynced", "what was read is lost", "power", _answer_unsynced),
-        Planted("keys_without_id", "one write hides another", "swarm", _keys_without_id),
-        Planted("failed_sync_forgotten", "a dead store stays in service", "power", _failed_sync_forgotten),
-        Planted("vote_not_durable", "two leaders in one term", "log", _vote_not_durable),
-        Planted("vote_for_anyone", "two leaders in one term", "log", _vote_for_anyone),
-        Planted("promise_before_sync", "committed entries are lost", "log", _promise_before_sync),
-        Planted("epoch_before_sync", "a node's epoch goes back", "power", _epoch_before_sync),
-        Planted("unsettled_restart", "a node's epoch goes back", "log", _unsettled_restart),
-        Planted("command_twice", "a management command is applied twice", "swarm", _command_twice),
-        Planted("forget_dedup", "a submission is applied twice", "log", _forget_dedup),
-    )
-}
+DATA = (
+    Planted("skip_barrier", "stages follow without their barrier", "moves", _skip_barrier),
+    Planted("stream_early", "a source's snapshot misses older writes", "moves", _stream_early),
+    Planted("stream_from_anyone", "a new replica misses writes", "moves", _stream_from_anyone),
+    Planted("starved_is_done", "a new replica is empty", "moves", _starved_is_done),
+    Planted("reads_before_stream_ends", "reads move too early", "moves", _reads_before_stream_ends),
+    Planted("skip_wipe", "a pending replica keeps what it had", "moves", _skip_wipe),
+    Planted("ignore_epoch", "stale coordinators reach quorums", "moves", _ignore_epoch),
+    Planted("pending_not_counted", "writes miss the new quorum", "moves", _pending_not_counted),
+    Planted("small_quorum", "reads miss acknowledged writes", "swarm", _small_quorum),
+    Planted("no_read_repair", "reads go back", "swarm", _no_read_repair),
+    Planted("ack_before_sync", "acknowledged writes are lost", "power", _ack_before_sync),
+    Planted("answer_unsynced", "what was read is lost", "power", _answer_unsynced),
+    Planted("keys_without_id", "one write hides another", "swarm", _keys_without_id),
+    Planted("failed_sync_forgotten", "a dead store stays in service", "power", _failed_sync_forgotten),
+)

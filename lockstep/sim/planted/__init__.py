@@ -1,0 +1,14 @@
+"""Planted bugs: product functions replaced by faulty ones, to prove that the checkers bite.
+
+Invariant: nothing in the product knows of them; each plant replaces named attributes for the time of one
+run, and undoes it. A plant that no seed finds says that either a checker or a fault is missing.
+"""
+
+from lockstep.sim.planted.data import DATA
+from lockstep.sim.planted.log import LOG
+from lockstep.sim.planted.plant import Planted
+from lockstep.sim.planted.service import SERVICE
+
+REGISTRY: dict[str, Planted] = {planted.name: planted for planted in (*DATA, *LOG, *SERVICE)}
+
+__all__ = ["REGISTRY", "Planted"]
