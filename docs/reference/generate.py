@@ -38,7 +38,7 @@ MEANINGS = {
     "node.name": "for people, and the name of the data directory; made from the address when empty",
     "node.data_directory": "everything the node keeps; `./lockstep-data/<name>` when empty",
     "cluster.name": "nodes of another name are refused",
-    "cluster.founders": "up to 16 internode addresses, the same on each: these nodes found the cluster together",
+    "cluster.founders": "up to 16 internode addresses, the same on each: these nodes found it together",
     "cluster.seeds": "internode addresses that a joining node asks",
     "cluster.join": "`false` allows a file without founders and seeds, for a node that is a member already",
     "cluster.replaces": "id of a dead node whose place a new one takes, also at its address; 0 for none",
@@ -310,9 +310,7 @@ def stages() -> str:
 
 def exclusions() -> str:
     """The table of what excludes what, and why."""
-    rows = [
-        [wanted.value, *(_cell(CONFLICTS[wanted, held].scope) for held in Held)] for wanted in Wanted
-    ]
+    rows = [[wanted.value, *(_cell(CONFLICTS[wanted, held].scope) for held in Held)] for wanted in Wanted]
     reasons = [
         [wanted.value, held.value, row.scope.value, row.why]
         for (wanted, held), row in CONFLICTS.items()

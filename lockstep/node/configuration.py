@@ -113,8 +113,8 @@ class CmsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class TestingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`faults` opens the admin calls that cut connections, and the other settings here. Never set it where
-    data matters. `hide_kinds`: kinds of metadata entries that this node does not know, as if its version lacked
-    them. `log_version`: the version of the log that it says it reads, instead of its own; -1 for its own."""
+    data matters. `hide_kinds`: kinds of metadata entries that this node does not know, as if its version
+    lacked them. `log_version`: the version of the log that it says it reads; -1 for its own."""
 
     faults: bool = False
     hide_kinds: tuple[str, ...] = ()

@@ -50,8 +50,7 @@ def test_status_shows_verdict_then_nodes_then_operations_with_reasons() -> None:
         "   2  127.0.0.2  dc1  rack1  up     normal       16  33.3%  40 (-2)  leader",
         "   3  127.0.0.3  dc1  rack1  down   leaving      16  33.3%  42",
         "",
-        "request 17: decommission node 3, stage write-both since epoch 41, "
-        "1.4 MiB streamed, 3,412 fragments",
+        "request 17: decommission node 3, stage write-both since epoch 41, 1.4 MiB streamed, 3,412 fragments",
         "  waits for node 2: has not applied epoch 41 (4.1 s)",
     ]
 
