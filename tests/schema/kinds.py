@@ -22,6 +22,13 @@ def integer(bits: int) -> st.SearchStrategy[int]:
     return st.integers(-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
+def by_value_and_scale(value: decimal.Decimal) -> tuple[decimal.Decimal, int]:
+    """Equal numbers of different scales are different keys; the smaller scale comes first."""
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int), "a number"
+    return value, -exponent
+
+
 def same(value: Any) -> Any:
     return value
 
@@ -64,7 +71,7 @@ SCALARS = (
     Kind("blob", BLOBS, same),
     Kind("boolean", st.booleans(), same),
     Kind("date", integer(32), same),
-    Kind("decimal", DECIMALS, same),
+    Kind("decimal", DECIMALS, by_value_and_scale),
     Kind("double", st.floats(), float_key),
     Kind("float", st.floats(width=32), float_key),
     Kind("inet", ADDRESSES, lambda text: ipaddress.ip_address(text).packed),
