@@ -55,7 +55,8 @@ class Service(msgspec.Struct, frozen=True, array_like=True):
     `frozen` says why changes are refused (empty: they are not). `snapshot_epoch` is the epoch of the latest
     snapshot entry, `truncated_epoch` up to which nodes may drop log entries. `recovery_generation` counts
     repairs of this group by recovery. `leaving`: nodes whose decommission is wanted; they lose their vote
-    first. `paused` says why voters are not changed automatically (empty: they are).
+    first. `paused` says why voters are not changed automatically (empty: they are). `snapshot_voters` are
+    those that the latest snapshot names, whom newcomers ask to confirm it.
     """
 
     voters: tuple[NodeId, ...] = ()
@@ -67,6 +68,7 @@ class Service(msgspec.Struct, frozen=True, array_like=True):
     recovery_generation: int = 0
     leaving: tuple[NodeId, ...] = ()
     paused: str = ""
+    snapshot_voters: tuple[NodeId, ...] = ()
 
     @property
     def members(self) -> tuple[NodeId, ...]:

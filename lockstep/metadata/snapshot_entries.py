@@ -45,7 +45,9 @@ class TakeSnapshot(msgspec.Struct, frozen=True, array_like=True):
                 "where the snapshot was asked for",
                 hint="this node's metadata differs: `lockstep metadata verify`",
             )
-        service = msgspec.structs.replace(cluster.service, snapshot_epoch=epoch)
+        service = msgspec.structs.replace(
+            cluster.service, snapshot_epoch=epoch, snapshot_voters=cluster.service.voters
+        )
         return msgspec.structs.replace(cluster, service=service)
 
     def _refuse(self, cluster: ClusterMetadata) -> None:

@@ -1,4 +1,5 @@
-"""Asks for a snapshot when enough was written since the last one.
+"""Asks for a snapshot when enough was written since the last one, or when a voter that it names has left: a
+newcomer takes none that a majority of its voters does not confirm.
 
 Invariant: only the leader asks, once for each interval: the entry names the snapshot that its interval began
 at, so that a second proposal of the same interval, by whomever, is refused.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from lockstep.metadata.directory import NodeState
 from lockstep.metadata.snapshot_entries import TakeSnapshot
 from lockstep.node.metadata_state import MetadataState
 from lockstep.runtime.ports import Runtime
@@ -19,7 +21,7 @@ RETRY_MS = 1000
 
 
 class SnapshotTrigger:
-    """`every_epochs` and `every_bytes` count from the last snapshot entry; 0 never triggers."""
+    """`every_epochs` and `every_bytes` count from the last snapshot entry; 0 never triggers by them."""
 
     def __init__(
         self,
@@ -58,6 +60,10 @@ class SnapshotTrigger:
             return f"{self._every_epochs} epochs"
         if self._every_bytes and since > 1 and self._state.store.log_bytes >= self._every_bytes:
             return f"{self._every_bytes} bytes"
+        by_id = cluster.directory.by_id
+        for voter in cluster.service.snapshot_voters:
+            if voter not in by_id or by_id[voter].state is NodeState.LEFT:
+                return f"node {voter}, which the last one names, has left"
         return ""
 
     async def _run(self) -> None:

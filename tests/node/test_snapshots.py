@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.digest import state_digest
+from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.metadata.registry import Registry
 from lockstep.metadata.snapshot_entries import KINDS as SNAPSHOT_KINDS
 from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
@@ -15,6 +16,7 @@ from lockstep.node import kinds
 from lockstep.node.configuration import Configuration, MetadataSection
 from lockstep.node.node import Node
 from lockstep.values.errors import CannotApply, Rejected
+from lockstep.values.ids import NodeId
 from tests.node.support import Town
 
 
@@ -111,6 +113,24 @@ def test_a_newcomer_joins_although_the_first_entries_are_gone() -> None:
         town.until(lambda: town.ready(4))
         town.agreed(1, 2, 3, 4)
         assert state_digest(town.node(4).cluster) == state_digest(town.node(1).cluster)
+
+
+def test_a_newcomer_joins_although_voters_that_the_last_snapshot_names_have_left() -> None:
+    with SnapshotTown(every=0) as town:
+        town.found()
+        for _ in range(2):
+            grow(town, 12)
+            assert town.finish(town.submit(1, TakeSnapshot("test"))).error is None
+        for leaving in (3, 2):
+            wish = SetService(ServiceWish.LEAVE, node=NodeId(town.node(leaving).node_id))
+            assert town.finish(town.submit(1, wish)).error is None
+            town.until(lambda at=leaving: f"n{at}" in town.ended)  # type: ignore[misc]
+            town.process(leaving).crash("kill")
+        town.wait(1.0)
+        assert town.node(1).state.first_epoch > 1, "a newcomer cannot begin with the first entry"
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.agreed(1, 4)
 
 
 def test_a_truncation_is_applied_by_every_node_and_refused_beyond_the_latest_snapshot() -> None:
