@@ -117,7 +117,8 @@ class ServiceDriver:
         self._wake.set()
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
-        if before.service is not after.service or before.directory is not after.directory:
+        decided_by = ("service", "directory", "excluded")
+        if any(getattr(before, part) is not getattr(after, part) for part in decided_by):
             self._wake.set()
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -148,7 +149,9 @@ class ServiceDriver:
         cluster = processor.tip_value()
         view = group_view(driver, NodeId(self._own_id()))
         observed = self._observed(cluster)
-        looked_at = (cluster.directory, cluster.service, view.members, view.settled, observed)
+        looked_at = (
+            cluster.directory, cluster.service, cluster.excluded, view.members, view.settled, observed
+        )  # fmt: skip
         if self._settled is not None and _same(self._settled, looked_at):
             return LOOK_MS
         action = next_step(cluster, view, observed)
