@@ -21,6 +21,9 @@ _WHILE_FROZEN = (
     EntryKind.ADVANCE_MEMBERSHIP,
     EntryKind.CANCEL_MEMBERSHIP,
     EntryKind.SET_SERVICE,
+    # Shutting a node out is a matter of safety, and of no data.
+    EntryKind.EXCLUDE_NODES,
+    EntryKind.INCLUDE_NODES,
 )
 
 
