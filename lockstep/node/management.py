@@ -42,6 +42,7 @@ from lockstep.values.errors import (
     PeerError,
     PeerTimeout,
     PreconditionError,
+    StorageError,
 )
 from lockstep.values.limits import MANAGEMENT_SNAPSHOT_ENTRIES
 
@@ -86,6 +87,7 @@ class Management:
         host_id: Callable[[], str],
         leads: Callable[[], bool],
         configuration_index: Callable[[], int],
+        on_disk_failed: Callable[[LockstepError], None],
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
@@ -97,6 +99,7 @@ class Management:
         self._host_id = host_id
         self._leads = leads
         self._configuration_index = configuration_index
+        self._on_disk_failed = on_disk_failed
         self._log = log
         self._wanted = asyncio.Event()
         #: What this metadata leader has had recorded, voters and generation, and by which index.
@@ -173,10 +176,17 @@ class Management:
             settings=RaftSettings(election_ticks=raft.election_ticks, heartbeat_ticks=raft.heartbeat_ticks),
             tick_ms=raft.tick_ms * TICK_FACTOR,
             on_change=self.wake,
-            on_broken=lambda error: self._log("management.broken", error=str(error)),
+            on_broken=self._member_broke,
             snapshot_entries=self.snapshot_entries,
         )
         self.group.start()
+
+    def _member_broke(self, error: LockstepError) -> None:
+        """Only this group goes without this member, unless the disk failed: that is every group's disk, and
+        a member that stayed behind on it would wait for a restart that nobody knows is due."""
+        self._log("management.broken", error=str(error))
+        if isinstance(error, StorageError):
+            self._on_disk_failed(error)
 
     def _own_member(self) -> int | None:
         """This node's id when it is, was or is about to be a member."""

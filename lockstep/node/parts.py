@@ -152,6 +152,7 @@ class Parts(NodeFacts, abc.ABC):
             host_id=self._host_id,
             leads=self._leads,
             configuration_index=lambda: self.member.configuration_index,
+            on_disk_failed=self._break,
             log=self.log,
         )
         self.groups = GroupReports(

@@ -27,7 +27,7 @@ from lockstep.node.node import Node
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.sim.probes import CrashRule
-from lockstep.values.errors import PreconditionError
+from lockstep.values.errors import DiskRefused, PreconditionError
 from lockstep.values.ids import NodeId
 from tests.node.support import Town, decommission, keyspace
 
@@ -499,6 +499,17 @@ def test_the_global_word_follows_the_voters() -> None:
             assert whole(town, 1, group).state is GlobalState.UNAVAILABLE
             peers = town.node(1).groups.peers(group)
             assert (peers.available, peers.count) == (False, 1)
+
+
+def test_a_disk_that_fails_the_group_s_journal_stops_the_node() -> None:
+    with Town() as town:
+        town.found()
+        settled(town, 1, 2, 3)
+        node = town.node(2)
+        assert node.management.group is not None
+        town.process(2).expected_errors = (DiskRefused,)
+        node.management.group.driver._fail(DiskRefused("sync of raft/group-2 failed"))
+        assert node.broken is not None and isinstance(node.broken.result(), DiskRefused)
 
 
 def test_a_member_that_cannot_go_on_is_broken_and_the_group_degraded() -> None:
