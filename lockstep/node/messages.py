@@ -117,7 +117,10 @@ class EpochQuery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EpochReply(msgspec.Struct, frozen=True, array_like=True):
+    """`node`: who says so; 0 for one that has no id yet."""
+
     epoch: int
+    node: int = 0
 
 
 class DescribeSelf(msgspec.Struct, frozen=True, array_like=True):
@@ -146,12 +149,16 @@ class SelfDescription(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunWork(msgspec.Struct, frozen=True, array_like=True):
-    """Do (or go on with) the work of one stage; answered when done, failed, or after a short wait."""
+    """Do (or go on with) the work of one stage; answered when done, failed, or after a short wait.
+
+    `node`: who is to do it. Another one at its address has no part in it, and must not say that it is done.
+    """
 
     operation_id: int
     stage: Stage
     session_id: str
     epoch: int
+    node: int
 
 
 class WorkStatus(msgspec.Struct, frozen=True, array_like=True):

@@ -206,6 +206,8 @@ class TopologyDriver:
                 self._unreached[node] = error.code
                 self._log("topology.barrier_waits", node=node, epoch=epoch, error=str(error))
             return
+        if reply.node not in (0, node):
+            return  # Another one that stands at its address.
         self._unreached.pop(node, None)
         known = self._acknowledged.get(NodeId(node), 0)
         self._acknowledged[NodeId(node)] = max(known, reply.epoch)
@@ -221,7 +223,7 @@ class TopologyDriver:
     async def _run_order(self, cluster: ClusterMetadata, order: WorkOrder) -> None:
         info = cluster.directory.by_id[order.node]
         key = _key(order)
-        request = RunWork(order.operation_id, order.stage, order.session_id, cluster.epoch)
+        request = RunWork(order.operation_id, order.stage, order.session_id, cluster.epoch, order.node)
         try:
             status: WorkStatus = await self._internode.request(
                 (info.address, info.internode_port), verbs.RUN_WORK, request, WORK_TIMEOUT_MS

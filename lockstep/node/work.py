@@ -23,7 +23,7 @@ from lockstep.schema.model import Replication
 from lockstep.storage.engine import StorageEngine
 from lockstep.topology.stages import STREAMING, Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
-from lockstep.values.errors import LockstepError, PeerUnreachable, ServerFault, SessionClosed
+from lockstep.values.errors import LockstepError, NotReplica, PeerUnreachable, ServerFault, SessionClosed
 from lockstep.values.tokens import Range
 
 #: How long one RUN_WORK request is held open before "running" is answered; bounds the coordinator's wait.
@@ -71,6 +71,8 @@ class WorkService:
 
     async def _serve(self, peer: PeerInfo, order: RunWork) -> WorkStatus:
         await self._catch_up.reach(order.epoch, peer.endpoint)
+        if order.node != self._own_id():
+            raise NotReplica(f"this is node {self._own_id()}: work of node {order.node} is not done here")
         operation = self._operation(order)
         key = (order.operation_id, order.stage, order.session_id)
         running = self._running.get(key)
@@ -135,7 +137,11 @@ class WorkService:
 
     async def _stream(self, operation: Operation, progress: StreamProgress) -> None:
         cluster = self._state.current
-        dead = tuple(node.id for node in cluster.directory.nodes if not self._alive(node.id))
+        dead = tuple(
+            node.id
+            for node in cluster.directory.nodes
+            if node.id in cluster.excluded_by_node or not self._alive(node.id)
+        )
         tasks = [t for t in stream_plan(operation, cluster, dead) if t.target == self._own_id()]
         starved = next((task for task in tasks if not task.sources), None)
         if starved is not None:

@@ -96,4 +96,6 @@ class ExcludeList:
                 f"node {node} does not say what it has applied: {error.message}",
                 hint="start it and let it catch up first",
             ) from error
+        if reply.node not in (0, node):
+            raise Rejected(f"node {reply.node} answers at the address of node {node}")
         return reply.epoch

@@ -94,7 +94,7 @@ def test_an_excluded_node_is_refused_by_all_until_it_is_included_after_catching_
         town.found()
         town.start(4)
         town.until(lambda: town.ready(4))
-        work = RunWork(1, Stage.PREPARED, "none", 1)
+        work = RunWork(1, Stage.PREPARED, "none", 1, 1)
         assert not isinstance(ask(town, 4, 2, verbs.RUN_WORK, work).error, NodeExcluded)
         assert town.finish(town.submit(1, ExcludeNodes((NodeId(4),), "suspect"))).error is None
         town.agreed(1, 2, 3, 4)

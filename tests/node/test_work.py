@@ -10,7 +10,7 @@ from lockstep.node.node import Node
 from lockstep.replication import verbs
 from lockstep.sim.probes import DelayRule
 from lockstep.sim.world import WorldSettings
-from lockstep.values.errors import PeerUnreachable, SessionClosed
+from lockstep.values.errors import NotReplica, PeerUnreachable, SessionClosed
 from tests.node.support import Outcome, Town, keyspace, table
 
 
@@ -37,7 +37,7 @@ def streaming(town: Town, drain_s: float) -> Operation:
 def test_an_order_of_a_stage_that_has_passed_has_no_effect() -> None:
     with Town() as town:
         operation = streaming(town, 0.2)
-        stale = RunWork(operation.id, Stage.PREPARED, f"operation-{operation.id}-prepared", 1)
+        stale = RunWork(operation.id, Stage.PREPARED, f"operation-{operation.id}-prepared", 1, 4)
         wiped: list[object] = []
         engine = town.node(4).engine
 
@@ -49,7 +49,7 @@ def test_an_order_of_a_stage_that_has_passed_has_no_effect() -> None:
         assert isinstance(outcome.error, SessionClosed) and not wiped
         town.until(lambda: town.ready(4))
         for passed in (Stage.PREPARED, Stage.WRITE_BOTH_READ_OLD):
-            stale = RunWork(operation.id, passed, operation.session_id, 1)
+            stale = RunWork(operation.id, passed, operation.session_id, 1, 4)
             assert isinstance(town.finish(order(town, 2, stale)).error, SessionClosed)
 
 
@@ -57,7 +57,7 @@ def test_the_same_order_again_joins_the_running_work() -> None:
     with Town() as town:
         operation = streaming(town, 1.5)
         done = town.world.probes.process_counts.get(("n4", "work.done"), 0)
-        work = RunWork(operation.id, operation.stage, operation.session_id, operation.stage_epoch)
+        work = RunWork(operation.id, operation.stage, operation.session_id, operation.stage_epoch, 4)
         begun = [order(town, number, work) for number in (1, 2, 3, 1, 2, 3)]
         for outcome in begun:
             town.finish(outcome)
@@ -112,7 +112,7 @@ def test_a_defect_in_work_is_told_and_not_waited_for() -> None:
         town.world.settings = WorldSettings(stop_on_error=False)
         failing(town.node(4), 1, KeyError("planted"))
         # Another session's key, so that it is no join of the running work.
-        work = RunWork(operation.id, operation.stage, "another", operation.stage_epoch)
+        work = RunWork(operation.id, operation.stage, "another", operation.stage_epoch, 4)
         outcome = order(town, 2, work)
         town.world.run_for(1.0)
         status: WorkStatus = outcome.value
@@ -146,3 +146,11 @@ def watch_wipes(node: Node, wiped: list[tuple[int, int, int]]) -> None:
         await wipe(tables, range_)
 
     node.engine.wipe = seen  # type: ignore[method-assign, assignment]
+
+
+def test_a_node_does_no_work_of_another_one_that_stood_at_its_address() -> None:
+    with Town() as town:
+        operation = streaming(town, 0.2)
+        work = RunWork(operation.id, operation.stage, operation.session_id, operation.stage_epoch, 3)
+        outcome = town.finish(order(town, 2, work))
+        assert isinstance(outcome.error, NotReplica) and "work of node 3" in outcome.error.message
