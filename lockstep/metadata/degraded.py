@@ -58,6 +58,26 @@ def of_replications(
     return tuple(one for one in degraded if one.replication in replications)
 
 
+def handed_on(
+    degraded: tuple[Degraded, ...],
+    replication: Replication,
+    moved: Range,
+    old: Sequence[NodeId],
+    gained: Sequence[NodeId],
+) -> tuple[Degraded, ...]:
+    """The list once `gained` were filled from `old`: what a source lacks they lack too; the same object when
+    no source lacks anything. A line may then name them for tokens of its range that they do not have."""
+    changed = []
+    for one in degraded:
+        touched = one.replication == replication and one.range.intersects(moved)
+        if touched and gained and any(node in old for node in one.missing):
+            missing = tuple(sorted({*one.missing, *gained}))
+            changed.append(msgspec.structs.replace(one, missing=missing))
+        else:
+            changed.append(one)
+    return degraded if all(a is b for a, b in zip(changed, degraded, strict=True)) else tuple(changed)
+
+
 def _outside(whole: Range, hole: Range) -> Iterator[Range]:
     if whole.left < hole.left:
         yield Range(whole.left, hole.left)

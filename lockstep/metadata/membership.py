@@ -76,7 +76,7 @@ class PrepareMembership(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"only normal nodes can vote; node {node} is {info.state}")
         if not info.may_vote:
             raise Rejected(f"node {node} is configured never to vote")
-        if node in cluster.service.leaving:
+        if node in cluster.service.leaving or any(node == o.departing for o in cluster.operations):
             raise Rejected(f"node {node} is to leave the cluster")
         if node in self.down:
             raise Rejected(f"node {node} is down")

@@ -22,8 +22,11 @@ SPREAD_DCS_MIN = 3
 
 
 def eligible(cluster: ClusterMetadata) -> tuple[NodeInfo, ...]:
-    """Nodes that may vote: normal ones that are not to leave, not shut out, nor said that they never will."""
-    leaving = cluster.service.leaving
+    """Nodes that may vote: normal ones that are not to leave, not shut out, nor said that they never will.
+
+    One that is being replaced is normal to the end, and gets no vote that would go with it.
+    """
+    leaving = (*cluster.service.leaving, *(operation.departing for operation in cluster.operations))
     return tuple(
         node
         for node in cluster.directory.in_state(NodeState.NORMAL)

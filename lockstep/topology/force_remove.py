@@ -15,6 +15,7 @@ from lockstep.metadata.membership import without_leaving
 from lockstep.metadata.operations import OperationKind, Transition
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import without_node as without_node_requests
+from lockstep.metadata.service import Service
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import Delta, GroupChange, differences, merged, with_groups
 from lockstep.placement.strategies import compute
@@ -50,7 +51,7 @@ class ForceRemove(msgspec.Struct, frozen=True, array_like=True):
             placements=cluster.placements.with_rings(tuple(rings)),
             degraded=tuple(degraded),
             excluded=tuple(one for one in cluster.excluded if one.node != self.node),
-            service=without_leaving(cluster.service, self.node),
+            service=_service_without(cluster, self.node),
             requests=without_node_requests(
                 cluster.requests, self.node, f"node {self.node} was given up by force", epoch
             ),
@@ -69,6 +70,13 @@ class MarkRepaired(msgspec.Struct, frozen=True, array_like=True):
         if kept == cluster.degraded:
             raise Rejected(f"nothing of ({self.range.left}, {self.range.right}] is degraded")
         return msgspec.structs.replace(cluster, degraded=kept)
+
+
+def _service_without(cluster: ClusterMetadata, node: NodeId) -> Service:
+    """Nobody waits to leave for the request that fails with the node: one it was to replace stays."""
+    service = without_leaving(cluster.service, node)
+    request = cluster.requests.by_node.get(node)
+    return service if request is None else without_leaving(service, request.replaced)
 
 
 def _refuse_start(cluster: ClusterMetadata, wanted: ForceRemove) -> None:
@@ -116,8 +124,10 @@ def _degraded(
     found = []
     for delta in deltas:
         transition = Transition(replication, delta.range, delta.old, delta.new)
-        if transition.gained or lost_copies(transition, dc_of, node):
-            found.append(Degraded(replication, delta.range, epoch, transition.gained))
+        lost = lost_copies(transition, dc_of, node)
+        if transition.gained or lost:
+            # Where nobody is sure to have a write, it does not help that those leave who surely lack it.
+            found.append(Degraded(replication, delta.range, epoch, () if lost else transition.gained))
     return found
 
 

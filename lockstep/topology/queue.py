@@ -158,9 +158,8 @@ def _holds_all(cluster: ClusterMetadata) -> Waiting | None:
 
 def _held(cluster: ClusterMetadata, request: Request, follows: str) -> Waiting | None:
     """What holds the request up whatever ranges it is about."""
-    for node in request.nodes:
-        exclusion = cluster.excluded_by_node.get(node)
-        if exclusion is not None and node != _dead(request):
+    for node in taking_part(request):
+        if node in cluster.excluded_by_node:
             why = TABLE[Wanted.RING, Held.EXCLUSION].why
             return Waiting(request.id, Rule.EXCLUSION, f"node {node} is excluded: {why}", 0, node)
     leaving = departing(request)
@@ -174,9 +173,9 @@ def _held(cluster: ClusterMetadata, request: Request, follows: str) -> Waiting |
     return None
 
 
-def _dead(request: Request) -> NodeId:
-    """The node that is said to be dead, and need not take part."""
-    return request.node if request.kind is OperationKind.REMOVE else request.replaced
+def taking_part(request: Request) -> tuple[NodeId, ...]:
+    """Its nodes without the one that is said to be dead."""
+    return () if request.kind is OperationKind.REMOVE else (request.node,)
 
 
 def _running(cluster: ClusterMetadata) -> tuple[tuple[int, bool], ...]:

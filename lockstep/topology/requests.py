@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.conflicts import TABLE, Held, Wanted
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.membership import ServiceWish, SetService, without_leaving, without_vote
 from lockstep.metadata.operations import OperationKind
@@ -16,11 +17,11 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.topology.planning import STATES
-from lockstep.topology.queue import departing, judged_anew, preparation
+from lockstep.topology.queue import departing, judged_anew, preparation, taking_part
 from lockstep.topology.transformations import CancelOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import REQUESTS_LIVE_MAX, SERVICE_TEXT_CHARACTERS_MAX
+from lockstep.values.limits import REQUESTS_LIVE_MAX, SERVICE_TEXT_CHARACTERS_MAX, TOKENS_PER_NODE_MAX
 
 
 class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -106,6 +107,12 @@ def _refuse_unfit(cluster: ClusterMetadata, request: Request) -> None:
         raise Rejected(f"{REQUESTS_LIVE_MAX} requests wait or run already", hint="cancel some, or wait")
     if request.kind.value not in PRIORITY:
         raise Rejected(f"a {request.kind} is not queued")
+    if request.node == request.replaced:
+        raise Rejected(f"node {request.node} cannot replace itself")
+    if len(request.tokens) > TOKENS_PER_NODE_MAX:
+        raise Rejected(f"a node owns 1 to {TOKENS_PER_NODE_MAX} tokens, not {len(request.tokens)}")
+    if len(request.actor) > SERVICE_TEXT_CHARACTERS_MAX:
+        raise Rejected(f"an actor has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
     for node in request.nodes:
         _refuse_node(cluster, request, node)
     taken = next((token for token in request.tokens if token in requests.by_token), None)
@@ -131,6 +138,9 @@ def _refuse_node(cluster: ClusterMetadata, request: Request, node: NodeId) -> No
 
 
 def _begun_at_once(cluster: ClusterMetadata, request: Request, epoch: int) -> ClusterMetadata:
+    shut_out = next((node for node in taking_part(request) if node in cluster.excluded_by_node), None)
+    if shut_out is not None:
+        raise Rejected(f"node {shut_out} is excluded: {TABLE[Wanted.RING, Held.EXCLUSION].why}")
     begun = preparation(request, 0).apply(cluster, epoch)
     running = begun.requests.by_id[request.id]
     named = msgspec.structs.replace(running, actor=request.actor)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.degraded import Degraded, handed_on
 from lockstep.metadata.directory import Directory, NodeState
 from lockstep.metadata.exclusions import Exclusion
 from lockstep.metadata.membership import without_leaving
@@ -182,6 +183,9 @@ def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Cluste
         locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
         sessions=tuple(session for session in cluster.sessions if session.operation_id != operation.id),
         excluded=_still_excluded(cluster.excluded, operation),
+        degraded=_still_degraded(cluster.degraded, operation),
+        # A node that was to be replaced may vote again when it was not.
+        service=without_leaving(cluster.service, operation.departing),
         requests=finished(
             cluster.requests,
             operation.id,
@@ -198,6 +202,17 @@ def _still_excluded(excluded: tuple[Exclusion, ...], operation: Operation) -> tu
     if not gone or operation.stage is Stage.ROLLBACK_TO_NORMAL or all(e.node != gone for e in excluded):
         return excluded
     return tuple(exclusion for exclusion in excluded if exclusion.node != gone)
+
+
+def _still_degraded(degraded: tuple[Degraded, ...], operation: Operation) -> tuple[Degraded, ...]:
+    """Who was filled from replicas that lack writes may lack them too."""
+    if not degraded or operation.stage is Stage.ROLLBACK_TO_NORMAL:
+        return degraded
+    for transition in operation.transitions:
+        degraded = handed_on(
+            degraded, transition.replication, transition.range, transition.old, transition.gained
+        )
+    return degraded
 
 
 def _end_directory(directory: Directory, operation: Operation, epoch: int) -> Directory:

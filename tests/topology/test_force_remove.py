@@ -7,10 +7,12 @@ import pytest
 from lockstep.metadata.cluster import decode_cluster, encode_cluster
 from lockstep.metadata.degraded import Degraded, without_range
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.topology.force_remove import ForceRemove, MarkRepaired
 from lockstep.topology.invariants import check_adjacent, violations
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -70,7 +72,7 @@ def test_a_range_that_only_lost_its_last_sure_copy_is_degraded_for_nobody() -> N
     history.submit(ForceRemove(B))
     assert history.now.degraded == ()
     alone = forced(1).now
-    assert [one.missing for one in alone.degraded] == [(A,)]
+    assert [one.missing for one in alone.degraded] == [()]
 
 
 def test_a_repair_clears_the_range_and_nothing_else() -> None:
@@ -129,3 +131,23 @@ def test_nobody_is_given_up_while_ranges_move_nor_twice() -> None:
     history.submit(ForceRemove(D))
     assert "has left" in refused(history, ForceRemove(D))
     assert isinstance(history.now.degraded[0], Degraded)
+
+
+def test_who_is_filled_from_a_node_that_lacks_writes_lacks_them_too() -> None:
+    history = forced()
+    assert [one.missing for one in history.now.degraded] == [(A,), (B,)]
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, X, (350,)))
+    run_out(history, history.now.operations[0].id)
+    assert [one.missing for one in history.now.degraded] == [(A, X), (B, X)]
+    history.submit(ForceRemove(B))
+    lacking = [one.missing for one in history.now.degraded if one.range.intersects(Range(300, 350))]
+    assert (X,) in lacking, "the node that had it from the one that is gone"
+
+
+def test_a_replacement_that_is_given_up_lets_the_node_it_was_to_replace_vote_again() -> None:
+    history = four()
+    history.submit(ExcludeNodes((X,), "silent"))
+    history.submit(EnqueueRequest(OperationKind.REPLACE, X, replaced=D))
+    assert history.now.service.leaving == (D,)
+    history.submit(ForceRemove(X))
+    assert history.now.service.leaving == ()

@@ -25,6 +25,7 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState
 from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.transformations import Initialize
+from lockstep.metadata.voter_choice import eligible
 from lockstep.topology import queue
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.invariants import violations
@@ -34,7 +35,12 @@ from lockstep.topology.step import Idle, Propose, Reports, Wait, step
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import REQUESTS_ENDED_KEPT_MAX, REQUESTS_PLANNED_MAX
+from lockstep.values.limits import (
+    REQUESTS_ENDED_KEPT_MAX,
+    REQUESTS_PLANNED_MAX,
+    SERVICE_TEXT_CHARACTERS_MAX,
+    TOKENS_PER_NODE_MAX,
+)
 from tests.metadata.histories import History, SetKeyspaces, founder, simple, started
 from tests.topology.drills import Coordinator, refused, register, run_out, run_to
 
@@ -566,3 +572,41 @@ def test_the_words_of_a_failure_do_not_depend_on_what_a_node_judged_before() -> 
     assert proceed(history) == "FailRequest"
     assert "ks, late" in history.now.requests.ended[-1].outcome
     assert state_digest(history.replayed()) == state_digest(history.now)
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("ends", ["done", "cancelled"])
+def test_a_node_that_is_being_replaced_gets_no_vote_unless_it_stays(policy: Policy, ends: str) -> None:
+    history = ring(4, 2, newcomers=1)
+    history.submit(ExcludeNodes((NodeId(5),), "late"))
+    replace = EnqueueRequest(OperationKind.REPLACE, NodeId(5), replaced=NodeId(4), policy=policy)
+    if policy is Policy.REFUSE:
+        assert "node 5 is excluded" in refused(history, replace)
+        history.submit(IncludeNodes((NodeId(5),), (history.now.epoch,)))
+        history.submit(replace)
+    else:
+        history.submit(replace)
+        history.submit(IncludeNodes((NodeId(5),), (history.now.epoch,)))
+        proceed(history)
+    assert history.now.operations and history.now.directory.by_id[NodeId(4)].state is NodeState.NORMAL
+    assert NodeId(4) not in [node.id for node in eligible(history.now)]
+    vote = PrepareMembership((NodeId(2), NodeId(4)), ())
+    assert "node 4 is to leave" in refused(history, vote)
+    if ends == "cancelled":
+        history.submit(CancelRequest(history.now.requests.live[0].id))
+    run_out(history, history.now.operations[0].id)
+    assert history.now.service.leaving == ()
+    assert (NodeId(4) in [node.id for node in eligible(history.now)]) is (ends == "cancelled")
+
+
+def test_requests_that_no_wait_would_mend_are_refused_behind_others_too() -> None:
+    history = ring(3, 2, newcomers=2)
+    history.submit(ExcludeNodes((NodeId(4),), "late"))
+    history.submit(EnqueueRequest(JOIN, NodeId(4), (50,)))
+    assert history.now.requests.queue
+    itself = EnqueueRequest(OperationKind.REPLACE, NodeId(5), replaced=NodeId(5))
+    assert "cannot replace itself" in refused(history, itself)
+    crowd = EnqueueRequest(JOIN, NodeId(5), tuple(range(1000, 1001 + TOKENS_PER_NODE_MAX)))
+    assert "tokens, not" in refused(history, crowd)
+    endless = EnqueueRequest(JOIN, NodeId(5), (60,), actor="x" * (SERVICE_TEXT_CHARACTERS_MAX + 1))
+    assert "an actor has at most" in refused(history, endless)
