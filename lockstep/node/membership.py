@@ -22,7 +22,7 @@ from lockstep.node.founding import Founding
 from lockstep.node.identity import IdentityFile
 from lockstep.node.management import Management
 from lockstep.node.members import Members
-from lockstep.node.messages import AskMembers, MemberList, SelfDescription
+from lockstep.node.messages import AskMembers, EpochQuery, EpochReply, MemberList, SelfDescription
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.processors.kinds import RAFT
 from lockstep.node.submission import Submitter
@@ -196,6 +196,7 @@ class Membership:
 
     async def _register(self) -> None:
         described = self.describe()
+        await self._refuse_alive()
         await self._management.admit(Host(described.host_id, described.address, described.internode_port))
         self._runtime.probes.reach("membership.admitted")
         await self._submitter.submit(
@@ -214,6 +215,29 @@ class Membership:
             ),
             SUBMIT_TIMEOUT_MS,
         )
+
+    async def _refuse_alive(self) -> None:
+        """PreconditionError when the node to replace answers: its place is not free.
+
+        Only the one that is to take the place asks, once: whoever is silent now may still come back, and
+        then it is safe, for nothing that follows counts on its death.
+        """
+        wanted = self._configuration.cluster.replaces
+        info = self._state.current.directory.by_id.get(NodeId(wanted))
+        network = self._configuration.network
+        if info is None or (info.address, info.internode_port) == (network.address, network.internode_port):
+            return
+        try:
+            reply: EpochReply = await self._internode.request(
+                (info.address, info.internode_port), verbs.EPOCH_QUERY, EpochQuery(0), ASK_TIMEOUT_MS
+            )
+        except PeerError:
+            return
+        if reply.node == wanted and info.state is NodeState.NORMAL:
+            raise PreconditionError(
+                f"node {wanted} is alive: only a dead node is replaced",
+                hint=f"stop it first, or join without [cluster] replaces and decommission node {wanted}",
+            )
 
     async def _request_bootstrap(self, own: NodeInfo) -> None:
         cluster = self._state.current

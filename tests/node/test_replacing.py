@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lockstep.metadata.directory import NodeState
+from lockstep.sim.probes import DelayRule
+from lockstep.topology.requests import CancelRequest
 from lockstep.values.ids import NodeId
 from tests.node.support import Town, keyspace, table
 
@@ -76,3 +78,33 @@ def test_a_replacement_of_a_node_that_is_not_there_ends_with_the_reason(nobody: 
         town.start(5)
         town.until(lambda: "n5" in town.ended)
         assert "cannot be replaced: there is no such node" in town.ended["n5"].message
+
+
+def test_a_node_that_is_alive_is_not_replaced_by_one_at_another_address() -> None:
+    with Town() as town:
+        town.found()
+        town.process(5)
+        town.cluster_lines["n5"] = SEEDS + "replaces=3"
+        town.start(5)
+        town.until(lambda: "n5" in town.ended)
+        assert "node 3 is alive" in town.ended["n5"].message
+        assert [node.state for node in town.newest.directory.nodes] == [NodeState.NORMAL] * 3
+
+
+def test_a_cancelled_replacement_leaves_the_node_in_the_cluster() -> None:
+    with Town() as town:
+        with_dead_fourth(town)
+        town.process(5)
+        town.cluster_lines["n5"] = SEEDS + "replaces=4"
+        town.world.probes.add(DelayRule(label="replica.drain", low_s=2.0, high_s=2.0))
+        town.start(5)
+        town.until(lambda: bool(town.newest.operations))
+        running = town.newest.requests.live[0]
+        assert town.finish(town.submit(1, CancelRequest(running.id, "it came back"))).error is None
+        town.until(lambda: not town.newest.operations)
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.wait(5.0)
+        assert town.newest.service.leaving == ()
+        assert not town.newest.requests.live, "nobody asked for its leave"
+        assert town.newest.directory.by_id[NodeId(4)].state is NodeState.NORMAL
