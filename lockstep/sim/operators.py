@@ -99,6 +99,8 @@ class Operators:
             await asyncio.sleep(self._draw.expovariate(1 / self._busy_s))
             if not self.stopped:
                 await self._operate(runtime)
+        # What the others wait for at the end may give ranges to a node that is shut out.
+        await self._include_all(runtime)
         for end in self.at_end:
             await end(runtime)
         await self._end_wishes(runtime)
@@ -219,11 +221,14 @@ class Operators:
             wish = IncludeNodes((exclusion.node,), (reached,))
             await self.submit(runtime, EntryKind.INCLUDE_NODES, wish)
 
-    async def _end_wishes(self, runtime: Runtime) -> None:
-        """What still waits for a node to leave is withdrawn, and voters are chosen automatically again."""
+    async def _include_all(self, runtime: Runtime) -> None:
         while self.cluster.newest.excluded:
             await self._include(runtime)
             await asyncio.sleep(0.1)
+
+    async def _end_wishes(self, runtime: Runtime) -> None:
+        """What still waits for a node to leave is withdrawn, and voters are chosen automatically again."""
+        await self._include_all(runtime)
         while self.cluster.newest.service.leaving or self.cluster.newest.service.paused:
             service = self.cluster.newest.service
             for node in service.leaving:
