@@ -43,4 +43,5 @@ def _same_parts(before: ClusterMetadata, after: ClusterMetadata) -> bool:
         and before.sessions is after.sessions
         and before.operations is after.operations
         and before.placements is after.placements
+        and before.excluded is after.excluded
     )
