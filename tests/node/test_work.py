@@ -8,9 +8,16 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.messages import RunWork, WorkStatus
 from lockstep.node.node import Node
 from lockstep.replication import verbs
+from lockstep.schema.model import Replication
 from lockstep.sim.probes import DelayRule
 from lockstep.sim.world import WorldSettings
+from lockstep.storage import keys
+from lockstep.storage.reading import partitions_between
+from lockstep.topology.force_remove import ForceRemove
 from lockstep.values.errors import NotReplica, PeerUnreachable, SessionClosed
+from lockstep.values.ids import NodeId
+from lockstep.values.rows import Cell, Liveness, Mutation, Row
+from lockstep.values.tokens import Range, token_of
 from tests.node.support import Outcome, Town, keyspace, table
 
 
@@ -154,3 +161,47 @@ def test_a_node_does_no_work_of_another_one_that_stood_at_its_address() -> None:
         work = RunWork(operation.id, operation.stage, operation.session_id, operation.stage_epoch, 3)
         outcome = town.finish(order(town, 2, work))
         assert isinstance(outcome.error, NotReplica) and "work of node 3" in outcome.error.message
+
+
+def test_what_is_owned_at_once_when_a_node_is_given_up_is_wiped_of_what_was_left_there() -> None:
+    with Town() as town:
+        town.found()
+        for change in (keyspace("k"), table("k")):
+            assert town.finish(town.submit(1, change)).error is None
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.until(lambda: not town.newest.operations and 4 not in town.newest.service.members)
+        kept, left = [], []
+        for number in range(60):
+            key = str(number).encode()
+            for n in (1, 2, 3):
+                node = town.node(n)
+                stored = node.cluster.schema.by_name["k"].tables[0]
+                row = Row(b"", Liveness(1), None, (Cell(2, b"old", 1),))
+                named = (stored.id, token_of(key), key, node.new_mutation_id())
+                written = Mutation(*named, 1, None, (), None, (row,))
+                node.engine.apply(written)
+                owned = n in node.cluster.group_for(stored_replication(node), token_of(key)).writes
+                (kept if owned else left).append((n, key))
+        assert kept and left
+        town.process(4).crash()
+        town.until(lambda: not town.node(1).liveness.alive(4))
+        assert town.finish(town.submit(1, ForceRemove(NodeId(4)))).error is None
+        town.agreed(1, 2, 3)
+        assert not [where for where in left if holds(town.node(where[0]), where[1])]
+        assert all(holds(town.node(n), key) for n, key in kept)
+
+
+def stored_replication(node: Node) -> Replication:
+    return node.cluster.schema.by_name["k"].replication
+
+
+def holds(node: Node, key: bytes) -> bool:
+    """Whether anything of the partition is stored here."""
+    stored = node.cluster.schema.by_name["k"].tables[0]
+    lower, upper = keys.token_bounds(stored.id, Range(token_of(key) - 1, token_of(key)))
+    snapshot = node.engine._store.snapshot()
+    try:
+        return any(partition is not None for partition in partitions_between(snapshot, lower, upper))
+    finally:
+        snapshot.close()
