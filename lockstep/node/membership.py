@@ -242,6 +242,12 @@ class Membership:
     async def _request_bootstrap(self, own: NodeInfo) -> None:
         cluster = self._state.current
         if own.replaces:
+            if cluster.directory.by_id[own.replaces].state is NodeState.LEFT:
+                raise PreconditionError(
+                    f"node {own.replaces}, which this node was to replace, has left the cluster",
+                    hint=f"`lockstep topology remove {own.id} --force` forgets this one; then start it with "
+                    "an empty data directory and without [cluster] replaces",
+                )
             replace = EnqueueRequest(
                 OperationKind.REPLACE, own.id, replaced=own.replaces, actor=f"node {own.id}"
             )

@@ -110,6 +110,8 @@ def step(cluster: ClusterMetadata, reports: Reports) -> Decision:
     waits: list[Wait] = []
     for operation in cluster.operations:
         decision = decide(operation, cluster, reports)
+        if isinstance(decision, Propose) and cluster.service.frozen:
+            decision = _wait(operation, [(operation.node, _frozen_text(cluster))])
         if isinstance(decision, Propose):
             return decision
         if isinstance(decision, RunWorkOrders):
@@ -249,3 +251,7 @@ def _starved_text(task: StreamTask) -> str:
 def _running_text(reports: Reports, order: WorkOrder) -> str:
     text = reports.texts.get(_key(order), "")
     return f"{order.kind} is running{f': {text}' if text else ''}"
+
+
+def _frozen_text(cluster: ClusterMetadata) -> str:
+    return f"the metadata is frozen: {cluster.service.frozen}"

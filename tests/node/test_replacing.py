@@ -6,6 +6,7 @@ import pytest
 
 from lockstep.metadata.directory import NodeState
 from lockstep.sim.probes import DelayRule
+from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.requests import CancelRequest
 from lockstep.values.ids import NodeId
 from tests.node.support import Town, keyspace, table
@@ -108,3 +109,20 @@ def test_a_cancelled_replacement_leaves_the_node_in_the_cluster() -> None:
         assert town.newest.service.leaving == ()
         assert not town.newest.requests.live, "nobody asked for its leave"
         assert town.newest.directory.by_id[NodeId(4)].state is NodeState.NORMAL
+
+
+def test_a_replacement_ends_when_the_node_it_was_to_replace_has_left() -> None:
+    with Town() as town:
+        with_dead_fourth(town)
+        town.process(5)
+        town.cluster_lines["n5"] = SEEDS + "replaces=4"
+        town.world.probes.add(DelayRule(label="replica.drain", low_s=2.0, high_s=2.0))
+        town.start(5)
+        town.until(lambda: bool(town.newest.operations))
+        town.process(5).crash()
+        assert town.finish(town.submit(1, CancelRequest(town.newest.requests.live[0].id))).error is None
+        town.until(lambda: not town.newest.operations)
+        assert town.finish(town.submit(1, ForceRemove(NodeId(4)))).error is None
+        town.start(5)
+        town.until(lambda: "n5" in town.ended)
+        assert "node 4, which this node was to replace, has left" in town.ended["n5"].message

@@ -31,7 +31,7 @@ from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.invariants import violations
 from lockstep.topology.queue import Rule, choose, why
 from lockstep.topology.requests import CancelRequest, EnqueueRequest, FailRequest
-from lockstep.topology.step import Idle, Propose, Reports, Wait, step
+from lockstep.topology.step import Idle, Propose, Reports, Wait, WorkReport, step
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -283,6 +283,20 @@ def test_the_queue_stands_while_the_metadata_is_frozen() -> None:
     assert proceed(history) == "nothing"
     assert held_up(history, 1) == (Rule.FREEZE, "the metadata is frozen: upgrade")
     assert "frozen: upgrade" in refused(history, ask(LEAVE, 4))
+
+
+def test_a_running_operation_waits_for_the_thaw_and_says_so() -> None:
+    history = ring(4, 2)
+    history.submit(ask(MOVE, 3, 350))
+    proceed(history)
+    history.submit(SetService(ServiceWish.FREEZE, text="upgrade"))
+    everyone = dict.fromkeys(history.now.directory.by_id, history.now.epoch)
+    operation = history.now.operations[0]
+    done = {(operation.id, operation.stage, node): WorkReport.DONE for node in everyone}
+    decision = step(history.now, Reports(everyone, done))
+    assert isinstance(decision, Wait) and decision.blockers == ((3, "the metadata is frozen: upgrade"),)
+    history.submit(SetService(ServiceWish.THAW))
+    assert isinstance(step(history.now, Reports(everyone, done)), Propose)
 
 
 def test_an_ended_request_is_forgotten_after_so_many_others() -> None:
