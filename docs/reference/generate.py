@@ -56,7 +56,7 @@ MEANINGS = {
     "raft.tick_ms": "the clock of the metadata group",
     "raft.election_ticks": "silence after which a voter stands for election, up to twice that",
     "raft.heartbeat_ticks": "how often the leader speaks; below `election_ticks`",
-    "metadata.snapshot_every_epochs": "a snapshot of the metadata is due after so many epochs; 0: not by their number",
+    "metadata.snapshot_every_epochs": "a metadata snapshot is due after so many epochs; 0: not by number",
     "metadata.snapshot_every_bytes": "or when the log since the last one is this large; 0: not by size",
     "metadata.retain_entries": "newest log entries that this node keeps at least",
     "metadata.retain_snapshots": "newest snapshots that this node keeps, to step back from a damaged one",
