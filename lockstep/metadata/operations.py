@@ -25,12 +25,18 @@ class OperationKind(enum.StrEnum):
 
 
 class Stage(enum.StrEnum):
-    """Position of an operation; `new_only` is what the leave of a node calls left_token_ring."""
+    """Position of an operation.
+
+    A kind begins with `prepared`, or `join_group0` when a node comes in, and drops the old side in
+    `new_only`, or `left_token_ring` when a node departs.
+    """
 
     PREPARED = "prepared"
+    JOIN_GROUP0 = "join_group0"
     WRITE_BOTH_READ_OLD = "write_both_read_old"
     WRITE_BOTH_READ_NEW = "write_both_read_new"
     NEW_ONLY = "new_only"
+    LEFT_TOKEN_RING = "left_token_ring"
     CLEANUP = "cleanup"
     REBUILDING = "rebuilding"
     ROLLBACK_TO_NORMAL = "rollback_to_normal"

@@ -21,6 +21,7 @@ from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
 from lockstep.sim.streams import Stream
 from lockstep.sim.watch import Watch
+from lockstep.topology.stages import TABLES
 
 #: Half of the kinds a scenario allows are on in a seed: too many at once hide each other.
 KIND_ON = 0.4
@@ -207,6 +208,7 @@ class Nemesis:
         if not self._active or stage is None:
             return
         draw = self._stages
+        first = stage is TABLES[operation.kind][0].stage
         victims = {
             "crash_coordinator": self.cluster.leader[1],
             "crash_newcomer": self.cluster.name_of(operation.node),
@@ -216,11 +218,11 @@ class Nemesis:
             if kind in self.swarm.kinds and draw.random() < self.swarm.stage_chance:
                 self._crash_soon(kind, victim)
         if "hold_behind" in self.swarm.kinds:
-            if stage is Stage.PREPARED:
+            if first:
                 self._hold_behind(self._bystander(operation), 4.0)
             elif stage is Stage.WRITE_BOTH_READ_NEW:
                 self._hold_behind(self.cluster.leader[1], 2.0)
-        if "cut_newcomer" in self.swarm.kinds and stage is Stage.PREPARED:
+        if "cut_newcomer" in self.swarm.kinds and first:
             self._cut_newcomer(operation)
 
     def _cut_newcomer(self, operation: Operation) -> None:

@@ -14,12 +14,23 @@ from typing import Final
 BEFORE, AFTER, BOTH = 0, 1, 2
 SIDES: Final = {
     "prepared": (BEFORE, BEFORE),
+    "join_group0": (BEFORE, BEFORE),
     "write_both_read_old": (BEFORE, BOTH),
     "write_both_read_new": (AFTER, BOTH),
     "new_only": (AFTER, AFTER),
+    "left_token_ring": (AFTER, AFTER),
     "cleanup": (AFTER, AFTER),
     "rebuilding": (BEFORE, BEFORE),
     "rollback_to_normal": (BEFORE, BEFORE),
+}
+#: kind -> the stage it begins with.
+FIRST_STAGES: Final = {
+    "bootstrap": "join_group0",
+    "decommission": "prepared",
+    "move": "prepared",
+    "replace": "join_group0",
+    "remove": "prepared",
+    "rebuild": "rebuilding",
 }
 #: kind -> state of its node while it runs.
 RUNNING_STATES: Final = {
@@ -123,7 +134,7 @@ class Model:
         running = Running(kind, node, tokens, replaced, self.now)
         self.running[operation_id] = running
         self.states[node] = RUNNING_STATES[kind]
-        running.stage = "rebuilding" if kind == "rebuild" else "prepared"
+        running.stage = FIRST_STAGES[kind]
         running.after = self._circle(self._tokens_after(running))
 
     def _tokens_after(self, running: Running) -> dict[int, int]:

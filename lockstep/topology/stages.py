@@ -73,75 +73,79 @@ class StageRow(msgspec.Struct, frozen=True):
     pending_votes: bool = False
 
 
-_RANGE_MOVEMENT = (
-    StageRow(
-        stage=Stage.PREPARED,
-        writes=Side.OLD,
-        reads=Side.OLD,
-        in_use=(Side.OLD, Side.UNION),
-        barrier=True,
-        drain=Drain.NONE,
-        work=Work.WIPE,
-        next=Stage.WRITE_BOTH_READ_OLD,
-        on_failure=Stage.ROLLBACK_TO_NORMAL,
-    ),
-    StageRow(
-        stage=Stage.WRITE_BOTH_READ_OLD,
-        writes=Side.UNION,
-        reads=Side.OLD,
-        in_use=(Side.OLD, Side.UNION),
-        barrier=True,
-        drain=Drain.SOURCES,
-        work=Work.STREAM,
-        next=Stage.WRITE_BOTH_READ_NEW,
-        on_failure=Stage.ROLLBACK_TO_NORMAL,
-    ),
-    StageRow(
-        stage=Stage.WRITE_BOTH_READ_NEW,
-        writes=Side.UNION,
-        reads=Side.NEW,
-        in_use=(Side.OLD, Side.UNION, Side.NEW),
-        barrier=True,
-        drain=Drain.NONE,
-        work=Work.NONE,
-        next=Stage.NEW_ONLY,
-        on_failure=None,
-    ),
-    StageRow(
-        stage=Stage.NEW_ONLY,
-        writes=Side.NEW,
-        reads=Side.NEW,
-        in_use=(Side.UNION, Side.NEW),
-        barrier=True,
-        drain=Drain.NONE,
-        work=Work.NONE,
-        next=Stage.CLEANUP,
-        on_failure=None,
-    ),
-    StageRow(
-        stage=Stage.CLEANUP,
-        writes=Side.NEW,
-        reads=Side.NEW,
-        in_use=(Side.NEW,),
-        barrier=True,
-        drain=Drain.WORKERS,
-        work=Work.CLEANUP,
-        next=None,
-        on_failure=None,
-    ),
-    StageRow(
-        stage=Stage.ROLLBACK_TO_NORMAL,
-        writes=Side.OLD,
-        reads=Side.OLD,
-        in_use=(Side.OLD, Side.UNION),
-        barrier=True,
-        drain=Drain.NONE,
-        work=Work.NONE,
-        next=None,
-        on_failure=None,
-        pending_votes=True,
-    ),
-)
+def _range_movement(first: Stage, last: Stage) -> tuple[StageRow, ...]:
+    """The rows of a kind that moves ranges; `first` and `last` name the stages before and after both sides
+    are written."""
+    return (
+        StageRow(
+            stage=first,
+            writes=Side.OLD,
+            reads=Side.OLD,
+            in_use=(Side.OLD, Side.UNION),
+            barrier=True,
+            drain=Drain.NONE,
+            work=Work.WIPE,
+            next=Stage.WRITE_BOTH_READ_OLD,
+            on_failure=Stage.ROLLBACK_TO_NORMAL,
+        ),
+        StageRow(
+            stage=Stage.WRITE_BOTH_READ_OLD,
+            writes=Side.UNION,
+            reads=Side.OLD,
+            in_use=(Side.OLD, Side.UNION),
+            barrier=True,
+            drain=Drain.SOURCES,
+            work=Work.STREAM,
+            next=Stage.WRITE_BOTH_READ_NEW,
+            on_failure=Stage.ROLLBACK_TO_NORMAL,
+        ),
+        StageRow(
+            stage=Stage.WRITE_BOTH_READ_NEW,
+            writes=Side.UNION,
+            reads=Side.NEW,
+            in_use=(Side.OLD, Side.UNION, Side.NEW),
+            barrier=True,
+            drain=Drain.NONE,
+            work=Work.NONE,
+            next=last,
+            on_failure=None,
+        ),
+        StageRow(
+            stage=last,
+            writes=Side.NEW,
+            reads=Side.NEW,
+            in_use=(Side.UNION, Side.NEW),
+            barrier=True,
+            drain=Drain.NONE,
+            work=Work.NONE,
+            next=Stage.CLEANUP,
+            on_failure=None,
+        ),
+        StageRow(
+            stage=Stage.CLEANUP,
+            writes=Side.NEW,
+            reads=Side.NEW,
+            in_use=(Side.NEW,),
+            barrier=True,
+            drain=Drain.WORKERS,
+            work=Work.CLEANUP,
+            next=None,
+            on_failure=None,
+        ),
+        StageRow(
+            stage=Stage.ROLLBACK_TO_NORMAL,
+            writes=Side.OLD,
+            reads=Side.OLD,
+            in_use=(Side.OLD, Side.UNION),
+            barrier=True,
+            drain=Drain.NONE,
+            work=Work.NONE,
+            next=None,
+            on_failure=None,
+            pending_votes=True,
+        ),
+    )
+
 
 #: Both sides are the same replicas: ranges are locked, and only their contents change.
 _REFILL = (
@@ -169,13 +173,14 @@ _REFILL = (
     ),
 )
 
-#: Stage rows of each kind, the first stage first.
+#: Stage rows of each kind, the first stage first. A node that comes in begins with join_group0; where a node
+#: departs, left_token_ring is the stage from which nobody counts it any more.
 TABLES: Mapping[OperationKind, tuple[StageRow, ...]] = {
-    OperationKind.BOOTSTRAP: _RANGE_MOVEMENT,
-    OperationKind.DECOMMISSION: _RANGE_MOVEMENT,
-    OperationKind.MOVE: _RANGE_MOVEMENT,
-    OperationKind.REPLACE: _RANGE_MOVEMENT,
-    OperationKind.REMOVE: _RANGE_MOVEMENT,
+    OperationKind.BOOTSTRAP: _range_movement(Stage.JOIN_GROUP0, Stage.NEW_ONLY),
+    OperationKind.DECOMMISSION: _range_movement(Stage.PREPARED, Stage.LEFT_TOKEN_RING),
+    OperationKind.MOVE: _range_movement(Stage.PREPARED, Stage.NEW_ONLY),
+    OperationKind.REPLACE: _range_movement(Stage.JOIN_GROUP0, Stage.LEFT_TOKEN_RING),
+    OperationKind.REMOVE: _range_movement(Stage.PREPARED, Stage.LEFT_TOKEN_RING),
     OperationKind.REBUILD: _REFILL,
 }
 

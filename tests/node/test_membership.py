@@ -132,7 +132,8 @@ def test_a_node_that_was_down_when_it_left_learns_of_it() -> None:
         joined(town)
         town.world.probes.add(CrashRule(label="topology.propose", process="n4", hit=99))
         town.submit(1, decommission(4))
-        town.until(lambda: bool(town.newest.operations) and town.newest.operations[0].stage is Stage.NEW_ONLY)
+        left = Stage.LEFT_TOKEN_RING
+        town.until(lambda: bool(town.newest.operations) and town.newest.operations[0].stage is left)
         town.process(4).crash()
         town.until(lambda: town.state_of(4) is NodeState.LEFT)
         town.start(4)

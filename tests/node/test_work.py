@@ -44,7 +44,7 @@ def streaming(town: Town, drain_s: float) -> Operation:
 def test_an_order_of_a_stage_that_has_passed_has_no_effect() -> None:
     with Town() as town:
         operation = streaming(town, 0.2)
-        stale = RunWork(operation.id, Stage.PREPARED, f"operation-{operation.id}-prepared", 1, 4)
+        stale = RunWork(operation.id, Stage.JOIN_GROUP0, f"operation-{operation.id}-join_group0", 1, 4)
         wiped: list[object] = []
         engine = town.node(4).engine
 
@@ -55,7 +55,7 @@ def test_an_order_of_a_stage_that_has_passed_has_no_effect() -> None:
         outcome = town.finish(order(town, 2, stale))
         assert isinstance(outcome.error, SessionClosed) and not wiped
         town.until(lambda: town.ready(4))
-        for passed in (Stage.PREPARED, Stage.WRITE_BOTH_READ_OLD):
+        for passed in (Stage.JOIN_GROUP0, Stage.WRITE_BOTH_READ_OLD):
             stale = RunWork(operation.id, passed, operation.session_id, 1, 4)
             assert isinstance(town.finish(order(town, 2, stale)).error, SessionClosed)
 

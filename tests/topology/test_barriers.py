@@ -48,7 +48,7 @@ def test_at_factor_three_with_one_change_three_of_four_must_know(stage: Stage) -
         assert not passed(cluster, operation, aware).passed, aware
 
 
-@pytest.mark.parametrize("stage", [Stage.PREPARED, Stage.WRITE_BOTH_READ_OLD])
+@pytest.mark.parametrize("stage", [Stage.JOIN_GROUP0, Stage.WRITE_BOTH_READ_OLD])
 def test_a_node_that_gets_work_must_know_itself(stage: Stage) -> None:
     cluster, operation = joining(3, stage)
     state = passed(cluster, operation, (A, B, C))

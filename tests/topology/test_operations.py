@@ -9,6 +9,7 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.schema.model import Replication
 from lockstep.topology.invariants import check_restored
+from lockstep.topology.stages import TABLES
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -60,7 +61,7 @@ def transcript(history: History, operation_id: int, body: PrepareOperation) -> s
 
 
 BOOTSTRAP = """\
-4 prepared, node bootstrapping, session operation-1-prepared
+4 join_group0, node bootstrapping, session operation-1-join_group0
 (min, 100] AB AB @2
 (100, 150] BC BC @2
 (150, 200] BC BC @2
@@ -116,7 +117,7 @@ DECOMMISSION = """\
 (150, 200] BC BC @2
 (200, 300] CA CA @2
 (300, max] AB ABX @12
-13 new_only, node decommissioning, session -
+13 left_token_ring, node decommissioning, session -
 (min, 100] AB AB @13
 (100, 150] BC BC @13
 (150, 200] BC BC @2
@@ -145,10 +146,10 @@ def test_a_bootstrap_and_the_leave_of_the_same_node_step_by_step() -> None:
     assert history.now.locks == history.now.sessions == history.now.operations == ()
 
 
-@pytest.mark.parametrize("stage", [Stage.PREPARED, Stage.WRITE_BOTH_READ_OLD])
+@pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("body", [JOIN_X, PrepareOperation(OperationKind.DECOMMISSION, X)])
 def test_a_cancel_restores_everything_and_the_operation_can_run_again(
-    stage: Stage, body: PrepareOperation
+    at: int, body: PrepareOperation
 ) -> None:
     history = three()
     if body.kind is OperationKind.DECOMMISSION:
@@ -157,7 +158,7 @@ def test_a_cancel_restores_everything_and_the_operation_can_run_again(
     before = history.now
     operation_id = before.next_operation_id
     history.submit(body)
-    run_to(history, operation_id, stage)
+    run_to(history, operation_id, TABLES[body.kind][at].stage)
     history.submit(CancelOperation(operation_id, "no need"))
     assert history.now.sessions == ()
     assert history.now.operations[0].cancel_reason == "no need"
@@ -180,10 +181,10 @@ def test_once_reads_moved_an_operation_only_goes_forward(stage: Stage) -> None:
 def test_a_step_is_taken_once() -> None:
     history = three()
     history.submit(JOIN_X)
-    history.submit(AdvanceOperation(1, Stage.PREPARED))
-    message = refused(history, AdvanceOperation(1, Stage.PREPARED))
-    assert message == "operation 1 (bootstrap of node 4) is in stage write_both_read_old, not prepared"
-    assert refused(history, AdvanceOperation(9, Stage.PREPARED)) == "operation 9 is not running"
+    history.submit(AdvanceOperation(1, Stage.JOIN_GROUP0))
+    message = refused(history, AdvanceOperation(1, Stage.JOIN_GROUP0))
+    assert message == "operation 1 (bootstrap of node 4) is in stage write_both_read_old, not join_group0"
+    assert refused(history, AdvanceOperation(9, Stage.JOIN_GROUP0)) == "operation 9 is not running"
 
 
 def test_overlapping_operations_are_refused_with_the_name_of_the_holder() -> None:

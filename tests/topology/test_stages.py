@@ -21,19 +21,19 @@ def test_every_kind_has_a_sound_table(kind: OperationKind) -> None:
     [
         (Stage.WRITE_BOTH_READ_OLD, {"drain": Drain.NONE}, "streams without draining its sources"),
         (
-            Stage.PREPARED,
+            Stage.JOIN_GROUP0,
             {"work": Work.STREAM, "drain": Drain.SOURCES},
             "streams to replicas that get no writes",
         ),
         (Stage.WRITE_BOTH_READ_OLD, {"on_failure": None}, "has work that can fail and no way back"),
-        (Stage.NEW_ONLY, {"next": Stage.PREPARED}, "never ends"),
+        (Stage.NEW_ONLY, {"next": Stage.JOIN_GROUP0}, "never ends"),
         (Stage.CLEANUP, {"drain": Drain.NONE}, "wipes ranges that may still be read"),
         (Stage.CLEANUP, {"in_use": (Side.UNION, Side.NEW)}, "of a group that is still in use"),
         (Stage.CLEANUP, {"writes": Side.UNION}, "ends while both sides are written"),
         (Stage.NEW_ONLY, {"writes": Side.OLD}, "reads new and writes only old"),
         (Stage.NEW_ONLY, {"barrier": False}, "has no barrier"),
         (Stage.NEW_ONLY, {"in_use": (Side.UNION,)}, "does not count its own groups"),
-        (Stage.PREPARED, {"next": Stage.WRITE_BOTH_READ_NEW}, "changes reads and writes at once"),
+        (Stage.JOIN_GROUP0, {"next": Stage.WRITE_BOTH_READ_NEW}, "changes reads and writes at once"),
         (Stage.WRITE_BOTH_READ_OLD, {"next": Stage.NEW_ONLY}, "changes reads and writes at once"),
         (Stage.WRITE_BOTH_READ_OLD, {"work": Work.NONE}, "reads new replicas that were never filled"),
         (Stage.WRITE_BOTH_READ_NEW, {"on_failure": Stage.ROLLBACK_TO_NORMAL}, "although reads have moved"),
@@ -46,7 +46,7 @@ def test_a_broken_table_is_refused(stage: Stage, change: dict[str, object], prob
 
 def test_a_step_to_a_stage_without_a_row_is_refused() -> None:
     rows: list[StageRow] = [row for row in ROWS if row.stage is not Stage.ROLLBACK_TO_NORMAL]
-    assert "prepared leads to rollback_to_normal, which has no row" in problems(rows)
+    assert "join_group0 leads to rollback_to_normal, which has no row" in problems(rows)
     assert "a stage has two rows" in problems([*ROWS, ROWS[0]])
 
 
@@ -56,8 +56,8 @@ def test_the_diagram_shows_every_step() -> None:
     for edge in (
         "prepared --> write_both_read_old",
         "write_both_read_old --> write_both_read_new",
-        "write_both_read_new --> new_only",
-        "new_only --> cleanup",
+        "write_both_read_new --> left_token_ring",
+        "left_token_ring --> cleanup",
         "cleanup --> [*]",
         "write_both_read_old --> rollback_to_normal : cancel",
         "rollback_to_normal --> [*]",

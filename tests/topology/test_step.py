@@ -110,21 +110,21 @@ def aware(history: History, *nodes: NodeId) -> dict[NodeId, int]:
 
 
 def test_each_stage_goes_barrier_then_work_then_entry() -> None:
-    history = joining(simple(3), Stage.PREPARED)
+    history = joining(simple(3), Stage.JOIN_GROUP0)
     waiting = step(history.now, Reports())
     assert isinstance(waiting, Wait) and waiting.epoch == history.now.epoch
     assert [node for node, _ in waiting.blockers] == [A, B, C, X]
     working = step(history.now, Reports(acknowledged=aware(history)))
     assert isinstance(working, RunWorkOrders)
     (order,) = working.orders
-    assert (order.node, order.kind, order.session_id) == (X, Work.WIPE, "operation-1-prepared")
+    assert (order.node, order.kind, order.session_id) == (X, Work.WIPE, "operation-1-join_group0")
     assert [r for _, r in order.ranges] == [t.range for t in history.now.operations[0].transitions]
-    key = (1, Stage.PREPARED, X)
+    key = (1, Stage.JOIN_GROUP0, X)
     running = Reports(acknowledged=aware(history), work={key: WorkReport.RUNNING}, texts={key: "half"})
     still = step(history.now, running)
     assert isinstance(still, Wait) and still.blockers == ((X, "wipe is running: half"),)
     done = Reports(acknowledged=aware(history), work={key: WorkReport.DONE})
-    assert step(history.now, done) == Propose(AdvanceOperation(1, Stage.PREPARED), 1)
+    assert step(history.now, done) == Propose(AdvanceOperation(1, Stage.JOIN_GROUP0), 1)
 
 
 def test_streams_wait_for_their_sources_to_drain_when_drains_are_reported() -> None:
@@ -175,7 +175,7 @@ def test_explanations_name_the_node_the_epoch_and_the_next_step() -> None:
     assert lines[1].startswith(f"waiting for node 3: last seen epoch {epoch - 3}, needs {epoch} (")
     assert explain(operation, history.now, Reports(acknowledged=aware(history)))[1] == "next: enter new_only"
     assert not can_cancel(operation)
-    early = joining(simple(3), Stage.PREPARED)
+    early = joining(simple(3), Stage.JOIN_GROUP0)
     assert can_cancel(early.now.operations[0])
     early.submit(CancelOperation(1, "changed my mind"))
     assert headline(early.now.operations[0]).endswith("cancelled: changed my mind")
@@ -199,7 +199,7 @@ def test_a_coordinator_may_be_replaced_at_any_point(dead: tuple[NodeId, ...]) ->
     """A new one that knows nothing continues from the metadata alone and reaches the same end."""
     ends = set()
     for crash_chance in (0.0, 0.05, 0.1):
-        history = joining(simple(3), Stage.PREPARED)
+        history = joining(simple(3), Stage.JOIN_GROUP0)
         world = Coordinator(history, random.Random(1), dead)
         for _ in range(2000):
             if world.rng.random() < crash_chance:
