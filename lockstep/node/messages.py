@@ -117,10 +117,12 @@ class EpochQuery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EpochReply(msgspec.Struct, frozen=True, array_like=True):
-    """`node`: who says so; 0 for one that has no id yet."""
+    """`node`: who says so; 0 for one that has no id yet. `stragglers`: (session, guards) of sessions that are
+    closed at `epoch` and still have effects under way there."""
 
     epoch: int
     node: int = 0
+    stragglers: tuple[tuple[str, int], ...] = ()
 
 
 class DescribeSelf(msgspec.Struct, frozen=True, array_like=True):

@@ -202,7 +202,7 @@ class Node(Parts):
         await self.catch_up.reach(query.epoch, peer.endpoint)
         if query.drain:
             await self.replica.drain(query.epoch)
-        return EpochReply(self.state.epoch, self.node_id)
+        return EpochReply(self.state.epoch, self.node_id, self.guards.stragglers())
 
     def _hello(self) -> Hello:
         network = self.configuration.network

@@ -34,6 +34,7 @@ from lockstep.node.metadata_store import Retention
 from lockstep.node.processors.base import Processor
 from lockstep.node.processors.kinds import Factory, chosen
 from lockstep.node.raft_transport import RaftTransport
+from lockstep.node.range_sizes import RangeSizes
 from lockstep.node.service_driver import ServiceDriver
 from lockstep.node.snapshot_trigger import SnapshotTrigger
 from lockstep.node.submission import Submitter
@@ -45,6 +46,7 @@ from lockstep.replication.coordinator import Coordinator
 from lockstep.replication.handshake import Address, Hello, PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.replication.replica import ReplicaService
+from lockstep.replication.session_guards import SessionGuards
 from lockstep.replication.streaming import StreamClient, StreamService
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import StorageEngine
@@ -87,6 +89,7 @@ class Parts(NodeFacts, abc.ABC):
         self.replica: ReplicaService
         self.coordinator: Coordinator
         self.streams: StreamService
+        self.sizes: RangeSizes
         self.membership: Membership
 
     def _build_metadata(self) -> None:
@@ -95,6 +98,7 @@ class Parts(NodeFacts, abc.ABC):
         self.state = MetadataState(
             runtime, self.registry, self._break, log, Retention(kept.retain_entries, kept.retain_snapshots)
         )
+        self.guards = SessionGuards(self._cluster_now)
         self.voters = Voters(self.state, self.founders_file)
         self.internode = Internode(runtime, self._hello, self._epoch_now, self._peer_epoch, self._accept, log)
         self.raft_transport = RaftTransport(self.internode)
@@ -237,7 +241,7 @@ class Parts(NodeFacts, abc.ABC):
         self.streams = StreamService(
             runtime, internode, self.engine, self.replica, cluster, self.catch_up.reach
         )
-        streams = StreamClient(runtime, internode, self.engine, cluster)
+        streams = StreamClient(runtime, internode, self.engine, self.guards)
         self.work = WorkService(
             runtime,
             state,
@@ -248,7 +252,9 @@ class Parts(NodeFacts, abc.ABC):
             self._own_id,
             self.liveness.alive,
             self.replica.drain,
+            self.guards,
         )
+        self.sizes = RangeSizes(internode, self.engine, cluster, self._own_id, lambda: self.work.rate_bytes_s)
         self.membership = Membership(
             runtime,
             self.configuration,

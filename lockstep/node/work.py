@@ -17,6 +17,7 @@ from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.internode import Internode
+from lockstep.replication.session_guards import SessionGuards
 from lockstep.replication.streaming import StreamClient, StreamProgress
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.model import Replication
@@ -37,6 +38,8 @@ from lockstep.values.tokens import Range
 WORK_POLL_MS = 1000
 #: Streams one target pulls at once: two keep source and target both busy.
 STREAMS_AT_ONCE_MAX = 2
+#: What a stream must have moved for its rate to say something: less is mostly waiting.
+RATE_TOLD_BYTES_MIN = 1024 * 1024
 
 _Key = tuple[int, Stage, str]
 
@@ -63,6 +66,7 @@ class WorkService:
         own_id: Callable[[], int],
         alive: Callable[[int], bool],
         drain: Callable[[int], Awaitable[None]],
+        guards: SessionGuards,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -72,7 +76,10 @@ class WorkService:
         self._own_id = own_id
         self._alive = alive
         self._drain = drain
+        self._guards = guards
         self._running: dict[_Key, _Running] = {}
+        #: Of the last stream that says something about it; 0 before there was one.
+        self.rate_bytes_s = 0
         internode.register(verbs.RUN_WORK, RunWork, WorkStatus, self._serve)
         state.listen(self._forget_closed, parts_only=True)
         state.listen(self._wipe_inherited, parts_only=True)
@@ -116,7 +123,9 @@ class WorkService:
             elif row.work is Work.CLEANUP:
                 await self._clean_up(operation)
             elif row.work in STREAMING:
+                began_s = self._runtime.clock.monotonic_s()
                 await self._stream(operation, running.progress)
+                self._note_rate(running.progress, self._runtime.clock.monotonic_s() - began_s)
             self._runtime.probes.reach("work.done")
         except LockstepError as error:
             running.error = error
@@ -125,6 +134,10 @@ class WorkService:
             raise
         finally:
             running.done.set()
+
+    def _note_rate(self, progress: StreamProgress, seconds: float) -> None:
+        if progress.moved_bytes >= RATE_TOLD_BYTES_MIN and seconds > 0:
+            self.rate_bytes_s = int(progress.moved_bytes / seconds)
 
     async def _clean_up(self, operation: Operation) -> None:
         """Wipe what this node gave away: it refuses all requests for it, and has finished the older ones."""
@@ -139,9 +152,8 @@ class WorkService:
         for replication, ranges in wanted:
             for table in table_ids(self._state.current, replication):
                 for range_ in ranges:
-                    if not self._state.current.session_open(operation.session_id):
-                        raise SessionClosed(f"session {operation.session_id} was closed before the wipe")
-                    await self._engine.wipe((table,), range_)
+                    with self._guards.hold(operation.session_id):
+                        await self._engine.wipe((table,), range_)
 
     async def _stream(self, operation: Operation, progress: StreamProgress) -> None:
         cluster = self._state.current

@@ -22,6 +22,7 @@ from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.replication.messages import StreamChunk, StreamClose, StreamNext, StreamOpen, StreamOpened
 from lockstep.replication.replica import ReplicaService
+from lockstep.replication.session_guards import SessionGuards
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.keys import split_partition
 from lockstep.values.codec import decoder, encode
@@ -226,12 +227,12 @@ class StreamClient:
         runtime: Runtime,
         internode: Internode,
         engine: StreamEngine,
-        metadata: Callable[[], ClusterMetadata],
+        guards: SessionGuards,
     ) -> None:
         self._runtime = runtime
         self._internode = internode
         self._engine = engine
-        self._metadata = metadata
+        self._guards = guards
 
     async def stream_range(
         self,
@@ -266,7 +267,7 @@ class StreamClient:
                 await asyncio.sleep(failures * REPLICA_RETRY_MS / 1000)
 
     async def _copy(self, source: Address, request: StreamOpen, copy: _Copy) -> None:
-        self._require_session(request.session_id)
+        self._guards.require(request.session_id)
         if request.after:
             self._runtime.probes.reach("stream.target.resumed")
         opened: StreamOpened = await self._ask(source, verbs.STREAM_OPEN, request)
@@ -292,14 +293,10 @@ class StreamClient:
         pairs = _PAIRS.decode(chunk.pairs)
         self._runtime.probes.reach("stream.target.chunk")
         # No await between this check and the engine's write, which is its first step.
-        self._require_session(session_id)
-        if pairs:
-            await self._engine.ingest(pairs)
-            copy.took(pairs, len(chunk.pairs))
+        with self._guards.hold(session_id):
+            if pairs:
+                await self._engine.ingest(pairs)
+                copy.took(pairs, len(chunk.pairs))
 
     async def _ask(self, source: Address, verb: int, request: Any) -> Any:
         return await self._internode.request(source, verb, request, STREAM_TIMEOUT_MS)
-
-    def _require_session(self, session_id: str) -> None:
-        if not self._metadata().session_open(session_id):
-            raise SessionClosed(f"session {session_id} is not open")

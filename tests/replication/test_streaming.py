@@ -11,6 +11,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.replication import streaming, verbs
 from lockstep.replication.messages import StreamChunk, WriteRequest
 from lockstep.replication.replica import ReplicaService
+from lockstep.replication.session_guards import SessionGuards
 from lockstep.replication.streaming import StreamClient, StreamProgress, StreamService
 from lockstep.storage.keys import KIND_ROW, partition_prefix, split_partition
 from lockstep.values.errors import FrameCorrupt, PeerUnreachable, SessionClosed
@@ -77,7 +78,8 @@ class StreamNode(TestNode):
         self.service = StreamService(
             self.runtime, self.internode, self.engine, self.replica, lambda: self.cluster, self.catch_up
         )
-        self.client = StreamClient(self.runtime, self.internode, self.engine, lambda: self.cluster)
+        guards = SessionGuards(lambda: self.cluster)
+        self.client = StreamClient(self.runtime, self.internode, self.engine, guards)
 
     async def catch_up(self, epoch: int, source: Any) -> None:
         if self.behind is not None:
