@@ -24,6 +24,7 @@ PING: Final = 50
 DESCRIBE_SELF: Final = 51
 MANAGE: Final = 60
 GROUP_REPORT: Final = 61
+RANGE_SIZES: Final = 62
 
 #: Requests that move or show data; the rest only lets nodes find each other and catch up.
 DATA: Final = frozenset(
@@ -51,4 +52,5 @@ NAMES: Final = {
     DESCRIBE_SELF: "describe-self",
     MANAGE: "manage",
     GROUP_REPORT: "group-report",
+    RANGE_SIZES: "range-sizes",
 }

@@ -48,7 +48,7 @@ _TO = Parameter("to", "Last epoch, included", "integer", True)
 _REQUEST_BODY = {
     "type": "object",
     "properties": {
-        "kind": {"enum": ["decommission", "move", "remove", "rebuild"]},
+        "kind": {"enum": ["bootstrap", "decommission", "move", "remove", "rebuild", "replace"]},
         "node": {"type": "integer"},
         "tokens": {"type": "array", "items": {"type": "integer"}},
         "source_dc": {"type": "string"},
@@ -56,8 +56,19 @@ _REQUEST_BODY = {
         "reason": {"type": "string"},
         "policy": {"enum": ["wait", "refuse"]},
         "dry_run": {"type": "boolean"},
+        "new": {
+            "type": "object",
+            "description": "The node of a dry run of bootstrap or replace",
+            "properties": {
+                "address": {"type": "string"},
+                "dc": {"type": "string"},
+                "rack": {"type": "string"},
+                "num_tokens": {"type": "integer"},
+            },
+        },
+        "base": {"type": "object", "description": "Refuse unless this of a plan still holds"},
     },
-    "required": ["kind", "node"],
+    "required": ["kind"],
 }
 _PARTITION_BODY = {
     "type": "object",

@@ -12,6 +12,7 @@ import msgspec
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.replication import verbs
+from lockstep.server.plan_bases import Base, base_of, refuse_moved
 from lockstep.values.errors import ConfigurationError, PeerError, Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
@@ -29,6 +30,7 @@ BODY = {
         "undo": {"type": "boolean"},
         "reason": {"type": "string"},
         "dry_run": {"type": "boolean"},
+        "base": {"type": "object", "description": "Refuse unless this of a plan still holds"},
     },
     "required": ["nodes"],
 }
@@ -39,6 +41,7 @@ class _Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     undo: bool = False
     reason: str = ""
     dry_run: bool = False
+    base: Base | None = None
 
 
 class ExcludeList:
@@ -61,6 +64,8 @@ class ExcludeList:
             wanted = msgspec.convert(body, _Wanted)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"not a request: {error}") from error
+        if wanted.base is not None:
+            await refuse_moved(self._node, wanted.base)
         nodes = tuple(NodeId(node) for node in wanted.nodes)
         entry: ExcludeNodes | IncludeNodes
         if wanted.undo:
@@ -70,9 +75,11 @@ class ExcludeList:
         if wanted.dry_run:
             cluster = self._node.cluster
             after = entry.apply(cluster, cluster.epoch + 1)
-            return {"schema": "excluded/1", "epoch": cluster.epoch, "excluded": [
+            listed = [
                 {"node": one.node, "since_epoch": one.epoch, "reason": one.reason} for one in after.excluded
-            ]}  # fmt: skip
+            ]
+            base = msgspec.to_builtins(base_of(cluster))
+            return {"schema": "excluded/1", "epoch": cluster.epoch, "excluded": listed, "base": base}
         await self._node.submit(entry)
         return self.all()
 

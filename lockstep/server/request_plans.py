@@ -5,14 +5,15 @@ Invariant: a plan is made by the real transformations on a copy of this node's m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.diff import ABSENT, diff
+from lockstep.node.range_sizes import Sizes
 from lockstep.topology.force_remove import ForceRemove
-from lockstep.topology.preview import StepPreview, preview
+from lockstep.topology.preview import Held, Preview, StepPreview, estimate, movements, needed_sizes
 from lockstep.topology.stages import TABLES
-from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
 
 Document = dict[str, Any]
@@ -24,11 +25,16 @@ SUBSTITUTING = "substituting_voter"
 _SUBSTITUTION = {"stage": SUBSTITUTING, "work": "another node gets its vote"}
 
 
+#: Taken as the rate where no node has streamed since it started: a slow disk behind a gigabit link.
+RATE_ASSUMED_BYTES_S = 32 * 1024 * 1024
+#: What one barrier takes while all nodes answer: some rounds of questions.
+BARRIER_S = 0.05
+
+
 def operation_plan(
-    before: ClusterMetadata, wanted: PrepareOperation, dead: tuple[NodeId, ...], *, votes: bool
+    before: ClusterMetadata, found: Preview, sizes: Mapping[NodeId, Sizes], *, votes: bool
 ) -> Document:
-    """A `request-plan/1` document; Rejected where the operation would be."""
-    found = preview(before, wanted, dead)
+    """A `request-plan/1` document. `sizes` are the answers to `needed_sizes` of the preview."""
     operation = found.operation
     gained: dict[int, int] = {}
     for transition in operation.transitions:
@@ -36,11 +42,17 @@ def operation_plan(
             gained[node] = gained.get(node, 0) + 1
     by_stage = {step.row.stage: step for step in found.steps}
     forward = found.point_of_no_return
+    held = {
+        (source, *wanted): size
+        for source, asked in needed_sizes(found.tasks).items()
+        if source in sizes
+        for wanted, size in zip(asked, sizes[source].bytes, strict=False)
+    }
     return {
         "schema": "request-plan/1",
-        "kind": wanted.kind.value,
-        "node": int(wanted.node),
-        "replaced": int(wanted.replaced) or None,
+        "kind": operation.kind.value,
+        "node": int(operation.node),
+        "replaced": int(operation.replaced) or None,
         "epoch": before.epoch,
         "ranges": len(operation.transitions),
         "way_back": "can be cancelled until reads move to the new replicas"
@@ -53,12 +65,38 @@ def operation_plan(
         ],
         "receives": [{"node": node, "ranges": count} for node, count in sorted(gained.items())],
         "moves": [
-            {"source": int(move.source), "target": int(move.target), "ranges": move.ranges}
-            for move in found.movements
+            {
+                "source": int(move.source),
+                "target": int(move.target),
+                "ranges": move.ranges,
+                "bytes": move.bytes,
+            }
+            for move in movements(found.tasks, held)
         ],
+        "estimate": _estimate(found, held, sizes),
         "starved": found.starved,
         "changes": changes(before, found.first),
         "afterwards": changes(before, found.last),
+    }
+
+
+def _estimate(found: Preview, held: Held, sizes: Mapping[NodeId, Sizes]) -> Document:
+    measured = {node: said.rate_bytes_s for node, said in sizes.items() if said.rate_bytes_s}
+    if measured:
+        slowest = min(measured, key=lambda node: (measured[node], node))
+        rate, basis = measured[slowest], f"the last stream that node {slowest} took in"
+    else:
+        rate, basis = RATE_ASSUMED_BYTES_S, "an assumed rate: no node has streamed since it started"
+    told = estimate(found, held, rate, BARRIER_S)
+    return {
+        "seconds": round(told.seconds, 2),
+        "bytes": told.bytes,
+        "unknown_ranges": told.unknown_ranges,
+        "rate_bytes_s": rate,
+        "rate_from": basis,
+        "stream_s": told.stream_s,
+        "barriers": told.barriers,
+        "barriers_s": round(told.barriers_s, 2),
     }
 
 

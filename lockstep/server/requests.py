@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo
 from lockstep.metadata.membership import without_vote
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.requests import Policy, Request, RequestState
 from lockstep.server.http import get_json
+from lockstep.server.newcomers import Newcomer, with_newcomer
+from lockstep.server.plan_bases import Base, base_of, refuse_moved
 from lockstep.server.request_plans import SUBSTITUTING, force_plan, forced, operation_plan
 from lockstep.server.service_requests import waiting_for_voters
 from lockstep.topology.explain import can_cancel, headline
 from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.preview import needed_sizes, preview
 from lockstep.topology.queue import Rule, why
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
@@ -33,6 +37,8 @@ Document = dict[str, Any]
 
 #: Where a node says what it knows by itself.
 LIVE_PATH = "/v1/requests/live"
+#: Kinds that a new node asks for by itself.
+_BY_ITSELF = (OperationKind.BOOTSTRAP, OperationKind.REPLACE)
 #: Kinds after which their node is gone, and may not vote.
 _DEPARTING = (OperationKind.DECOMMISSION, OperationKind.REMOVE)
 
@@ -158,6 +164,10 @@ class Requests:
     async def submit(self, body: Any) -> Document:
         """Ask for an operation, or say what it would do. Rejected or ConfigurationError."""
         wanted = _wanted(body)
+        if wanted.base is not None:
+            await refuse_moved(self._node, wanted.base)
+        if wanted.kind in _BY_ITSELF:
+            return await self._plan_newcomer(wanted)
         if wanted.kind is OperationKind.REMOVE and self._node.liveness.alive(wanted.node):
             raise Rejected(
                 f"node {wanted.node} is alive: only a dead node is removed",
@@ -166,7 +176,7 @@ class Requests:
         if wanted.force:
             return await self._force(wanted)
         if wanted.dry_run:
-            return self._plan(wanted)
+            return await self._plan(wanted)
         epoch = await self._node.submit(wanted.request(f"an operator, through node {self._node.node_id}"))
         requests = self._node.cluster.requests
         for request in (*reversed(requests.live), *reversed(requests.ended)):
@@ -187,34 +197,62 @@ class Requests:
         await self._node.submit(CancelRequest(int(request_id), "cancelled by an operator"))
         return await self.one(request_id)
 
-    def _plan(self, wanted: _Wanted) -> Document:
-        before = self._node.cluster
+    async def _plan_newcomer(self, wanted: _Wanted) -> Document:
+        if not wanted.dry_run:
+            raise ConfigurationError(
+                f"{wanted.kind.value} is not asked for here",
+                hint="a new node asks for it by itself when it starts; dry_run tells what it would do",
+            )
+        now = self._node.cluster
+        if wanted.kind is OperationKind.REPLACE and self._node.liveness.alive(wanted.node):
+            raise Rejected(
+                f"node {wanted.node} is alive: only a dead node is replaced",
+                hint=f"`lockstep topology decommission {wanted.node}` lets it hand over its data",
+            )
+        copy, preparation = with_newcomer(now, wanted.kind, wanted.node, wanted.new)
+        return await self._planned(now, copy, preparation, votes=False)
+
+    async def _plan(self, wanted: _Wanted) -> Document:
+        now = before = self._node.cluster
         votes = wanted.kind in _DEPARTING and self._votes(wanted.node)
         if votes:
             before = without_vote(before, NodeId(wanted.node))
+        return await self._planned(now, before, wanted.transformation, votes=votes)
+
+    async def _planned(
+        self, now: ClusterMetadata, before: ClusterMetadata, wanted: PrepareOperation, *, votes: bool
+    ) -> Document:
+        """The plan of `wanted` on `before`, which is `now` but for what comes first."""
         alive = self._node.liveness.alive
-        dead = tuple(node for node in before.directory.present_ids if not alive(node))
-        return operation_plan(before, wanted.transformation, dead, votes=votes)
+        dead = tuple(node for node in now.directory.present_ids if not alive(node))
+        found = preview(before, wanted, dead)
+        sizes = await self._node.sizes.ask(needed_sizes(found.tasks))
+        plan = operation_plan(before, found, sizes, votes=votes)
+        return {**plan, "base": msgspec.to_builtins(base_of(now))}
 
     async def _force(self, wanted: _Wanted) -> Document:
         entry = ForceRemove(NodeId(wanted.node), wanted.reason)
         if wanted.dry_run:
-            return force_plan(self._node.cluster, entry)
+            plan = force_plan(self._node.cluster, entry)
+            return {**plan, "base": msgspec.to_builtins(base_of(self._node.cluster))}
         epoch = await self._node.submit(entry)
         return forced(self._node.cluster, entry, epoch)
 
 
 class _Wanted(msgspec.Struct, frozen=True):
-    """`force` gives the node up without moving its data; `reason` is kept with that."""
+    """`force` gives the node up without moving its data; `reason` is kept with that. `new` is the node that
+    a dry run of a join or replacement is about, `node` whom it replaces. `base`: only while that holds."""
 
     kind: OperationKind
-    node: int
+    node: int = 0
     tokens: tuple[int, ...] = ()
     source_dc: str = ""
     policy: Policy = Policy.WAIT
     dry_run: bool = False
     force: bool = False
     reason: str = ""
+    new: Newcomer = Newcomer()
+    base: Base | None = None
 
     @property
     def transformation(self) -> PrepareOperation:
@@ -260,11 +298,6 @@ def _wanted(body: Any) -> _Wanted:
         wanted = msgspec.convert(body, _Wanted)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"not a request: {error}") from error
-    if wanted.kind in (OperationKind.BOOTSTRAP, OperationKind.REPLACE):
-        raise ConfigurationError(
-            f"{wanted.kind.value} is not asked for here",
-            hint="a new node asks for it by itself when it starts",
-        )
     if wanted.force and wanted.kind is not OperationKind.REMOVE:
         raise ConfigurationError(f"a {wanted.kind.value} is not forced", hint="only a remove is")
     return wanted

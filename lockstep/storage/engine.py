@@ -17,6 +17,7 @@ from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.merging import BackgroundMerge
 from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.reconcile import is_empty
+from lockstep.storage.sizes import estimated_bytes
 from lockstep.storage.store import Batch, Family, Pair, Store, StoreSnapshot
 from lockstep.values import codec
 from lockstep.values.errors import DiskRefused, StorageError
@@ -197,6 +198,10 @@ class StorageEngine:
             self._commit.wrote_range(lower, upper, sequence)
             self._runtime.probes.reach("storage.batch.written")
         return sequence
+
+    def estimated_bytes(self, table_id: int, tokens: Range, pairs_max: int) -> tuple[int, int]:
+        """(bytes of a range as they are streamed, pairs looked at): see `storage.sizes`."""
+        return estimated_bytes(self._store, table_id, tokens, pairs_max)
 
     async def close(self) -> None:
         """End background work, wait for a sync in flight, release the store."""

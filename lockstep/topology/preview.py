@@ -1,21 +1,27 @@
 """What an operation would do, found by doing it to a copy of the metadata.
 
-Invariant: every number comes from the real transformations, barriers and stream plans, entry after entry
-until the operation ends; nothing is estimated and nothing is changed.
+Invariant: steps, ranges and who is asked come from the real transformations, barriers and stream plans, entry
+after entry until the operation ends, and nothing is changed. Only bytes and times are estimates, and say of
+what.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
 
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
+from lockstep.schema.model import Replication
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.stages import STREAMING, StageRow, stage_row
 from lockstep.topology.step import work_orders
 from lockstep.topology.streams import StreamTask, stream_plan
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.ids import NodeId
+from lockstep.values.tokens import Range
 
 
 class StepPreview(msgspec.Struct, frozen=True):
@@ -27,22 +33,45 @@ class StepPreview(msgspec.Struct, frozen=True):
 
 
 class Movement(msgspec.Struct, frozen=True):
-    """Ranges that `target` copies from `source`; a range read from several sources counts for each."""
+    """Ranges that `target` copies from `source`; a range read from several sources counts for each.
+
+    `bytes` is None where the source did not say how much it holds.
+    """
 
     source: NodeId
     target: NodeId
     ranges: int
+    bytes: int | None = None
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """How long it may take. `bytes`: what is known to be moved, `unknown_ranges` more have no size.
+
+    The nodes that receive work at the same time, each at `rate_bytes_s`; barriers come on top.
+    """
+
+    bytes: int
+    unknown_ranges: int
+    rate_bytes_s: int
+    stream_s: float
+    barriers: int
+    barriers_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.stream_s + self.barriers_s
 
 
 class Preview(msgspec.Struct, frozen=True):
     """`point_of_no_return`: the first stage from which it only goes forward; None when there is none.
 
-    `starved`: ranges that wait for sources now. `first`, `last`: values after the first and the last entry.
+    `tasks`: every stream, in order. `starved`: ranges that wait for sources now. `first`, `last`: values
+    after the first and the last entry.
     """
 
     operation: Operation
     steps: tuple[StepPreview, ...]
-    movements: tuple[Movement, ...]
+    tasks: tuple[StreamTask, ...]
     starved: int
     point_of_no_return: Stage | None
     first: ClusterMetadata
@@ -54,13 +83,13 @@ def preview(cluster: ClusterMetadata, wanted: PrepareOperation, dead: tuple[Node
     first = value = wanted.apply(cluster, cluster.epoch + 1)
     begun = value.operations[-1]
     steps: list[StepPreview] = []
-    tasks: tuple[StreamTask, ...] = ()
+    tasks: list[StreamTask] = []
     while begun.id in value.operations_by_id:
         operation = value.operations_by_id[begun.id]
         row = stage_row(operation.kind, operation.stage)
         orders = work_orders(operation, value, dead)
         if row.work in STREAMING:
-            tasks = stream_plan(operation, value, dead)
+            tasks.extend(stream_plan(operation, value, dead))
         workers = tuple(order.node for order in orders)
         ordered = [task for order in orders for task in order.tasks]
         need = barrier_need(operation, value, ordered, workers)
@@ -70,7 +99,7 @@ def preview(cluster: ClusterMetadata, wanted: PrepareOperation, dead: tuple[Node
     return Preview(
         begun,
         tuple(steps),
-        _movements(tasks),
+        tuple(tasks),
         sum(not task.sources for task in tasks),
         forward[0] if forward else None,
         first,
@@ -78,9 +107,51 @@ def preview(cluster: ClusterMetadata, wanted: PrepareOperation, dead: tuple[Node
     )
 
 
-def _movements(tasks: tuple[StreamTask, ...]) -> tuple[Movement, ...]:
-    counts: dict[tuple[NodeId, NodeId], int] = {}
+#: Bytes that a source holds of a range, all tables together.
+Held = Mapping[tuple[NodeId, Replication, Range], int]
+
+
+def needed_sizes(tasks: tuple[StreamTask, ...]) -> dict[NodeId, list[tuple[Replication, Range]]]:
+    """What each source would have to say how much it holds of."""
+    found: dict[NodeId, dict[tuple[Replication, Range], None]] = {}
     for task in tasks:
         for source in task.sources:
-            counts[source, task.target] = counts.get((source, task.target), 0) + 1
-    return tuple(Movement(*pair, counts[pair]) for pair in sorted(counts))
+            found.setdefault(source, {})[task.replication, task.range] = None
+    return {source: list(wanted) for source, wanted in sorted(found.items())}
+
+
+def movements(tasks: tuple[StreamTask, ...], held: Held | None = None) -> tuple[Movement, ...]:
+    """By source and target. One range of unknown size makes the bytes of its pair unknown."""
+    counts: dict[tuple[NodeId, NodeId], int] = {}
+    sizes: dict[tuple[NodeId, NodeId], int | None] = {}
+    for task in tasks:
+        for source in task.sources:
+            pair = (source, task.target)
+            counts[pair] = counts.get(pair, 0) + 1
+            size = (held or {}).get((source, task.replication, task.range))
+            known = sizes.get(pair, 0)
+            sizes[pair] = None if size is None or known is None else known + size
+    return tuple(Movement(*pair, counts[pair], sizes[pair]) for pair in sorted(counts))
+
+
+def estimate(found: Preview, held: Held, rate_bytes_s: int, barrier_s: float) -> Estimate:
+    """`rate_bytes_s` is what one receiving node takes in; `barrier_s` what one barrier takes at best."""
+    per_target: dict[NodeId, int] = {}
+    unknown = 0
+    for task in found.tasks:
+        for source in task.sources:
+            size = held.get((source, task.replication, task.range))
+            if size is None:
+                unknown += 1
+            else:
+                per_target[task.target] = per_target.get(task.target, 0) + size
+    barriers = sum(step.row.barrier for step in found.steps)
+    longest = max(per_target.values(), default=0)
+    return Estimate(
+        bytes=sum(per_target.values()),
+        unknown_ranges=unknown,
+        rate_bytes_s=rate_bytes_s,
+        stream_s=math.ceil(100 * longest / rate_bytes_s) / 100,
+        barriers=barriers,
+        barriers_s=barriers * barrier_s,
+    )

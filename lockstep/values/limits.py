@@ -243,3 +243,10 @@ PINGED_MAX: Final = 32
 FETCH_SOURCES_MAX: Final = 16
 #: Fetched entries that may wait to be applied while more are fetched.
 FETCHED_ENTRIES_QUEUED_MAX: Final = 512
+#: Ranges whose size one node estimates for one plan; a node's ranges in a cluster of 16 tokens a node are
+#: some hundreds.
+SIZE_RANGES_ASKED_MAX: Final = 1024
+#: Pairs read for one such question: some 30 ms of a node's time.
+SIZE_PAIRS_PER_QUESTION_MAX: Final = 40_000
+#: Pairs read of each range and table at least: an estimate within some ten percent.
+SIZE_PAIRS_PER_RANGE_MIN: Final = 100

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.directory import NodeState
+from lockstep.node.range_sizes import Sizes
 from lockstep.server.requests import Requests
 from lockstep.values.errors import ConfigurationError, Rejected
+from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, simple, started
 
 
@@ -20,6 +22,8 @@ class Place:
     def __init__(self, dead: tuple[int, ...] = (4,)) -> None:
         self.history: History = started([(100,), (200,), (300,), (400,)], ("ks", simple(2)))
         self.dead = dead
+        self.silent = 0
+        self.rate = 0
         place = self
 
         class Seen(SimpleNamespace):
@@ -37,8 +41,17 @@ class Place:
             runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
             is_leader=True,
             node_id=1,
+            sizes=SimpleNamespace(ask=self.sizes),
         )
         self.requests = Requests(node)  # type: ignore[arg-type]
+
+    async def sizes(self, wanted: dict[NodeId, list[Any]]) -> dict[NodeId, Sizes]:
+        """Every node but the silent one holds 1 MiB of whatever it is asked about."""
+        return {
+            node: Sizes((1 << 20,) * len(ranges), self.rate)
+            for node, ranges in wanted.items()
+            if node != self.silent
+        }
 
     def ask(self, **body: Any) -> dict[str, Any]:
         return asyncio.run(self.requests.submit(body))

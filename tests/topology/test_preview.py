@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.topology.barriers import barrier_need
-from lockstep.topology.preview import preview
+from lockstep.topology.preview import movements, preview
 from lockstep.topology.stages import Work
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
@@ -52,7 +52,7 @@ def test_what_is_foretold_is_what_happens(body: PrepareOperation) -> None:
     assert history.now.operations == ()
     assert told.last.directory == history.now.directory
     assert told.last.placements == history.now.placements
-    assert {(m.source, m.target): m.ranges for m in told.movements} == copied and copied
+    assert {(m.source, m.target): m.ranges for m in movements(told.tasks)} == copied and copied
     assert told.starved == 0
 
 
@@ -65,7 +65,7 @@ def test_the_point_of_no_return_is_where_reads_move() -> None:
 def test_ranges_that_have_no_sources_now_are_counted() -> None:
     told = preview(four().now, KINDS[1], dead=(NodeId(2), D))
     assert told.starved > 0
-    assert all(move.source not in (NodeId(2), D) for move in told.movements)
+    assert all(move.source not in (NodeId(2), D) for move in movements(told.tasks))
 
 
 def test_a_plan_of_what_would_be_refused_is_refused_alike() -> None:

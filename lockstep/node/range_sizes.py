@@ -1,0 +1,106 @@
+"""How many bytes ranges hold, as the nodes that hold them estimate: for plans, never for decisions.
+
+Invariant: asking changes nothing. A node that does not answer in time makes its ranges unknown, not empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.node.work import table_ids
+from lockstep.replication import verbs
+from lockstep.replication.internode import Internode
+from lockstep.schema.model import Replication
+from lockstep.storage.engine import StorageEngine
+from lockstep.values.errors import LockstepError
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import (
+    SIZE_PAIRS_PER_QUESTION_MAX,
+    SIZE_PAIRS_PER_RANGE_MIN,
+    SIZE_RANGES_ASKED_MAX,
+)
+from lockstep.values.tokens import Range
+
+#: A person waits for the plan: whoever has not answered by then is unknown.
+ASK_TIMEOUT_MS = 2000
+
+#: One thing to measure: all tables of a replication, in a range.
+Wanted = tuple[Replication, Range]
+
+
+class AskSizes(msgspec.Struct, frozen=True, array_like=True):
+    """How many bytes do you hold of each of these? At most SIZE_RANGES_ASKED_MAX."""
+
+    ranges: tuple[Wanted, ...]
+
+
+class Sizes(msgspec.Struct, frozen=True, array_like=True):
+    """One number for each range asked about, as many as the question's first ones. `rate_bytes_s`: the rate
+    of the last stream that this node took in, 0 when it took none since it started."""
+
+    bytes: tuple[int, ...]
+    rate_bytes_s: int = 0
+
+
+class RangeSizes:
+    """`rate()` is the rate of the last stream taken in here, bytes a second."""
+
+    def __init__(
+        self,
+        internode: Internode,
+        engine: StorageEngine,
+        cluster: Callable[[], ClusterMetadata],
+        own_id: Callable[[], int],
+        rate: Callable[[], int],
+    ) -> None:
+        self._internode = internode
+        self._engine = engine
+        self._cluster = cluster
+        self._own_id = own_id
+        self._rate = rate
+        internode.register(verbs.RANGE_SIZES, AskSizes, Sizes, self._serve)
+
+    async def _serve(self, _peer: object, question: AskSizes) -> Sizes:
+        return await self.own(question.ranges)
+
+    async def own(self, ranges: Sequence[Wanted]) -> Sizes:
+        """What this node holds of the ranges; the work is bounded whatever is asked."""
+        cluster = self._cluster()
+        asked = ranges[:SIZE_RANGES_ASKED_MAX]
+        each = max(SIZE_PAIRS_PER_RANGE_MIN, SIZE_PAIRS_PER_QUESTION_MAX // max(1, len(asked)))
+        found = []
+        for replication, range_ in asked:
+            total = 0
+            for table in table_ids(cluster, replication):
+                total += self._engine.estimated_bytes(table, range_, each)[0]
+                await asyncio.sleep(0)
+            found.append(total)
+        return Sizes(tuple(found), self._rate())
+
+    async def ask(self, wanted: Mapping[NodeId, Sequence[Wanted]]) -> dict[NodeId, Sizes]:
+        """What each node says of its ranges; nodes that do not answer are left out."""
+        answers: dict[NodeId, Sizes] = {}
+
+        async def one(node: NodeId, ranges: Sequence[Wanted]) -> None:
+            info = self._cluster().directory.by_id[node]
+            if node == self._own_id():
+                answers[node] = await self.own(ranges)
+                return
+            try:
+                answers[node] = await self._internode.request(
+                    (info.address, info.internode_port),
+                    verbs.RANGE_SIZES,
+                    AskSizes(tuple(ranges[:SIZE_RANGES_ASKED_MAX])),
+                    ASK_TIMEOUT_MS,
+                )
+            except LockstepError:
+                return  # Unknown, as the plan then says.
+
+        async with asyncio.TaskGroup() as group:
+            for node in sorted(wanted):
+                group.create_task(one(node, wanted[node]))
+        return answers

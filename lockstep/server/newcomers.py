@@ -1,0 +1,67 @@
+"""Plans for nodes that are not there yet: what a join, or a new node in a dead one's place, would do.
+
+Invariant: the newcomer exists only in a copy of the metadata, with the tokens it would choose itself now.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeInfo
+from lockstep.metadata.operations import OperationKind
+from lockstep.placement.allocation import splitting_tokens
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.errors import ConfigurationError
+from lockstep.values.ids import NodeId
+
+#: What a node has unless `placement.num_tokens` says otherwise.
+_NUM_TOKENS = 16
+_TOKENS_MAX = 1024
+
+
+class Newcomer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node that may join. A replacement takes place and tokens of the dead node instead."""
+
+    address: str = ""
+    dc: str = ""
+    rack: str = ""
+    num_tokens: int = _NUM_TOKENS
+
+
+def with_newcomer(
+    cluster: ClusterMetadata, kind: OperationKind, replaced: int, new: Newcomer
+) -> tuple[ClusterMetadata, PrepareOperation]:
+    """The copy in which the newcomer is admitted, and what it would ask for."""
+    directory = cluster.directory
+    node_id = NodeId(directory.next_node_id)
+    dead = cluster.node(NodeId(replaced)) if kind is OperationKind.REPLACE else None
+    if kind is OperationKind.REPLACE and dead is None:
+        raise ConfigurationError(f"there is no node {replaced} to replace", hint="lockstep status")
+    if not 1 <= new.num_tokens <= _TOKENS_MAX:
+        raise ConfigurationError(f"a node has 1 to {_TOKENS_MAX} tokens, not {new.num_tokens}")
+    pattern = dead or next((n for n in directory.nodes if n.owns_tokens), None)
+    if pattern is None:
+        raise ConfigurationError("no node owns tokens yet")
+    info = NodeInfo(
+        id=node_id,
+        host_id=f"newcomer-{node_id}",
+        address=new.address or "a new address",
+        internode_port=pattern.internode_port,
+        cql_port=pattern.cql_port,
+        admin_port=pattern.admin_port,
+        dc=(dead.dc if dead is not None else new.dc) or pattern.dc,
+        rack=(dead.rack if dead is not None else new.rack) or pattern.rack,
+        log_version=pattern.log_version,
+        replaces=dead.id if dead is not None else NodeId(0),
+    )
+    with_it = msgspec.structs.replace(
+        directory, nodes=(*directory.nodes, info), next_node_id=directory.next_node_id + 1
+    )
+    copy = msgspec.structs.replace(cluster, directory=with_it)
+    if dead is not None:
+        return copy, PrepareOperation(OperationKind.REPLACE, node_id, replaced=dead.id)
+    owned = [node.tokens for node in directory.nodes]
+    owned += [request.tokens for request in cluster.requests.live if request.tokens]
+    tokens = splitting_tokens(owned, new.num_tokens)
+    return copy, PrepareOperation(OperationKind.BOOTSTRAP, node_id, tokens)
