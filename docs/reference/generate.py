@@ -23,10 +23,12 @@ from lockstep.metadata.conflicts import Held, Scope, Wanted
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.requests import PRIORITY
 from lockstep.node.configuration import Configuration
+from lockstep.schema.types import uuid_text
 from lockstep.server.admin import Admin
 from lockstep.server.system_local import SystemTables
 from lockstep.server.system_schema import SchemaTables
 from lockstep.server.system_views import ViewTables
+from lockstep.server.topology_view import NOT_APPLICABLE, request_uuid
 from lockstep.topology.stages import TABLES, mermaid
 from lockstep.values.errors import RequestError
 
@@ -276,7 +278,22 @@ def virtual_tables() -> str:
             if one.table.keyspace == keyspace:
                 rows.append((f"`{one.table.name}`", _comment(one.table), _columns(one.table)))
         parts += [f"## {keyspace}", table(["table", "shows", "columns"], rows)]
-    return _joined(parts)
+    return _joined([*parts, *_topology_columns()])
+
+
+def _topology_columns() -> list[str]:
+    return [
+        "## Columns of `system.topology` and `system.topology_requests`",
+        "Node states, stages and kinds of requests are written with underscores; a bootstrap is a `join`, a "
+        "decommission a `leave`, a change of replication a `keyspace_rf_change`. `version` is the epoch of "
+        "the node that is asked. `fence_version` is the newest epoch that changed who reads or writes some "
+        "range: its replicas refuse requests planned before it, and a range that changed earlier has an "
+        "earlier fence. `transition_state` and `session` are those of the oldest running transition; "
+        "`topology_requests` has all. The id of a request is a version 1 UUID with its number in place of "
+        f"the time: request 12 is `{uuid_text(request_uuid(12))}`. Times are those of the entries, null once "
+        "a node keeps them no more. These columns are always null:",
+        table(["columns", "why"], list(NOT_APPLICABLE.items())),
+    ]
 
 
 def _comment(made: Any) -> str:

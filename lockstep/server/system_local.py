@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lockstep.metadata.directory import NodeInfo
 from lockstep.schema.types import parse_uuid
 from lockstep.server.schema_watch import SchemaWatch
+from lockstep.server.topology_view import TopologyTables, committed_ms
 from lockstep.server.virtual import VirtualTable, define
 from lockstep.server.virtual_rows import VirtualRow
 from lockstep.values.compatibility import CASSANDRA_RELEASE
@@ -38,33 +39,6 @@ _PEERS_V2 = (
     "preferred_ip inet; preferred_port int; rack text; release_version text; schema_version uuid; "
     "tokens set<text>"
 )
-_TOPOLOGY = (
-    "key text; host_id uuid; datacenter text; rack text; tokens set<text>; node_state text; "
-    "release_version text; topology_request text; replaced_id uuid; rebuild_option text; num_tokens int; "
-    "tokens_string text; shard_count int; ignore_msb int; cleanup_status text; "
-    "supported_features set<text>; request_id bigint; intended_storage_mode text; "
-    "ignore_nodes set<uuid>; new_cdc_generation_data_uuid uuid; version bigint; fence_version bigint; "
-    "transition_state text; committed_cdc_generations set<text>; unpublished_cdc_generations set<text>; "
-    "global_topology_request text; global_topology_request_id bigint; enabled_features set<text>; "
-    "session text; tablet_balancing_enabled boolean; upgrade_state text; global_requests set<bigint>; "
-    "paused_rf_change_requests set<bigint>; ongoing_rf_changes set<bigint>; "
-    "ongoing_restore_requests set<bigint>"
-)
-_TOPOLOGY_STATIC = (
-    "ignore_nodes", "new_cdc_generation_data_uuid", "version", "fence_version", "transition_state",
-    "committed_cdc_generations", "unpublished_cdc_generations", "global_topology_request",
-    "global_topology_request_id", "enabled_features", "session", "tablet_balancing_enabled",
-    "upgrade_state", "global_requests", "paused_rf_change_requests", "ongoing_rf_changes",
-    "ongoing_restore_requests",
-)  # fmt: skip
-_TOPOLOGY_REQUESTS = (
-    "id bigint; initiating_host uuid; target_host uuid; request_type text; start_time timestamp; "
-    "done boolean; error text; end_time timestamp; truncate_table_id uuid; "
-    "new_keyspace_rf_change_ks_name text; new_keyspace_rf_change_data frozen<map<text, text>>; "
-    "snapshot_table_ids set<uuid>; snapshot_tag text; snapshot_expiry timestamp; "
-    "snapshot_skip_flush boolean; finalize_migration_ks_name text; restore_table_id uuid; "
-    "restore_snapshot_name text"
-)
 
 
 class SystemTables:
@@ -81,16 +55,14 @@ class SystemTables:
             partition: Sequence[str],
             clustering: Sequence[str],
             rows: Callable[[], Iterator[VirtualRow]],
-            static: Sequence[str] = (),
         ) -> VirtualTable:
-            return define("system", name, columns, partition, clustering, rows, static=static)
+            return define("system", name, columns, partition, clustering, rows)
 
         return [
             system("local", _LOCAL, ("key",), (), self._local),
             system("peers", _PEERS, ("peer",), (), self._peers),
             system("peers_v2", _PEERS_V2, ("peer",), ("peer_port",), self._peers_v2),
-            system("topology", _TOPOLOGY, ("key",), ("host_id",), self._topology, _TOPOLOGY_STATIC),
-            system("topology_requests", _TOPOLOGY_REQUESTS, ("id",), (), self._topology_requests),
+            *TopologyTables(lambda: self._node.cluster, committed_ms(self._node)).tables(),
             system(
                 "IndexInfo",
                 "table_name text; index_name text; value text",
@@ -165,50 +137,6 @@ class SystemTables:
                 "preferred_ip": info.address,
                 "preferred_port": info.internode_port,
                 "schema_version": self._watch.version_of(info.id),
-            }
-
-    # -- topology ---------------------------------------------------------------------------------
-
-    def _topology(self) -> Iterator[VirtualRow]:
-        cluster = self._node.cluster
-        operations = {operation.node: operation for operation in cluster.operations}
-        first = cluster.operations[0] if cluster.operations else None
-        shared: dict[str, Any] = {
-            "key": "topology",
-            "version": cluster.epoch,
-            "fence_version": cluster.epoch,
-            "transition_state": first.stage.value if first is not None else None,
-            "session": first.session_id or None if first is not None else None,
-            "tablet_balancing_enabled": False,
-            "upgrade_state": "done",
-            "enabled_features": [],
-        }
-        for info in cluster.directory.nodes:
-            operation = operations.get(info.id)
-            yield {
-                **shared,
-                "host_id": parse_uuid(info.host_id),
-                "datacenter": info.dc,
-                "rack": info.rack,
-                "tokens": _tokens(info),
-                "node_state": info.state.value,
-                "release_version": CASSANDRA_RELEASE,
-                "topology_request": operation.kind.value if operation is not None else None,
-                "num_tokens": len(info.tokens),
-                "shard_count": 1,
-                "request_id": operation.id if operation is not None else None,
-            }
-
-    def _topology_requests(self) -> Iterator[VirtualRow]:
-        cluster = self._node.cluster
-        for request in (*cluster.requests.live, *cluster.requests.ended):
-            target = cluster.directory.by_id[request.node]
-            yield {
-                "id": request.id,
-                "target_host": parse_uuid(target.host_id),
-                "request_type": request.kind.value,
-                "done": not request.is_live,
-                "error": request.outcome or None,
             }
 
 

@@ -57,6 +57,19 @@ def test_all_hosts_are_known_and_up(three: Nodes, session: Session) -> None:
     assert session.cluster.metadata.partitioner == "org.apache.cassandra.dht.Murmur3Partitioner"
 
 
+def test_the_topology_is_read_with_its_static_columns(three: Nodes, session: Session) -> None:
+    rows = list(
+        session.execute(
+            "SELECT host_id, node_state, num_tokens, version, fence_version, upgrade_state, tokens "
+            "FROM system.topology WHERE key = 'topology'"
+        )
+    )
+    assert sorted(row[0] for row in rows) == sorted(h.host_id for h in session.cluster.metadata.all_hosts())
+    for _host, state, count, version, fence, upgrade, tokens in rows:
+        assert (state, upgrade) == ("normal", "done") and count == len(tokens) and 0 < fence <= version
+    assert not list(session.execute("SELECT * FROM system.topology_requests"))
+
+
 def test_driver_and_server_agree_on_every_replica(three: Nodes, session: Session) -> None:
     metadata = session.cluster.metadata
     keyspace = session.keyspace

@@ -1,0 +1,152 @@
+"""`system.topology` and `system.topology_requests` as clients read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.cql.catalog import Catalog
+from lockstep.cql.prepare import prepare
+from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.transformations import Founder, Initialize, Register
+from lockstep.schema.model import Schema
+from lockstep.server.topology_view import TopologyTables, request_number, request_uuid
+from lockstep.server.virtual import VirtualTables
+from lockstep.topology.requests import CancelRequest, EnqueueRequest
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.ids import NodeId
+from tests.metadata.histories import History, SetKeyspaces, simple
+from tests.server.test_virtual import select
+from tests.topology.drills import run_out, run_to
+
+X = NodeId(4)
+JOIN = PrepareOperation(OperationKind.BOOTSTRAP, X, (150,))
+#: The columns that are set for each node, and those that all nodes share.
+NODE = (
+    "key host_id datacenter rack tokens node_state release_version topology_request replaced_id "
+    "rebuild_option num_tokens tokens_string shard_count ignore_msb cleanup_status supported_features "
+    "request_id intended_storage_mode"
+)
+STATIC = (
+    "ignore_nodes new_cdc_generation_data_uuid version fence_version transition_state "
+    "committed_cdc_generations unpublished_cdc_generations global_topology_request "
+    "global_topology_request_id enabled_features session tablet_balancing_enabled upgrade_state "
+    "global_requests paused_rf_change_requests ongoing_rf_changes ongoing_restore_requests "
+    "new_keyspace_rf_change_ks_name new_keyspace_rf_change_data"
+)
+
+
+def host(number: int) -> str:
+    return f"00000000-0000-4000-8000-{number:012}"
+
+
+class View:
+    """Selects of the views of a history of three nodes and one that waits; epoch n is of second n."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        founders = tuple(
+            Founder(host(n), f"10.0.0.{n}", 7000, 9042, 7080, "dc1", "r1", ((n - 1) * 100,), "5.0")
+            for n in (1, 2, 3)
+        )
+        self.history.submit(Initialize("c", "n", founders, voters=(NodeId(1),)))
+        self.history.submit(SetKeyspaces((("k", simple(3)),)))
+        self.history.submit(Register(host(4), "10.0.0.4", 7000, 9042, 7080, "dc1", "r1", "5.0"))
+        tables = TopologyTables(lambda: self.history.now, lambda epoch: epoch * 1000)
+        self.virtual = VirtualTables(tables.tables())
+
+    def rows(self, table: str, names: str, rest: str = "") -> list[list[Any]]:
+        """The columns named, as values."""
+        text = f"SELECT {names} FROM system.{table} {rest}"
+        types = prepare(text, None, Catalog(Schema(), self.virtual.schema)).plan.shape.types
+        kinds = [types[name.strip()] for name in names.removeprefix("DISTINCT ").split(",")]
+        return [
+            [
+                kind.deserialize(data) if data is not None else None
+                for kind, data in zip(kinds, row, strict=True)
+            ]
+            for row in select(self.virtual, text)
+        ]
+
+    def shared(self, names: str) -> list[Any]:
+        (row,) = self.rows("topology", f"DISTINCT {names}", "WHERE key = 'topology'")
+        return row
+
+    def node(self, number: int, names: str) -> list[Any]:
+        (row,) = self.rows("topology", names, f"WHERE key = 'topology' AND host_id = {host(number)}")
+        return row
+
+    def requests(self, names: str, rest: str = "") -> list[list[Any]]:
+        return self.rows("topology_requests", names, rest)
+
+
+def test_it_has_the_columns_of_the_source() -> None:
+    table = View().virtual.schema.by_name["system"].by_name["topology"]
+    assert sorted(column.name for column in table.static) == sorted(STATIC.split())
+    assert sorted(column.name for column in table.columns) == sorted(f"{NODE} {STATIC}".split())
+    assert [c.name for c in (*table.partition_key, *table.clustering)] == ["key", "host_id"]
+
+
+def test_a_join_shows_in_every_column_that_it_changes() -> None:
+    view = View()
+    assert len(view.rows("topology", "host_id, node_state")) == 4
+    assert view.shared("version, fence_version, transition_state, session, upgrade_state") == [
+        3,
+        2,
+        None,
+        None,
+        "done",
+    ]
+    columns = "node_state, topology_request, num_tokens, tokens, cleanup_status, datacenter, release_version"
+    assert view.node(4, columns) == ["none", None, 0, None, "clean", "dc1", "5.0"]
+    view.history.submit(JOIN)
+    assert view.node(4, columns)[:2] == ["bootstrapping", "join"]
+    assert view.shared("version, fence_version, transition_state, session") == [
+        4,
+        2,
+        "join_group0",
+        "operation-1-join_group0",
+    ]
+    run_to(view.history, 1, Stage.WRITE_BOTH_READ_OLD)
+    assert view.shared("version, fence_version, transition_state")[1:] == [5, "write_both_read_old"]
+    run_to(view.history, 1, Stage.CLEANUP)
+    assert [view.node(n, "cleanup_status")[0] for n in (1, 4)] == ["running", "clean"]
+    run_out(view.history, 1)
+    assert view.node(4, "node_state, tokens, tokens_string, num_tokens") == ["normal", ["150"], "150", 1]
+    assert view.shared("transition_state") == [None]
+
+
+def test_requests_are_found_by_the_id_that_the_node_shows() -> None:
+    view = View()
+    view.history.submit(EnqueueRequest(OperationKind.BOOTSTRAP, X, (150,)))
+    ((request_id, kind, done, start),) = view.requests("id, request_type, done, start_time")
+    assert (kind, done, start) == ("join", False, 4000)
+    assert view.node(4, "request_id") == [request_id]
+    shown = f"{request_id.hex()[:8]}-0000-1000-8000-000000000000"
+    view.history.submit(CancelRequest(1, "no need"))
+    one = view.requests("done, error, end_time, target_host", f"WHERE id = {shown}")
+    assert one == [[True, "no need", 5000, bytes.fromhex(host(4).replace("-", ""))]]
+    assert view.requests("done", "WHERE id = 00000009-0000-1000-8000-000000000000") == []
+
+
+@pytest.mark.parametrize("text", ["SELECT * FROM system.topology", "SELECT * FROM system.topology_requests"])
+def test_a_select_of_everything_works(text: str) -> None:
+    view = View()
+    view.history.submit(JOIN)
+    assert len(select(view.virtual, text)) == (4 if text.endswith("topology") else 1)
+
+
+def test_the_oldest_transition_shows_and_a_rebuild_is_none() -> None:
+    view = View()
+    view.history.submit(PrepareOperation(OperationKind.REBUILD, NodeId(1)))
+    assert view.shared("transition_state") == [None]
+    assert view.node(1, "node_state, topology_request") == ["rebuilding", "rebuild"]
+
+
+@given(st.integers(1, (1 << 60) - 1), st.binary(min_size=16, max_size=16))
+def test_the_uuid_of_a_request_leads_back_to_it(number: int, other: bytes) -> None:
+    assert request_number(request_uuid(number)) == number
+    assert request_number(other) in (0, number) or request_uuid(request_number(other)) == other
