@@ -89,6 +89,8 @@ class TopologyDriver:
         self._since: dict[tuple[int, int, str], int] = {}
         self.blocking: tuple[Blocking, ...] = ()
         self.progress: dict[int, WorkStatus] = {}
+        #: What each node said last of its part of a stage's work.
+        self.said: dict[WorkKey, WorkStatus] = {}
         state.listen(self._applied)
 
     def start(self) -> None:
@@ -119,6 +121,7 @@ class TopologyDriver:
             live = {operation.id for operation in after.operations}
             self._work = {key: report for key, report in self._work.items() if key[0] in live}
             self._texts = {key: text for key, text in self._texts.items() if key[0] in live}
+            self.said = {key: status for key, status in self.said.items() if key[0] in live}
             self.progress = {key: status for key, status in self.progress.items() if key in live}
         self._wake.set()
 
@@ -177,6 +180,7 @@ class TopologyDriver:
 
     async def _ask(self, cluster: ClusterMetadata, wait: Wait) -> None:
         self._block([(wait.operation_id, int(node), reason) for node, reason in wait.blockers])
+        self._runtime.probes.reach("topology.waits")
         before = dict(self._acknowledged)
         async with asyncio.TaskGroup() as group:
             for node, _reason in wait.blockers:
@@ -233,6 +237,7 @@ class TopologyDriver:
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
             return
         self.progress[order.operation_id] = status
+        self.said[key] = status
         if status.state == "done":
             self._work[key] = WorkReport.DONE
             self._texts.pop(key, None)
