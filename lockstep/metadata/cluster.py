@@ -14,6 +14,7 @@ from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.directory import EMPTY_DIRECTORY, Directory, NodeInfo
 from lockstep.metadata.exclusions import Exclusion
 from lockstep.metadata.extensions import NO_EXTENSIONS, Extensions, extensions_of
+from lockstep.metadata.feature_names import NO_FEATURES, FeatureState
 from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
 from lockstep.metadata.requests import NO_REQUESTS, Request, Requests
@@ -59,6 +60,12 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     excluded: tuple[Exclusion, ...] = ()
     #: Ranges with replicas that may lack writes, oldest first.
     degraded: tuple[Degraded, ...] = ()
+    #: What all nodes can do and do, and since when the nodes' support is as it is.
+    features: FeatureState = NO_FEATURES
+
+    @property
+    def features_enabled(self) -> tuple[str, ...]:
+        return self.features.enabled
 
     @property
     def voters(self) -> tuple[NodeId, ...]:
@@ -100,6 +107,7 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         self.directory.validate()
         self.placements.validate()
         self.service.validate()
+        self.features.validate()
         assert tuple(ring.replication for ring in self.placements.rings) == self.replications
         excluded = [exclusion.node for exclusion in self.excluded]
         assert excluded == sorted(set(excluded)), "the exclude list is sorted by node"
@@ -159,6 +167,7 @@ class _ClusterImage(msgspec.Struct, frozen=True, array_like=True):
     next_request_id: int = 1
     excluded: tuple[Exclusion, ...] = ()
     degraded: tuple[Degraded, ...] = ()
+    features: FeatureState = NO_FEATURES
 
 
 _IMAGE_DECODER = codec.decoder(_ClusterImage)
@@ -186,6 +195,7 @@ def encode_cluster(cluster: ClusterMetadata) -> bytes:
         cluster.requests.next_id,
         cluster.excluded,
         cluster.degraded,
+        cluster.features,
     )
     return codec.encode(image)
 
@@ -210,4 +220,5 @@ def decode_cluster(data: bytes) -> ClusterMetadata:
         Requests(image.live_requests, image.ended_requests, image.next_request_id),
         image.excluded,
         image.degraded,
+        image.features,
     )

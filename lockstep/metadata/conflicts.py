@@ -25,7 +25,7 @@ class Wanted(enum.StrEnum):
     FORCE = "giving a node up by force"
     SCHEMA_MOVING = "schema change that makes or drops a ring or moves tables to another"
     SCHEMA = "any other schema change"
-    MEMBERSHIP = "registration of a node, extension"
+    MEMBERSHIP = "registration of a node, feature, extension"
     VOTERS = "change of the voters"
     FACTS = "address of a node, exclude list, snapshot, truncation, wish about the service"
 
@@ -98,6 +98,7 @@ TABLE: Mapping[tuple[Wanted, Held], Conflict] = {
 WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.INITIALIZE: Wanted.MEMBERSHIP,
     EntryKind.REGISTER: Wanted.MEMBERSHIP,
+    EntryKind.ENABLE_FEATURES: Wanted.MEMBERSHIP,
     EntryKind.SET_EXTENSION: Wanted.MEMBERSHIP,
     EntryKind.SCHEMA_CHANGE: Wanted.SCHEMA,
     EntryKind.FORCE_REMOVE: Wanted.FORCE,

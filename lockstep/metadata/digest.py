@@ -71,6 +71,7 @@ def part_digests(cluster: ClusterMetadata) -> tuple[tuple[str, bytes], ...]:
         ("requests", requests_digest(cluster.requests)),
         ("excluded", _joined(cluster.excluded)),
         ("degraded", _joined(cluster.degraded)),
+        ("features", blake(codec.encode(cluster.features))),
         ("service", blake(codec.encode(cluster.service))),
         ("extensions", cluster.extensions.digest),
         ("recent_ids", cluster.recent_ids.digest),

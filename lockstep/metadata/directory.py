@@ -11,6 +11,7 @@ from functools import cached_property
 
 import msgspec
 
+from lockstep.metadata.feature_names import BASE_FEATURES
 from lockstep.placement.strategies import Owner
 from lockstep.values.ids import NodeId
 
@@ -51,6 +52,18 @@ class NodeInfo(msgspec.Struct, frozen=True, array_like=True, dict=True):
     may_vote: bool = True
     #: The dead node it was admitted to replace, whose address it may have; 0 for an ordinary node.
     replaces: NodeId = NodeId(0)
+    #: How many tokens it asked for; 0: it never owns any, coordinates requests and may vote.
+    num_tokens: int = 1
+    #: What it can do (see metadata.feature_names), sorted.
+    features: tuple[str, ...] = BASE_FEATURES
+    #: The attempt to join that was accepted last; later ones of the same host are larger.
+    attempt: int = 0
+    #: Epoch of the entry that accepted that attempt: the node has applied it before it writes anything.
+    accepted_epoch: int = 0
+
+    @property
+    def is_zero_token(self) -> bool:
+        return self.num_tokens == 0
 
     @property
     def owns_tokens(self) -> bool:
@@ -101,8 +114,10 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def data_centers(self) -> tuple[str, ...]:
-        """Data centres of the nodes that have not left, sorted."""
-        return tuple(sorted({n.dc for n in self.nodes if n.state is not NodeState.LEFT}))
+        """Data centres of the nodes that have not left and own tokens or will, sorted."""
+        return tuple(
+            sorted({n.dc for n in self.nodes if n.state is not NodeState.LEFT and not n.is_zero_token})
+        )
 
     @cached_property
     def owners(self) -> tuple[Owner, ...]:
@@ -137,6 +152,7 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
         for node in self.nodes:
             assert node.tokens == tuple(sorted(node.tokens)), f"tokens of node {node.id} are sorted"
             assert not node.tokens or node.owns_tokens, f"node {node.id} is {node.state} and has tokens"
+            assert not node.tokens or not node.is_zero_token, f"node {node.id} asked for no tokens"
 
 
 EMPTY_DIRECTORY = Directory()

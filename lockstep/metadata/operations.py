@@ -107,6 +107,12 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return self.replaced
 
     @property
+    def moves_nothing(self) -> bool:
+        """A node without tokens comes or goes: it ends with its first stage, as no later one has a range."""
+        comes_or_goes = self.kind is OperationKind.BOOTSTRAP or bool(self.departing)
+        return comes_or_goes and not self.tokens
+
+    @property
     def presumed_dead(self) -> NodeId:
         """The node it was told is dead: never a source, never counted as having seen a step; 0 when none."""
         return self.node if self.kind is OperationKind.REMOVE else self.replaced

@@ -39,6 +39,7 @@ class EntryKind(enum.IntEnum):
     FAIL_REQUEST = 22
     EXCLUDE_NODES = 23
     INCLUDE_NODES = 24
+    ENABLE_FEATURES = 30
 
 
 class Transformation(Protocol):

@@ -22,6 +22,7 @@ from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.directory import Directory, NodeInfo
 from lockstep.metadata.exclusions import Exclusion
 from lockstep.metadata.extensions import extensions_of
+from lockstep.metadata.feature_names import NO_FEATURES, FeatureState
 from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds
 from lockstep.metadata.requests import Request, Requests
@@ -68,6 +69,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     next_operation_id: int
     recent_first_epoch: int
     next_request_id: int = 1
+    features: FeatureState = NO_FEATURES
 
 
 def pieces(cluster: ClusterMetadata) -> Iterator[bytes]:
@@ -99,6 +101,7 @@ def _items(cluster: ClusterMetadata) -> Iterator[tuple[Section, Any]]:
             cluster.next_operation_id,
             cluster.recent_ids.first_epoch,
             cluster.requests.next_id,
+            cluster.features,
         ),
     )
     for node in cluster.directory.nodes:
@@ -226,6 +229,7 @@ class SnapshotDecoder:
             ),
             excluded=tuple(parts[Section.EXCLUDED]),
             degraded=tuple(parts[Section.DEGRADED]),
+            features=head.features,
         )
 
     def _take_schema(self, image: SchemaImage) -> None:

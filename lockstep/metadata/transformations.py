@@ -10,6 +10,8 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata, Identity
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
+from lockstep.metadata.feature_names import BASE_FEATURES, FeatureState, lacking
+from lockstep.metadata.joining import JoinRefusal, collision, joining_node, refusal_of
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.service import Service
 from lockstep.metadata.versions import refuse_older_node
@@ -18,7 +20,6 @@ from lockstep.values.ids import NodeId
 from lockstep.values.limits import (
     EXTENSION_NAME_CHARACTERS_MAX,
     EXTENSIONS_MAX,
-    NODES_MAX,
     TOKENS_PER_NODE_MAX,
 )
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -40,10 +41,12 @@ class Founder(msgspec.Struct, frozen=True, array_like=True):
     tokens: tuple[int, ...]
     version: str = ""
     log_version: int = 1
+    features: tuple[str, ...] = BASE_FEATURES
 
 
 class Initialize(msgspec.Struct, frozen=True, array_like=True):
-    """The first entry. Founders get ids 1..n in the given order and are normal at once.
+    """The first entry. Founders get ids 1..n in the given order and are normal at once; the first of them
+    owns tokens. What all of them can do is enabled at once.
 
     `voters` are positions' ids (1..n); empty means the first founder.
     """
@@ -58,6 +61,8 @@ class Initialize(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"this cluster was already made, as {cluster.identity.cluster_id}")
         if not self.cluster_id or not self.founders:
             raise Rejected("a cluster needs an id and at least one founder")
+        if not self.founders[0].tokens:
+            raise Rejected("the first node of a cluster owns tokens", hint="set its [placement] num_tokens")
         directory = Directory()
         for founder in self.founders:
             directory = directory.with_node(self._node(directory, founder, epoch))
@@ -65,8 +70,13 @@ class Initialize(msgspec.Struct, frozen=True, array_like=True):
         if tuple(sorted(set(wanted))) != wanted or any(voter not in directory.by_id for voter in wanted):
             raise Rejected(f"voters {list(wanted)} are not distinct founders in ascending order")
         identity = Identity(self.cluster_id, self.cluster_name, (self.cluster_id,))
+        common = set(self.founders[0].features).intersection(*(f.features for f in self.founders))
         return msgspec.structs.replace(
-            cluster, identity=identity, directory=directory, service=Service(wanted)
+            cluster,
+            identity=identity,
+            directory=directory,
+            service=Service(wanted),
+            features=FeatureState(tuple(sorted(common)), epoch),
         )
 
     @staticmethod
@@ -85,17 +95,22 @@ class Initialize(msgspec.Struct, frozen=True, array_like=True):
             version=founder.version,
             epoch=epoch,
             log_version=founder.log_version,
+            num_tokens=len(founder.tokens),
+            features=founder.features,
+            accepted_epoch=epoch,
         )
-        refuse_collisions(directory, node)
-        refuse_bad_tokens(directory, node.tokens)
+        _refuse(collision(directory, node))
+        if node.tokens:
+            refuse_bad_tokens(directory, node.tokens)
         return node
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True):
     """Admit a node: it gets an id and state `none`, and owns nothing until it bootstraps.
 
-    It is refused when it cannot read every version of the log that the others may write. `replaces` names
-    the dead node whose tokens it is to take: only then may it come with that node's address.
+    It is refused for the reasons of `metadata.joining`. `replaces` names the dead node whose tokens it is to
+    take: only then may it come with that node's address. A node that was admitted and is not normal yet may
+    present itself again, with a larger `attempt`: its addresses and what it can do are then those of now.
     """
 
     host_id: str
@@ -109,17 +124,15 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
     log_version: int = 1
     may_vote: bool = True
     replaces: NodeId = NodeId(0)
+    num_tokens: int = 1
+    features: tuple[str, ...] = BASE_FEATURES
+    attempt: int = 0
 
-    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
-        refuse_before_initialize(cluster)
-        directory = cluster.directory
-        if directory.next_node_id > NODES_MAX:
-            raise Rejected(f"all {NODES_MAX} node ids were given")
-        if not self.host_id or not self.dc or not self.rack:
-            raise Rejected("a node needs a host id, a data centre and a rack")
-        refuse_older_node(directory, self.log_version)
-        node = NodeInfo(
-            id=NodeId(directory.next_node_id),
+    def entry(self, cluster: ClusterMetadata, epoch: int) -> NodeInfo:
+        """The node's entry once it is accepted at `epoch`."""
+        known = joining_node(cluster, self.host_id)
+        return NodeInfo(
+            id=known.id if known is not None else NodeId(cluster.directory.next_node_id),
             host_id=self.host_id,
             address=self.address,
             internode_port=self.internode_port,
@@ -127,16 +140,24 @@ class Register(msgspec.Struct, frozen=True, array_like=True):
             admin_port=self.admin_port,
             dc=self.dc,
             rack=self.rack,
+            state=known.state if known is not None else NodeState.NONE,
             version=self.version,
             epoch=epoch,
             log_version=self.log_version,
             may_vote=self.may_vote,
             replaces=self.replaces,
+            num_tokens=self.num_tokens,
+            features=tuple(sorted(self.features)),
+            attempt=self.attempt,
+            accepted_epoch=epoch,
         )
-        if self.replaces:
-            _refuse_replacing(directory, node)
-        refuse_collisions(directory, node)
-        return msgspec.structs.replace(cluster, directory=directory.with_node(node))
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        refuse_older_node(cluster.directory, self.log_version)
+        node = self.entry(cluster, epoch)
+        _refuse(refusal_of(cluster, node))
+        return _announced(cluster, node, epoch)
 
 
 class UpdateNode(msgspec.Struct, frozen=True, array_like=True):
@@ -149,6 +170,7 @@ class UpdateNode(msgspec.Struct, frozen=True, array_like=True):
     admin_port: int
     version: str
     log_version: int = 1
+    features: tuple[str, ...] = BASE_FEATURES
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         found = cluster.node(self.node)
@@ -164,14 +186,21 @@ class UpdateNode(msgspec.Struct, frozen=True, array_like=True):
             admin_port=self.admin_port,
             version=self.version,
             log_version=self.log_version,
+            features=tuple(sorted(self.features)),
         )
         if self.log_version < found.log_version:
             refuse_older_node(cluster.directory, self.log_version)
+        missing = lacking(cluster.features.enabled, changed.features)
+        if missing:
+            raise Rejected(
+                f"the cluster uses {', '.join(missing)}, which this node does not support any more",
+                hint="start a version that supports it",
+            )
         if changed == found:
             return cluster
         changed = msgspec.structs.replace(changed, epoch=epoch)
-        refuse_collisions(cluster.directory, changed)
-        return msgspec.structs.replace(cluster, directory=cluster.directory.with_node(changed))
+        _refuse(collision(cluster.directory, changed))
+        return _announced(cluster, changed, epoch)
 
 
 def refuse_before_initialize(cluster: ClusterMetadata) -> None:
@@ -180,49 +209,19 @@ def refuse_before_initialize(cluster: ClusterMetadata) -> None:
         raise Rejected("the cluster is not initialized")
 
 
-def _refuse_replacing(directory: Directory, node: NodeInfo) -> None:
-    """Raises Rejected unless the node that is to be replaced is there, fits, and nobody else replaces it."""
-    dead = directory.by_id.get(node.replaces)
-    if dead is None or dead.state is not NodeState.NORMAL:
-        what = "there is no such node" if dead is None else f"it is {dead.state}"
-        raise Rejected(f"node {node.replaces} cannot be replaced: {what}")
-    if (dead.dc, dead.rack) != (node.dc, node.rack):
-        raise Rejected(
-            f"node {dead.id} stands in {dead.dc}/{dead.rack}, its replacement in {node.dc}/{node.rack}",
-            hint="a replacement takes over the place; remove the node and let this one join instead",
-        )
-    for other in directory.nodes:
-        if other.replaces == dead.id and other.state is not NodeState.LEFT:
-            raise Rejected(
-                f"node {other.id} was admitted to replace node {dead.id} and is {other.state}",
-                hint=f"`lockstep topology remove {other.id} --force` forgets it",
-            )
+def _refuse(refusal: JoinRefusal | None) -> None:
+    if refusal is not None:
+        raise Rejected(refusal.reason, hint=refusal.hint)
 
 
-def refuse_collisions(directory: Directory, node: NodeInfo) -> None:
-    """Raises Rejected when another node has this host id or one of these address and port pairs.
-
-    A node and the dead one it was admitted to replace may share an address.
-    """
-    wanted = _doors(node)
-    if len(set(wanted)) != len(wanted):
-        raise Rejected(f"the ports of {node.address} are not distinct: {list(wanted)}")
-    for other in directory.nodes:
-        if other.id == node.id:
-            continue
-        if other.host_id == node.host_id:
-            raise Rejected(f"host id {node.host_id} belongs to node {other.id} ({other.state})")
-        if other.state is NodeState.LEFT or node.replaces == other.id:
-            continue
-        shared = [door for door in wanted if door in _doors(other)]
-        if shared:
-            raise Rejected(f"address {shared[0][0]}:{shared[0][1]} belongs to node {other.id}")
-
-
-def _doors(node: NodeInfo) -> tuple[tuple[str, int], ...]:
-    """Address and port pairs the node listens on; port 0 means that door is closed."""
-    ports = (node.internode_port, node.cql_port, node.admin_port)
-    return tuple((node.address, port) for port in ports if port)
+def _announced(cluster: ClusterMetadata, node: NodeInfo, epoch: int) -> ClusterMetadata:
+    """The value with this entry of a node, and the epoch of the announcement when it can do other things."""
+    known = cluster.directory.by_id.get(node.id)
+    features = cluster.features
+    # A newcomer that can do just what is enabled keeps all else from being enabled: no news of it is needed.
+    if node.features != (known.features if known is not None else features.enabled):
+        features = FeatureState(features.enabled, epoch)
+    return msgspec.structs.replace(cluster, directory=cluster.directory.with_node(node), features=features)
 
 
 def refuse_bad_tokens(directory: Directory, tokens: tuple[int, ...]) -> None:

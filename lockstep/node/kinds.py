@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lockstep.metadata import excluded, membership, schema_change, snapshot_entries, transformations
+from lockstep.metadata import (
+    excluded,
+    features,
+    membership,
+    schema_change,
+    snapshot_entries,
+    transformations,
+)
 from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.versions import SINCE
 from lockstep.node.configuration import TestingSection
@@ -26,6 +33,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     topology_requests.KINDS,
     force_remove.KINDS,
     excluded.KINDS,
+    features.KINDS,
     snapshot_entries.KINDS,
 )
 

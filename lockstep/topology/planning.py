@@ -109,6 +109,12 @@ def _check_new_tokens(cluster: ClusterMetadata, node: NodeInfo, asked: Change) -
             raise Rejected(f"node {node.id} owns exactly these tokens")
         # It may keep some of its own.
         directory = directory.with_node(msgspec.structs.replace(node, tokens=()))
+    if node.is_zero_token:
+        if asked.kind is OperationKind.MOVE:
+            raise Rejected(f"node {node.id} owns no tokens, so there is nothing to move")
+        if asked.tokens:
+            raise Rejected(f"node {node.id} joined to own no tokens")
+        return
     refuse_bad_tokens(directory, asked.tokens)
     for operation in cluster.operations:
         taken = sorted(set(operation.tokens) & set(asked.tokens))
@@ -132,6 +138,9 @@ def _replaced_node(cluster: ClusterMetadata, node: NodeInfo, replaced: NodeId) -
             f"node {replaced} stands in {dead.dc}/{dead.rack}, its replacement in {node.dc}/{node.rack}",
             hint="a replacement takes over the place; remove the node and let the other join instead",
         )
+    if node.is_zero_token == bool(dead.tokens):
+        which = "owns tokens" if dead.tokens else "owns no tokens"
+        raise Rejected(f"node {replaced} {which}, and node {node.id} joined otherwise")
     refuse_voter(cluster, dead)
     return dead
 
@@ -149,9 +158,11 @@ def refuse_voter(cluster: ClusterMetadata, node: NodeInfo) -> None:
 def _check_leave(cluster: ClusterMetadata, node: NodeInfo) -> None:
     """Nodes that leave in other running operations are taken as gone, those that join as not there."""
     refuse_voter(cluster, node)
-    remaining = [n for n in cluster.directory.nodes if n.state in _STAYING and n.id != node.id]
+    if not node.tokens:
+        return
+    remaining = [n for n in cluster.directory.nodes if n.state in _STAYING and n.tokens and n.id != node.id]
     if not remaining:
-        raise Rejected(f"node {node.id} is the last normal node")
+        raise Rejected(f"node {node.id} is the last normal node that owns tokens")
     for replication in cluster.replications:
         for dc, factor in dc_factors(replication) or (("", replication.total),):
             if dc not in ("", node.dc):
@@ -177,7 +188,8 @@ def owners_with(directory: Directory, changes: Sequence[Change]) -> tuple[Owner,
             continue
         owners.pop(change.replaced, None)
         node = directory.by_id[change.node]
-        owners[change.node] = Owner(change.node, node.dc, node.rack, change.tokens)
+        if change.tokens:
+            owners[change.node] = Owner(change.node, node.dc, node.rack, change.tokens)
     return tuple(owners[node_id] for node_id in sorted(owners))
 
 

@@ -97,7 +97,7 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
         if operation.stage is not self.stage:
             raise Rejected(f"{operation.title()} is in stage {operation.stage}, not {self.stage}")
         row = stage_row(operation.kind, operation.stage)
-        if row.next is None:
+        if row.next is None or operation.moves_nothing:
             return _ended(cluster, operation, epoch)
         return _entered(cluster, operation, row.next, epoch)
 

@@ -69,6 +69,10 @@ TABLES_DROPPED_AT_ONCE_MAX: Final = 256
 ROW_FRAGMENTS_MERGE_AT: Final = 8
 #: Nodes of one cluster: ids are 16 bits in mutation ids' high half and on the wire.
 NODES_MAX: Final = 65_535
+#: Features that are ever enabled: names in the metadata, each for a change of how nodes work together.
+FEATURES_MAX: Final = 1000
+#: Attempts to join of one start of a node, so that the start's number makes later ones larger.
+JOIN_ATTEMPTS_PER_START_MAX: Final = 1_000_000
 #: Bytes waiting for one internode peer that does not read; above it requests fail as unreachable.
 PEER_QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024
 #: Connect and handshake together; a loopback or LAN peer answers within milliseconds.
@@ -138,6 +142,12 @@ STREAM_IDLE_MS: Final = 60_000
 STREAM_TIMEOUT_MS: Final = 10_000
 #: Attempts to continue one broken range stream, each from the last whole partition.
 STREAM_ATTEMPTS_MAX: Final = 10
+#: Times in a row that a node's part of a stage fails for a reason that is not the network before it is given
+#: up as failed: enough for what passes by itself, few enough that nobody waits long for what does not.
+WORK_ATTEMPTS_MAX: Final = 8
+#: How long a node whose store died goes on answering while work runs on it, so that the coordinator hears why
+#: it failed: above the pause between two of its questions.
+WORK_FAREWELL_MS: Final = 1500
 #: Longest time to live: 20 years, as in Cassandra, so that expiry times stay far from 32-bit limits of tools.
 TTL_S_MAX: Final = 20 * 365 * 24 * 3600
 #: Partitions of one IN query that are read at once: enough to hide round trips, few enough that a page
