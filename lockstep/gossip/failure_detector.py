@@ -1,4 +1,8 @@
-"""Who seems alive: silence compared with each node's own rhythm of messages.
+"""Who seems alive: a phi-accrual detector over each node's own rhythm of messages.
+
+Phi is minus the decimal logarithm of the chance that a node which is alive stays silent for so long, its
+intervals taken as normally distributed with the mean and deviation of a window of measured ones. A node whose
+phi passes the threshold is suspected; already at half of it, it is slow, and others are preferred.
 
 Invariant: a node that was never heard, or was forgotten, is not alive; hearing a node makes it alive at
 once; the allowed silence stays between two bounds whatever the rhythm was. The bounds follow the rhythm that
@@ -7,39 +11,81 @@ is expected of everyone: in a large cluster a node is asked for a sign of life l
 
 from __future__ import annotations
 
+from collections import deque
+from math import erfc, log10, sqrt
 from typing import Final
 
 #: The rhythm of a node of which nothing else is said.
 EXPECTED_S: Final = 0.5
-#: Expected intervals that may pass in silence: three lost messages in a row are no reason to suspect.
+#: Phi at which a node is suspected, unless a setting says otherwise: one in 10^8 silences of a live node.
+PHI_THRESHOLD: Final = 8.0
+#: At the usual threshold three lost messages in a row are no reason to suspect, however regular the node was.
 SILENCE_INTERVALS_MIN: Final = 4
 #: However irregular a node was, after so many expected intervals without a word it is suspected.
 SILENCE_INTERVALS_MAX: Final = 20
-#: Weight of a new interval in the running mean, and of its deviation, as TCP weighs round trips.
-_MEAN_WEIGHT: Final = 0.125
-_DEVIATION_WEIGHT: Final = 0.25
-#: The allowed silence is this many mean intervals plus as many mean deviations.
-_TOLERANCE: Final = 4.0
+#: Measured intervals that count: half a minute of a small cluster, and few enough for a large one.
+WINDOW: Final = 64
+#: Phi of a silence whose chance is too small to be told from 0.
+PHI_MAX: Final = 300.0
 #: Messages closer than this are one burst, which says nothing about the rhythm.
 _BURST_S: Final = 0.1
+#: Part of the threshold from which a node is slow.
+_SLOW: Final = 0.5
+_US: Final = 1_000_000
+
+
+def phi_of(deviations: float) -> float:
+    """Phi of a silence that is longer than the mean by so many standard deviations."""
+    chance = 0.5 * erfc(deviations / sqrt(2.0))
+    return min(PHI_MAX, -log10(chance)) if chance > 0 else PHI_MAX
+
+
+def deviations_of(phi: float) -> float:
+    """Inverse of `phi_of`, to within rounding, for 0.31 (the mean) and more; by halving."""
+    low, high = 0.0, 40.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if phi_of(middle) < phi else (low, middle)
+    return high
+
+
+#: Deviation, in mean intervals, below which no rhythm is believed: chance makes short windows look regular.
+SPREAD_MIN: Final = (SILENCE_INTERVALS_MIN - 1) / deviations_of(PHI_THRESHOLD)
+
+
+class _Limits:
+    """What one threshold means: deviations from the mean until a node is slow, and until it is suspected."""
+
+    __slots__ = ("slow", "suspect")
+
+    def __init__(self, threshold_phi: float) -> None:
+        self.suspect = deviations_of(threshold_phi)
+        self.slow = deviations_of(threshold_phi * _SLOW)
 
 
 class _Rhythm:
-    __slots__ = ("deviation_s", "expected_s", "heard_s", "mean_s", "measured_s", "silent_after_s")
+    """Sums are of whole microseconds, so that they do not drift as intervals come and go."""
 
-    def __init__(self, now_s: float, expected_s: float) -> None:
+    __slots__ = (
+        "_limits", "_squares", "_sum", "expected_s", "heard_s", "intervals_us", "measured_s",
+        "silent_after_s", "slow_after_s",
+    )  # fmt: skip
+
+    def __init__(self, now_s: float, expected_s: float, limits: _Limits) -> None:
+        self._limits = limits
         self.heard_s = now_s
         self.measured_s = now_s
         self.expected_s = expected_s
-        self.mean_s = expected_s
-        self.deviation_s = 0.0
-        #: When silence begins to be suspicious; kept because every request asks.
-        self.silent_after_s = now_s + self.allowed_s()
+        self.intervals_us: deque[int] = deque()
+        self._sum = self._squares = 0
+        #: When silence begins to be slow, and suspicious; kept because every request asks.
+        self.slow_after_s = self.silent_after_s = now_s
+        self._set()
 
     def hear(self, now_s: float) -> None:
         self.heard_s = max(self.heard_s, now_s)
         self._measure(now_s)
-        self.silent_after_s = self.heard_s + self.allowed_s()
+        self._set()
 
     def _measure(self, now_s: float) -> None:
         interval_s = now_s - self.measured_s
@@ -48,26 +94,53 @@ class _Rhythm:
         self.measured_s = now_s
         if interval_s > SILENCE_INTERVALS_MAX * self.expected_s:
             return  # it was away; that is no rhythm
-        self.deviation_s += _DEVIATION_WEIGHT * (abs(interval_s - self.mean_s) - self.deviation_s)
-        self.mean_s += _MEAN_WEIGHT * (interval_s - self.mean_s)
+        interval_us = round(interval_s * _US)
+        self.intervals_us.append(interval_us)
+        self._sum += interval_us
+        self._squares += interval_us * interval_us
+        if len(self.intervals_us) > WINDOW:
+            gone_us = self.intervals_us.popleft()
+            self._sum -= gone_us
+            self._squares -= gone_us * gone_us
 
     def expect(self, interval_s: float) -> None:
         self.expected_s = interval_s
-        self.silent_after_s = self.heard_s + self.allowed_s()
+        self._set()
 
-    def allowed_s(self) -> float:
-        wanted_s = _TOLERANCE * (self.mean_s + self.deviation_s)
-        shortest_s, longest_s = (
-            self.expected_s * SILENCE_INTERVALS_MIN,
-            self.expected_s * SILENCE_INTERVALS_MAX,
-        )
-        return min(longest_s, max(shortest_s, wanted_s))
+    def mean_s(self) -> float:
+        """Never below the expected rhythm: that a node spoke more often promises nothing."""
+        count = len(self.intervals_us)
+        return max(self.expected_s, self._sum / count / _US) if count else self.expected_s
+
+    def deviation_s(self) -> float:
+        """At least the part of the mean that chance could hide."""
+        floor_s = SPREAD_MIN * self.mean_s()
+        count = len(self.intervals_us)
+        if count < 2:
+            return floor_s
+        variance = (count * self._squares - self._sum * self._sum) / (count * count)
+        return max(floor_s, sqrt(max(0.0, variance)) / _US)
+
+    def phi(self, now_s: float) -> float:
+        return phi_of((now_s - self.heard_s - self.mean_s()) / self.deviation_s())
+
+    def allowed_s(self, deviations: float) -> float:
+        """The silence that stays below so many deviations, within the bounds."""
+        longest_s = self.expected_s * SILENCE_INTERVALS_MAX
+        return min(longest_s, self.mean_s() + deviations * self.deviation_s())
+
+    def _set(self) -> None:
+        self.slow_after_s = self.heard_s + self.allowed_s(self._limits.slow)
+        self.silent_after_s = self.heard_s + self.allowed_s(self._limits.suspect)
 
 
 class FailureDetector:
     """Times are seconds of one monotonic clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, threshold_phi: float = PHI_THRESHOLD) -> None:
+        assert threshold_phi >= 1, "a threshold that every silence passes suspects everybody"
+        self.threshold_phi = threshold_phi
+        self._limits = _Limits(threshold_phi)
         self._rhythms: dict[int, _Rhythm] = {}
         self._expected_s = EXPECTED_S
 
@@ -82,13 +155,28 @@ class FailureDetector:
         """Any message of `node` arrived."""
         rhythm = self._rhythms.get(node)
         if rhythm is None:
-            self._rhythms[node] = _Rhythm(now_s, self._expected_s)
+            self._rhythms[node] = _Rhythm(now_s, self._expected_s, self._limits)
         else:
             rhythm.hear(now_s)
 
     def alive(self, node: int, now_s: float) -> bool:
         rhythm = self._rhythms.get(node)
         return rhythm is not None and now_s <= rhythm.silent_after_s
+
+    def prompt(self, node: int, now_s: float) -> bool:
+        """Alive, and not so long silent that another one is the better choice."""
+        rhythm = self._rhythms.get(node)
+        return rhythm is not None and now_s <= rhythm.slow_after_s
+
+    def phi(self, node: int, now_s: float) -> float:
+        """The level of suspicion, at most PHI_MAX; that of a node never heard."""
+        rhythm = self._rhythms.get(node)
+        return rhythm.phi(now_s) if rhythm is not None else PHI_MAX
+
+    def silent_s(self, node: int, now_s: float) -> float | None:
+        """Seconds since it was heard; None when it never was."""
+        rhythm = self._rhythms.get(node)
+        return max(0.0, now_s - rhythm.heard_s) if rhythm is not None else None
 
     def explain(self, node: int, now_s: float) -> str:
         """Why `alive` says what it says, for people."""
@@ -97,18 +185,21 @@ class FailureDetector:
             return "never heard"
         silent_s = now_s - rhythm.heard_s
         verb = "alive" if now_s <= rhythm.silent_after_s else "suspected"
-        return f"{verb}: silent for {silent_s:.1f} s, {rhythm.allowed_s():.1f} s allowed"
+        allowed_s = rhythm.allowed_s(self._limits.suspect)
+        return f"{verb}: silent for {silent_s:.1f} s, {allowed_s:.1f} s allowed"
 
     def forget(self, node: int) -> None:
         """The node left, or must prove itself anew."""
         self._rhythms.pop(node, None)
 
     def validate(self) -> None:
+        shortest = 1 + SPREAD_MIN * self._limits.suspect
         for node, rhythm in self._rhythms.items():
-            allowed = rhythm.allowed_s() / self._expected_s
-            assert SILENCE_INTERVALS_MIN - 1e-6 <= allowed <= SILENCE_INTERVALS_MAX + 1e-6, (
-                f"rhythm of node {node}"
-            )
-            assert rhythm.mean_s >= 0 and rhythm.deviation_s >= 0, f"rhythm of node {node}"
+            allowed_s = rhythm.allowed_s(self._limits.suspect)
+            allowed = allowed_s / self._expected_s
+            bounds = min(shortest, SILENCE_INTERVALS_MAX) - 1e-6, SILENCE_INTERVALS_MAX + 1e-6
+            assert bounds[0] <= allowed <= bounds[1], f"rhythm of node {node}"
+            assert len(rhythm.intervals_us) <= WINDOW, f"rhythm of node {node}"
             assert rhythm.measured_s <= rhythm.heard_s, f"rhythm of node {node}"
-            assert rhythm.silent_after_s == rhythm.heard_s + rhythm.allowed_s(), f"rhythm of node {node}"
+            assert rhythm.slow_after_s <= rhythm.silent_after_s, f"rhythm of node {node}"
+            assert rhythm.silent_after_s == rhythm.heard_s + allowed_s, f"rhythm of node {node}"
