@@ -164,12 +164,16 @@ class RunWork(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkStatus(msgspec.Struct, frozen=True, array_like=True):
-    """state: running, done or failed; units are bytes and fragments moved so far."""
+    """state: running, done or failed; units are bytes and fragments moved so far.
+
+    `definite`: it failed for a reason that asking again does not mend.
+    """
 
     state: str
     text: str = ""
     moved_bytes: int = 0
     moved_fragments: int = 0
+    definite: bool = False
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):

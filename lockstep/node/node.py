@@ -128,11 +128,17 @@ class Node(Parts):
             await self.engine.close()
 
     def _break(self, error: LockstepError) -> None:
-        """Stop serving and voting at once; peers see closed connections."""
-        if self._end(error):
-            self.log("node.broken", error=str(error))
-            self.member.halt()
-            self.runtime.tasks.spawn(self.internode.stop(), "node.broken")
+        """Stop serving and voting at once; peers see closed connections, once work that failed was told of."""
+        if self._breaking or self.broken is None or self.broken.done():
+            return
+        self._breaking, self.ready = True, False
+        self.log("node.broken", error=str(error))
+        self.member.halt()
+        self.before_breaking(lambda: self._broke(error))
+
+    def _broke(self, error: LockstepError) -> None:
+        self._end(error)
+        self.runtime.tasks.spawn(self.internode.stop(), "node.broken")
 
     def _end(self, error: LockstepError) -> bool:
         """Tell whoever runs this node that it must not go on; False when that was told before."""

@@ -76,6 +76,9 @@ class Parts(NodeFacts, abc.ABC):
         self._open_store = open_store
         factory = chosen(configuration, processors or {})
         self._engine_open = False
+        self._breaking = False
+        #: Calls back when nothing is left that must be told before this node ends because it is broken.
+        self.before_breaking: Callable[[Callable[[], None]], None] = lambda end: end()
         self.registry = kinds_of(configuration.testing)
         self.identity = IdentityFile(runtime)
         self.founders_file = FoundersFile(runtime.disk)
@@ -254,6 +257,7 @@ class Parts(NodeFacts, abc.ABC):
             self.replica.drain,
             self.guards,
         )
+        self.before_breaking = self.work.before_breaking
         self.sizes = RangeSizes(internode, self.engine, cluster, self._own_id, lambda: self.work.rate_bytes_s)
         self.membership = Membership(
             runtime,

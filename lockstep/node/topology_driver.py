@@ -242,6 +242,8 @@ class TopologyDriver:
             self._work[key] = WorkReport.DONE
             self._texts.pop(key, None)
         elif status.state == "failed":
+            if status.definite:
+                self._work[key] = WorkReport.FAILED
             self._say("topology.work_failed", key, status.text)
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
         else:

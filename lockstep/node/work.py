@@ -26,12 +26,14 @@ from lockstep.topology.stages import STREAMING, Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
 from lockstep.values.errors import (
     DiskRefused,
+    FrameCorrupt,
     LockstepError,
     NotReplica,
     PeerUnreachable,
     ServerFault,
     SessionClosed,
 )
+from lockstep.values.limits import REPLICA_RETRY_MS, WORK_ATTEMPTS_MAX, WORK_FAREWELL_MS
 from lockstep.values.tokens import Range
 
 #: How long one RUN_WORK request is held open before "running" is answered; bounds the coordinator's wait.
@@ -80,6 +82,10 @@ class WorkService:
         self._running: dict[_Key, _Running] = {}
         #: Of the last stream that says something about it; 0 before there was one.
         self.rate_bytes_s = 0
+        #: How often in a row each piece of work failed for a reason that may not pass by itself.
+        self._failures: dict[_Key, int] = {}
+        #: Set when the coordinator was told of a failure that it will not mend by asking again.
+        self._told = asyncio.Event()
         internode.register(verbs.RUN_WORK, RunWork, WorkStatus, self._serve)
         state.listen(self._forget_closed, parts_only=True)
         state.listen(self._wipe_inherited, parts_only=True)
@@ -103,11 +109,36 @@ class WorkService:
             return self._status("running", running)
         if running.error is not None:
             self._running.pop(key, None)
-            return self._status("failed", running, str(running.error))
+            return self._failed(key, running, running.error)
+        self._failures.pop(key, None)
         return self._status("done", running)
 
-    def _status(self, state: str, running: _Running, text: str = "") -> WorkStatus:
-        return WorkStatus(state, text, running.progress.moved_bytes, running.progress.fragments)
+    def _status(self, state: str, running: _Running, text: str = "", definite: bool = False) -> WorkStatus:
+        return WorkStatus(state, text, running.progress.moved_bytes, running.progress.fragments, definite)
+
+    def _failed(self, key: _Key, running: _Running, error: LockstepError) -> WorkStatus:
+        self._failures[key] = self._failures.get(key, 0) + 1 if _is_counted(error) else 0
+        definite = self._engine.failed or self._failures[key] >= WORK_ATTEMPTS_MAX
+        if definite:
+            self._told.set()
+        return self._status("failed", running, str(error), definite)
+
+    def before_breaking(self, end: Callable[[], None]) -> None:
+        """Call `end` because the store died: at once, or when the coordinator has heard what failed by that."""
+        if all(running.done.is_set() for running in self._running.values()):
+            end()
+        else:
+            self._runtime.tasks.spawn(self._end_later(end), "work.farewell")
+
+    async def _end_later(self, end: Callable[[], None]) -> None:
+        try:
+            async with asyncio.timeout(WORK_FAREWELL_MS / 1000):
+                await self._told.wait()
+            # The answer that told it is still to be sent.
+            await asyncio.sleep(REPLICA_RETRY_MS / 1000)
+        except TimeoutError:
+            self._runtime.probes.reach("work.farewell_unheard")
+        end()
 
     def _operation(self, order: RunWork) -> Operation:
         operation = self._state.current.operations_by_id.get(order.operation_id)
@@ -121,7 +152,9 @@ class WorkService:
             if row.work is Work.WIPE:
                 await self._wipe(operation, gained_ranges(operation, self._own_id()))
             elif row.work is Work.CLEANUP:
-                await self._clean_up(operation)
+                await self._clean_up(operation, lost_ranges(operation, self._own_id()))
+            elif row.work is Work.DISCARD:
+                await self._clean_up(operation, gained_ranges(operation, self._own_id()))
             elif row.work in STREAMING:
                 began_s = self._runtime.clock.monotonic_s()
                 await self._stream(operation, running.progress)
@@ -139,11 +172,13 @@ class WorkService:
         if progress.moved_bytes >= RATE_TOLD_BYTES_MIN and seconds > 0:
             self.rate_bytes_s = int(progress.moved_bytes / seconds)
 
-    async def _clean_up(self, operation: Operation) -> None:
-        """Wipe what this node gave away: it refuses all requests for it, and has finished the older ones."""
+    async def _clean_up(
+        self, operation: Operation, wanted: Sequence[tuple[Replication, Sequence[Range]]]
+    ) -> None:
+        """Wipe what is not this node's: it refuses all requests for it, and has finished the older ones."""
         await self._drain(operation.stage_epoch)
         self._runtime.probes.reach("work.cleans_up")
-        await self._wipe(operation, lost_ranges(operation, self._own_id()))
+        await self._wipe(operation, wanted)
 
     async def _wipe(
         self, operation: Operation, wanted: Sequence[tuple[Replication, Sequence[Range]]]
@@ -154,6 +189,7 @@ class WorkService:
                 for range_ in ranges:
                     with self._guards.hold(operation.session_id):
                         await self._engine.wipe((table,), range_)
+                    self._runtime.probes.reach("work.wipes")
 
     async def _stream(self, operation: Operation, progress: StreamProgress) -> None:
         cluster = self._state.current
@@ -221,6 +257,16 @@ class WorkService:
         for key in list(self._running):
             if key[2] not in open_sessions:
                 del self._running[key]
+                self._failures.pop(key, None)
+
+
+def _is_counted(error: LockstepError) -> bool:
+    """Whether a failure that comes again and again is one to give up for.
+
+    Not when nodes cannot be reached: who is dead is for operators to say, and a cut heals. Not when the
+    order was late: its session is closed.
+    """
+    return isinstance(error, FrameCorrupt) or not (error.retriable or isinstance(error, SessionClosed))
 
 
 def _first(failures: BaseExceptionGroup[LockstepError]) -> LockstepError:

@@ -61,6 +61,11 @@ class GroupCommit:
         self._task: asyncio.Task[None] | None = None
         self._failure: str | None = None
 
+    @property
+    def failed(self) -> bool:
+        """Whether the store can make nothing durable any more."""
+        return self._failure is not None
+
     def admit(self) -> None:
         """Overloaded when too much waits for a sync; DiskRefused when syncing has failed."""
         if self._failure is not None:

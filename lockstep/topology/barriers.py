@@ -139,7 +139,7 @@ def evaluate(
             miss(node, acknowledged.get(node, 0), "receives ranges")
     for node in need.must_drain:
         if min(acknowledged.get(node, 0), drained.get(node, 0)) < need.epoch:
-            miss(node, acknowledged.get(node, 0), "gives data and still has older requests to finish")
+            miss(node, acknowledged.get(node, 0), "has older requests to finish before its part of the work")
     for group in need.groups:
         unseen = [node for node in group.members if acknowledged.get(node, 0) < need.epoch]
         if len(unseen) >= group.quorum:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from lockstep.metadata.operations import OperationKind, Stage, Transition
+from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 
 
@@ -37,19 +38,23 @@ class Drain(enum.StrEnum):
 class Work(enum.StrEnum):
     """What nodes do in the stage, under its session.
 
-    WIPE and STREAM are for pending replicas, CLEANUP for those that lost a range and still live, REBUILD
-    for the one node that fills its own ranges again.
+    WIPE and STREAM are for pending replicas, CLEANUP for those that lost a range and still live, DISCARD for
+    those that were to gain one, did not, and still live, REBUILD for the one node that fills its own ranges
+    again.
     """
 
     NONE = "none"
     WIPE = "wipe"
     STREAM = "stream"
     CLEANUP = "cleanup"
+    DISCARD = "discard"
     REBUILD = "rebuild"
 
 
 #: Work that copies from other replicas.
 STREAMING = (Work.STREAM, Work.REBUILD)
+#: Work that deletes what its nodes do not own (any more).
+DELETING = (Work.CLEANUP, Work.DISCARD)
 
 
 class StageRow(msgspec.Struct, frozen=True):
@@ -71,6 +76,21 @@ class StageRow(msgspec.Struct, frozen=True):
     next: Stage | None
     on_failure: Stage | None
     pending_votes: bool = False
+
+
+#: The way back of a range movement: the new replicas are written no more, and drop what they received.
+_ROLLBACK = StageRow(
+    stage=Stage.ROLLBACK_TO_NORMAL,
+    writes=Side.OLD,
+    reads=Side.OLD,
+    in_use=(Side.OLD, Side.UNION),
+    barrier=True,
+    drain=Drain.WORKERS,
+    work=Work.DISCARD,
+    next=None,
+    on_failure=None,
+    pending_votes=True,
+)
 
 
 def _range_movement(first: Stage, last: Stage) -> tuple[StageRow, ...]:
@@ -132,18 +152,7 @@ def _range_movement(first: Stage, last: Stage) -> tuple[StageRow, ...]:
             next=None,
             on_failure=None,
         ),
-        StageRow(
-            stage=Stage.ROLLBACK_TO_NORMAL,
-            writes=Side.OLD,
-            reads=Side.OLD,
-            in_use=(Side.OLD, Side.UNION),
-            barrier=True,
-            drain=Drain.NONE,
-            work=Work.NONE,
-            next=None,
-            on_failure=None,
-            pending_votes=True,
-        ),
+        _ROLLBACK,
     )
 
 
@@ -182,6 +191,8 @@ TABLES: Mapping[OperationKind, tuple[StageRow, ...]] = {
     OperationKind.REPLACE: _range_movement(Stage.JOIN_GROUP0, Stage.LEFT_TOKEN_RING),
     OperationKind.REMOVE: _range_movement(Stage.PREPARED, Stage.LEFT_TOKEN_RING),
     OperationKind.REBUILD: _REFILL,
+    # Each step of the walk goes through this table once.
+    OperationKind.REPLICATION: _range_movement(Stage.PREPARED, Stage.NEW_ONLY),
 }
 
 
@@ -207,6 +218,11 @@ def group_at(row: StageRow, transition: Transition) -> tuple[tuple[NodeId, ...],
     return reads, reads + others
 
 
+def replication_at(row: StageRow, transition: Transition) -> Replication:
+    """The replication whose ring the transition's range lies on, and counts follow, in the stage."""
+    return transition.replication_after if row.reads is Side.NEW else transition.replication
+
+
 def problems(rows: Sequence[StageRow]) -> tuple[str, ...]:
     """What is wrong with a stage table, as sentences; empty when it is sound."""
     found = [problem for row in rows for problem in _row_problems(row, rows)]
@@ -226,13 +242,15 @@ def _row_problems(row: StageRow, rows: Sequence[StageRow]) -> list[str]:
             found.append(f"{row.stage} leads to {target}, which has no row")
     if row.work in STREAMING and row.drain not in (Drain.SOURCES, Drain.ALL):
         found.append(f"{row.stage} streams without draining its sources")
-    if row.work is Work.CLEANUP and row.drain not in (Drain.WORKERS, Drain.ALL):
+    if row.work in DELETING and row.drain not in (Drain.WORKERS, Drain.ALL):
         found.append(f"{row.stage} wipes ranges that may still be read")
     if row.work is Work.CLEANUP and (Side.OLD in row.in_use or Side.UNION in row.in_use):
         found.append(f"{row.stage} wipes ranges of a group that is still in use")
+    if row.work is Work.DISCARD and (Side.NEW in row.in_use or row.reads is not Side.OLD):
+        found.append(f"{row.stage} wipes new replicas that may be read")
     if row.work is Work.STREAM and row.writes is not Side.UNION:
         found.append(f"{row.stage} streams to replicas that get no writes")
-    if row.work not in (Work.NONE, Work.CLEANUP) and row.on_failure is None:
+    if row.work not in (Work.NONE, *DELETING) and row.on_failure is None:
         found.append(f"{row.stage} has work that can fail and no way back")
     if not row.barrier:
         found.append(f"{row.stage} has no barrier")

@@ -18,7 +18,7 @@ from lockstep.schema.model import Replication
 from lockstep.topology import queue
 from lockstep.topology.barriers import BarrierState, Missing, barrier_need, evaluate
 from lockstep.topology.requests import FailRequest
-from lockstep.topology.stages import STREAMING, Work, stage_row
+from lockstep.topology.stages import DELETING, STREAMING, Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
@@ -58,7 +58,7 @@ class Reports(msgspec.Struct, frozen=True):
 class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
     """Work of one node in one stage, valid while its session is open.
 
-    kind WIPE, CLEANUP: delete what is stored of `ranges`. kind STREAM, REBUILD: copy `tasks`, all with this
+    kind WIPE, CLEANUP, DISCARD: delete what is stored of `ranges`. kind STREAM, REBUILD: copy `tasks`, all with this
     node as target.
     """
 
@@ -153,7 +153,8 @@ def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> 
     state = barrier_state(operation, cluster, reports, open_orders)
     if not state.passed:
         return _wait(operation, [(m.node, _missing_text(cluster, m)) for m in state.missing])
-    starting = [order for order in open_orders if _report(reports, order) is None]
+    # Where there is no way back, what failed is asked for until somebody has mended what it failed by.
+    starting = [order for order in open_orders if _report(reports, order) is not WorkReport.RUNNING]
     starved = [task for order in starting for task in order.tasks if not task.sources]
     if starved:
         return _wait(operation, [(task.target, _starved_text(task)) for task in starved])
@@ -191,7 +192,8 @@ def work_orders(
 ) -> tuple[WorkOrder, ...]:
     """The stage's work, one order for each node that has a part, ascending; empty when the stage has none.
 
-    A node that is dead or departing cleans nothing up: whatever it keeps is wiped before it may own it again.
+    A node that is dead or departing cleans nothing up, and drops nothing that it was to gain: whatever it keeps
+    is wiped before it may own it again.
     """
     row = stage_row(operation.kind, operation.stage)
     ranges: dict[NodeId, list[tuple[Replication, Range]]] = {}
@@ -200,9 +202,9 @@ def work_orders(
         for transition in operation.transitions:
             for node in transition.gained:
                 ranges.setdefault(node, []).append((transition.replication, transition.range))
-    elif row.work is Work.CLEANUP:
+    elif row.work in DELETING:
         for transition in operation.transitions:
-            for node in transition.lost:
+            for node in transition.lost if row.work is Work.CLEANUP else transition.gained:
                 if node != operation.departing and node not in dead:
                     ranges.setdefault(node, []).append((transition.replication, transition.range))
     elif row.work in STREAMING:

@@ -29,6 +29,8 @@ def test_every_kind_has_a_sound_table(kind: OperationKind) -> None:
         (Stage.NEW_ONLY, {"next": Stage.JOIN_GROUP0}, "never ends"),
         (Stage.CLEANUP, {"drain": Drain.NONE}, "wipes ranges that may still be read"),
         (Stage.CLEANUP, {"in_use": (Side.UNION, Side.NEW)}, "of a group that is still in use"),
+        (Stage.ROLLBACK_TO_NORMAL, {"drain": Drain.NONE}, "wipes ranges that may still be read"),
+        (Stage.ROLLBACK_TO_NORMAL, {"in_use": tuple(Side)}, "wipes new replicas that may be read"),
         (Stage.CLEANUP, {"writes": Side.UNION}, "ends while both sides are written"),
         (Stage.NEW_ONLY, {"writes": Side.OLD}, "reads new and writes only old"),
         (Stage.NEW_ONLY, {"barrier": False}, "has no barrier"),

@@ -147,7 +147,26 @@ def test_failed_work_sends_the_operation_back_with_the_reason() -> None:
     decision = step(history.now, reports)
     assert decision == Propose(CancelOperation(1, "stream failed on node 4: disk full", failed=True), 1)
     history.submit(decision.transformation)
-    assert isinstance(step(history.now, Reports(acknowledged=aware(history, A, B, C))), Propose)
+    # The node lives: it drops what it received before it may do anything else.
+    back = step(history.now, Reports(acknowledged=aware(history)))
+    assert isinstance(back, RunWorkOrders)
+    (order,) = back.orders
+    assert (order.node, order.kind) == (X, Work.DISCARD)
+    assert [r for _, r in order.ranges] == [t.range for t in history.now.operations[0].transitions]
+    finish = Propose(AdvanceOperation(1, Stage.ROLLBACK_TO_NORMAL), 1)
+    done = {(1, Stage.ROLLBACK_TO_NORMAL, X): WorkReport.DONE}
+    assert step(history.now, Reports(acknowledged=aware(history), work=done)) == finish
+    # Dead, it is not waited for: it wipes that before it may own it again.
+    assert step(history.now, Reports(acknowledged=aware(history, A, B, C), dead=(X,))) == finish
+
+
+def test_work_that_fails_where_there_is_no_way_back_is_asked_for_again() -> None:
+    history = joining(simple(1), Stage.CLEANUP)
+    known = aware(history)
+    first = step(history.now, Reports(acknowledged=known))
+    assert isinstance(first, RunWorkOrders)
+    failed = {(1, Stage.CLEANUP, order.node): WorkReport.FAILED for order in first.orders}
+    assert step(history.now, Reports(acknowledged=known, work=failed)) == first
 
 
 def test_too_few_live_sources_wait_and_say_so() -> None:
@@ -180,6 +199,9 @@ def test_explanations_name_the_node_the_epoch_and_the_next_step() -> None:
     early.submit(CancelOperation(1, "changed my mind"))
     assert headline(early.now.operations[0]).endswith("cancelled: changed my mind")
     all_know = Reports(acknowledged=aware(early))
+    assert explain(early.now.operations[0], early.now, all_know)[1] == "next: discard on node 4"
+    dropped = {(1, Stage.ROLLBACK_TO_NORMAL, X): WorkReport.DONE}
+    all_know = Reports(acknowledged=aware(early), work=dropped)
     assert explain(early.now.operations[0], early.now, all_know)[1] == "next: finish"
 
 

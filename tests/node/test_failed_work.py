@@ -1,0 +1,122 @@
+"""Work that cannot succeed ends its operation, and leaves the nodes as they were."""
+
+from __future__ import annotations
+
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import Stage
+from lockstep.metadata.requests import RequestState
+from lockstep.node.node import Node
+from lockstep.sim.probes import DelayRule
+from lockstep.topology.invariants import check_restored
+from lockstep.topology.transformations import CancelOperation
+from lockstep.values.errors import CorruptFile, PeerUnreachable
+from lockstep.values.limits import WORK_ATTEMPTS_MAX
+from lockstep.values.rows import Cell, Liveness, Mutation, Row
+from lockstep.values.tokens import token_of
+from tests.node.support import Town, keyspace, table
+from tests.node.test_work import failing, holds, streaming
+
+
+def filled(town: Town) -> None:
+    """Three nodes with some data."""
+    town.found()
+    for change in (keyspace("k"), table("k")):
+        assert town.finish(town.submit(1, change)).error is None
+    town.agreed(1, 2, 3)
+    for number in (1, 2, 3):
+        node = town.node(number)
+        stored = node.cluster.schema.by_name["k"].tables[0]
+        for key in keys_of(200):
+            row = Row(b"", Liveness(1), None, (Cell(2, b"x" * 100, 1),))
+            named = (stored.id, token_of(key), key, node.new_mutation_id())
+            node.engine.apply(Mutation(*named, 1, None, (), None, (row,)))
+
+
+def keys_of(count: int) -> list[bytes]:
+    return [str(number).encode() for number in range(count)]
+
+
+def test_a_full_disk_of_the_newcomer_ends_its_join_as_failed() -> None:
+    with Town() as town:
+        filled(town)
+        before = town.newest
+        town.world.probes.add(DelayRule(label="replica.drain", low_s=1.0, high_s=1.0))
+        town.start(4)
+        town.until(lambda: bool(town.newest.operations))
+        town.until(lambda: town.newest.operations[0].stage is Stage.WRITE_BOTH_READ_OLD)
+        town.until(lambda: town.node(4).cluster.epoch == town.newest.epoch)
+        fill_disk(town, 4)
+        town.until(lambda: not town.newest.operations)
+        (ended,) = town.newest.requests.ended
+        assert ended.state is RequestState.FAILED and "stream failed on node 4" in ended.outcome
+        assert town.state_of(4) is NodeState.NONE and town.newest.locks == town.newest.sessions == ()
+        assert town.newest.placements == before.placements
+        assert "disk" in str(town.ended["n4"])
+
+
+def fill_disk(town: Town, number: int) -> None:
+    """From now on the disk takes nothing more."""
+    disk = town.process(number).disk
+    disk.settings.capacity_bytes = disk.used_bytes()
+
+
+def test_what_fails_again_and_again_is_given_up_and_what_is_unreachable_is_not() -> None:
+    def prepare(name: str, node: Node) -> None:
+        build = node._build_request_path
+
+        def built(generation: int) -> None:
+            build(generation)
+            if name == "n4":
+                failing(node, 10**6, CorruptFile("planted", 7, "planted"))
+
+        node._build_request_path = built  # type: ignore[method-assign]
+
+    with Town() as town:
+        town.prepare = prepare
+        streaming(town, 0.01)
+        asked = town.world.probes.process_counts
+        town.until(lambda: not town.newest.operations)
+        (ended,) = town.newest.requests.ended
+        assert ended.state is RequestState.FAILED and "planted is corrupt" in ended.outcome
+        assert asked.get(("n4", "work.done"), 0) == 2, "wiped before, and dropped after"
+
+
+def test_unreachable_peers_are_asked_for_ever() -> None:
+    def prepare(name: str, node: Node) -> None:
+        build = node._build_request_path
+
+        def built(generation: int) -> None:
+            build(generation)
+            if name == "n4":
+                failing(node, 5 * WORK_ATTEMPTS_MAX, PeerUnreachable("planted"))
+
+        node._build_request_path = built  # type: ignore[method-assign]
+
+    with Town() as town:
+        town.prepare = prepare
+        streaming(town, 0.01)
+        town.until(lambda: town.ready(4))
+
+
+def test_a_cancelled_newcomer_that_lives_drops_what_it_had_received() -> None:
+    with Town() as town:
+        filled(town)
+        before = town.newest
+        # Long enough between chunks and tables that some has arrived when it is cancelled.
+        town.world.probes.add(DelayRule(label="replica.drain", low_s=0.3, high_s=0.3))
+        town.start(4)
+        node4_holds = lambda: [key for key in keys_of(200) if holds(town.node(4), key)]  # noqa: E731
+        town.until(
+            lambda: (
+                bool(town.newest.operations)
+                and "n4" in town.nodes
+                and town.node(4).state.epoch >= town.newest.operations[0].stage_epoch
+                and town.newest.operations[0].stage is Stage.WRITE_BOTH_READ_OLD
+                and bool(node4_holds())
+            )
+        )
+        operation = town.newest.operations[0]
+        assert town.finish(town.submit(1, CancelOperation(operation.id, "no need"))).error is None
+        town.until(lambda: not town.newest.operations)
+        assert check_restored(before, town.newest) == () or town.newest.placements == before.placements
+        assert not node4_holds()
