@@ -6,17 +6,19 @@ rest has no two adjacent ranges with equal groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+import operator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
-from lockstep.placement.strategies import Owner, compute
+from lockstep.placement.circle import Circle, Owner
+from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement, ring_with_rights
+from lockstep.placement.strategies import ReplicaList, Seats, Sight, placed, ring_of, seats, swept, walked
 from lockstep.schema.model import Replication
-from lockstep.values.ids import NodeId
-from lockstep.values.tokens import Range
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
-ReplicaList = tuple[NodeId, ...]
 #: (range, replicas) of a whole ring, sorted and adjacent: what a strategy computes.
 Plan = Sequence[tuple[Range, ReplicaList]]
 
@@ -37,13 +39,102 @@ class GroupChange(msgspec.Struct, frozen=True, array_like=True):
     writes: ReplicaList
 
 
-def computed_ring(replication: Replication, owners: Sequence[Owner], epoch: int) -> RingPlacement:
+def computed_ring(replication: Replication, owners: Circle | Sequence[Owner], epoch: int) -> RingPlacement:
     """The ring at rest for these owners, in normal form, every group changed at `epoch`."""
-    ranges = tuple(
-        PlacedRange(range_, ReplicaGroup(replicas, replicas, epoch))
-        for range_, replicas in compute(replication, owners)
-    )
-    return merged(RingPlacement(replication, ranges))
+    circle = owners if isinstance(owners, Circle) else Circle.of(owners)
+    rights, lists = ring_of(circle, swept(replication, circle))
+    last = [*map(operator.ne, lists, lists[1:]), True]
+    rights, lists = list(itertools.compress(rights, last)), list(itertools.compress(lists, last))
+    ranges = map(Range, [TOKEN_MIN, *rights[:-1]], rights)
+    groups = map(ReplicaGroup, lists, lists, itertools.repeat(epoch))
+    return ring_with_rights(replication, tuple(map(PlacedRange, ranges, groups)), rights)
+
+
+def changes(replication: Replication, before: Circle, after: Circle) -> tuple[Delta, ...]:
+    """Ranges whose replicas differ between two circles, as `differences` of the two plans tells them.
+
+    Costs the tokens that changed owner and the ranges that differ, unless racks or data centres come or go
+    so that the rules of the choice change: then both rings are swept.
+    """
+    tokens = before.changed_tokens(after)
+    if not tokens:
+        return ()
+    seated = seats(replication, before), seats(replication, after)
+    if not before.tokens or not after.tokens or not seated[0].alike(seated[1]):
+        return differences(plan_of(replication, before), plan_of(replication, after))
+    pair = _Pair((before, after), seated, tokens[-1])
+    # Backwards: a difference that reaches down to another changed token takes it along.
+    reached = tokens[-1] + 1
+    for token in reversed(tokens):
+        if token < reached:
+            reached = pair.follow(token)
+    found: list[Delta] = []
+    for delta in sorted(pair.found, key=lambda delta: delta.range):
+        _append_joined(found, delta)
+    return tuple(found)
+
+
+class _Pair:
+    """Two circles swept backwards together, from tokens after which they have the same replicas, or not."""
+
+    def __init__(self, circles: tuple[Circle, Circle], seated: tuple[Seats, Seats], highest: int) -> None:
+        self.found: list[Delta] = []
+        #: The ranges looked at: what it cost.
+        self.steps = 0
+        self._circles = circles
+        self._seated = seated
+        self._highest = highest
+
+    def follow(self, token: int) -> int:
+        """Find what differs from `token` back to the first token where nothing does, and return that one."""
+        one, two = self._circles
+        at_one, at_two = bisect_right(one.tokens, token), bisect_right(two.tokens, token)
+        sights = (
+            Sight(self._seated[0], walked(self._seated[0], one, at_one)),
+            Sight(self._seated[1], walked(self._seated[1], two, at_two)),
+        )
+        token, lowest = self._descend(token, at_one, at_two, sights, TOKEN_MIN - 1)
+        if not lowest:
+            return token
+        # Tokens above the last one have the replicas of the first one; below them it goes on.
+        top = max(one.tokens[-1], two.tokens[-1])
+        self._differ(top, TOKEN_MAX, sights)
+        self._descend(top, len(one.tokens), len(two.tokens), sights, self._highest)
+        return token
+
+    def _descend(
+        self, token: int, at_one: int, at_two: int, sights: tuple[Sight, Sight], end: int
+    ) -> tuple[int, bool]:
+        """(the token at which it stopped, whether nothing is below it); goes no lower than above `end`."""
+        (one, two), (sight_one, sight_two) = self._circles, sights
+        while token > end:
+            self.steps += 1
+            if at_one and one.tokens[at_one - 1] == token:
+                at_one -= 1
+                sight_one.back(one.nodes[at_one])
+            if at_two and two.tokens[at_two - 1] == token:
+                at_two -= 1
+                sight_two.back(two.nodes[at_two])
+            if sight_one.replicas == sight_two.replicas:
+                return token, False
+            below = max(
+                one.tokens[at_one - 1] if at_one else TOKEN_MIN,
+                two.tokens[at_two - 1] if at_two else TOKEN_MIN,
+            )
+            self._differ(below, token, sights)
+            if not at_one and not at_two:
+                return token, True
+            token = below
+        return token, False
+
+    def _differ(self, left: int, right: int, sights: tuple[Sight, Sight]) -> None:
+        if left < right:
+            self.found.append(Delta(Range(left, right), sights[0].replicas, sights[1].replicas))
+
+
+def plan_of(replication: Replication, circle: Circle) -> Plan:
+    """The replicas of the whole ring, cut at every token of the circle."""
+    return placed(circle, swept(replication, circle))
 
 
 def differences(before: Plan, after: Plan) -> tuple[Delta, ...]:
@@ -73,66 +164,66 @@ def _append_joined(found: list[Delta], delta: Delta) -> None:
 
 def cut(ring: RingPlacement, tokens: Iterable[int]) -> RingPlacement:
     """The same groups, with a range boundary at each token; the ring itself when all are there."""
-    present = set(ring.rights)
-    missing = sorted({token for token in tokens if token not in present and _cuts(ring, token)})
-    if not missing:
-        return ring
-    ranges: list[PlacedRange] = []
-    at = 0
-    for placed in ring.ranges:
-        left = placed.range.left
-        while at < len(missing) and missing[at] < placed.range.right:
-            ranges.append(PlacedRange(Range(left, missing[at]), placed.group))
-            left = missing[at]
-            at += 1
-        ranges.append(PlacedRange(Range(left, placed.range.right), placed.group))
-    return RingPlacement(ring.replication, tuple(ranges))
-
-
-def _cuts(ring: RingPlacement, token: int) -> bool:
-    return ring.ranges[0].range.left < token < ring.ranges[-1].range.right
+    rights, pieces = ring.rights, []
+    missing: dict[int, list[int]] = {}
+    for token in sorted(set(tokens)):
+        if TOKEN_MIN < token < TOKEN_MAX:
+            at = bisect_left(rights, token)
+            if rights[at] != token:
+                missing.setdefault(at, []).append(token)
+    for at, cuts in missing.items():
+        placed = ring.ranges[at]
+        bounds = itertools.pairwise((placed.range.left, *cuts, placed.range.right))
+        pieces.append((at, at + 1, [PlacedRange(Range(*pair), placed.group) for pair in bounds]))
+    return ring.spliced(pieces)
 
 
 def with_groups(ring: RingPlacement, changes: Sequence[GroupChange], epoch: int) -> RingPlacement:
     """The ring with the groups of the given disjoint ranges replaced; equal groups keep their epoch."""
-    if not changes:
-        return ring
-    wanted = sorted(changes, key=lambda change: change.range)
-    ring = cut(ring, [bound for change in wanted for bound in (change.range.left, change.range.right)])
-    ranges: list[PlacedRange] = []
-    at = 0
-    for placed in ring.ranges:
-        while at < len(wanted) and wanted[at].range.right <= placed.range.left:
-            at += 1
-        if at < len(wanted) and wanted[at].range.intersects(placed.range):
-            ranges.append(PlacedRange(placed.range, _changed(placed.group, wanted[at], epoch)))
-        else:
-            ranges.append(placed)
-    return RingPlacement(ring.replication, tuple(ranges))
+    ring = cut(ring, [bound for change in changes for bound in (change.range.left, change.range.right)])
+    regrouped: dict[int, ReplicaGroup] = {}
+    for change in changes:
+        group = ReplicaGroup(change.reads, change.writes, epoch)
+        for at in range(*ring.indices(change.range)):
+            known = ring.ranges[at].group
+            if known.reads != group.reads or known.writes != group.writes:
+                regrouped[at] = group
+    return ring.regrouped(regrouped)
 
 
-def _changed(group: ReplicaGroup, change: GroupChange, epoch: int) -> ReplicaGroup:
-    if group.reads == change.reads and group.writes == change.writes:
-        return group
-    return ReplicaGroup(change.reads, change.writes, epoch)
-
-
-def merged(ring: RingPlacement, keep: Iterable[int] = ()) -> RingPlacement:
-    """Adjacent ranges with equal replicas joined, except at tokens in `keep`.
+def merged(
+    ring: RingPlacement, keep: Iterable[int] = (), within: Iterable[int] | None = None
+) -> RingPlacement:
+    """Adjacent ranges with equal replicas joined, except at tokens in `keep`; `within`: only at these tokens.
 
     A joined group takes the later epoch of the two: a reader of old plans is then told once too
     often, never once too seldom.
     """
     kept = frozenset(keep)
-    ranges: list[PlacedRange] = []
-    for placed in ring.ranges:
-        if ranges and placed.range.left not in kept and _same_replicas(ranges[-1].group, placed.group):
-            last = ranges[-1]
-            group = last.group if last.group.epoch >= placed.group.epoch else placed.group
-            ranges[-1] = PlacedRange(Range(last.range.left, placed.range.right), group)
-        else:
-            ranges.append(placed)
-    return ring if len(ranges) == len(ring.ranges) else RingPlacement(ring.replication, tuple(ranges))
+    rights, ranges = ring.rights, ring.ranges
+    candidates = range(len(rights) - 1) if within is None else _at_tokens(rights, within)
+    pieces: list[tuple[int, int, list[PlacedRange]]] = []
+    for at in candidates:
+        if rights[at] in kept or not _same_replicas(ranges[at].group, ranges[at + 1].group):
+            continue
+        # The ranges that the one before was joined to go on here when they end here.
+        first, one = (
+            (pieces[-1][0], pieces[-1][2][0]) if pieces and pieces[-1][1] == at + 1 else (at, ranges[at])
+        )
+        two = ranges[at + 1]
+        group = one.group if one.group.epoch >= two.group.epoch else two.group
+        if first != at:
+            pieces.pop()
+        pieces.append((first, at + 2, [PlacedRange(Range(one.range.left, two.range.right), group)]))
+    return ring.spliced(pieces)
+
+
+def _at_tokens(rights: Sequence[int], tokens: Iterable[int]) -> Iterator[int]:
+    """Numbers of the ranges that end at one of these tokens and have one behind them, ascending."""
+    for token in sorted(set(tokens)):
+        at = bisect_left(rights, token)
+        if at < len(rights) - 1 and rights[at] == token:
+            yield at
 
 
 def _same_replicas(one: ReplicaGroup, other: ReplicaGroup) -> bool:

@@ -8,6 +8,7 @@ always a write replica of the same range.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -17,7 +18,7 @@ from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
 
-class ReplicaGroup(msgspec.Struct, frozen=True, array_like=True, dict=True):
+class ReplicaGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Nodes that answer reads and nodes that must receive writes; `epoch` last changed either.
 
     Reads come in ring order, primary first; writes start with the reads, then the others (pending
@@ -28,13 +29,15 @@ class ReplicaGroup(msgspec.Struct, frozen=True, array_like=True, dict=True):
     writes: tuple[NodeId, ...]
     epoch: int
 
-    @cached_property
+    @property
     def write_only(self) -> tuple[NodeId, ...]:
         """Write replicas that no read asks: each adds one to the acknowledgements a write needs."""
+        if self.reads is self.writes:
+            return ()
         return tuple(node for node in self.writes if node not in self.reads)
 
 
-class PlacedRange(msgspec.Struct, frozen=True, array_like=True):
+class PlacedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     range: Range
     group: ReplicaGroup
 
@@ -54,11 +57,44 @@ class RingPlacement(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """The replica group of `token`, in O(log ranges)."""
         return self.ranges[bisect_left(self.rights, token)].group
 
+    def indices(self, wanted: Range) -> tuple[int, int]:
+        """(first, behind the last) of the ranges that share a token with `wanted`."""
+        first = bisect_left(self.rights, wanted.left + 1)
+        return first, bisect_left(self.rights, wanted.right, first) + 1
+
     def overlapping(self, wanted: Range) -> tuple[PlacedRange, ...]:
         """Placed ranges that share a token with `wanted`, in ring order."""
-        first = bisect_left(self.rights, wanted.left + 1)
-        last = bisect_left(self.rights, wanted.right)
-        return self.ranges[first : last + 1]
+        first, behind = self.indices(wanted)
+        return self.ranges[first:behind]
+
+    def spliced(self, pieces: Sequence[tuple[int, int, Sequence[PlacedRange]]]) -> RingPlacement:
+        """The ring with ranges number `first` to before `behind` replaced, for each piece, in ring order.
+
+        Each replacement covers the same tokens. All that is outside is copied in whole slices.
+        """
+        if not pieces:
+            return self
+        ranges: list[PlacedRange] = []
+        rights: list[int] = []
+        at = 0
+        for first, behind, instead in pieces:
+            ranges += self.ranges[at:first]
+            rights += self.rights[at:first]
+            ranges += instead
+            rights += [placed.range.right for placed in instead]
+            at = behind
+        ranges += self.ranges[at:]
+        rights += self.rights[at:]
+        return ring_with_rights(self.replication, tuple(ranges), rights)
+
+    def regrouped(self, groups: Mapping[int, ReplicaGroup]) -> RingPlacement:
+        """The ring with other groups in the ranges of these numbers."""
+        if not groups:
+            return self
+        ranges = list(self.ranges)
+        for at, group in groups.items():
+            ranges[at] = PlacedRange(ranges[at].range, group)
+        return ring_with_rights(self.replication, tuple(ranges), self.rights)
 
     def validate(self) -> None:
         """Assert coverage, order and that readers receive writes."""
@@ -73,6 +109,15 @@ class RingPlacement(msgspec.Struct, frozen=True, array_like=True, dict=True):
             assert set(group.reads) <= set(group.writes), f"a reader gets no writes in {placed}"
             left = placed.range.right
         assert left == TOKEN_MAX, f"tokens above {left} have no replicas"
+
+
+def ring_with_rights(
+    replication: Replication, ranges: tuple[PlacedRange, ...], rights: list[int]
+) -> RingPlacement:
+    """A ring whose right bounds are known already."""
+    ring = RingPlacement(replication, ranges)
+    ring.__dict__["rights"] = rights
+    return ring
 
 
 class Placements(msgspec.Struct, frozen=True, array_like=True, dict=True):

@@ -15,8 +15,9 @@ import msgspec
 
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import OperationKind, Stage
-from lockstep.placement import strategies
+from lockstep.placement import deltas, strategies
 from lockstep.placement.deltas import differences
+from lockstep.placement.strategies import Center, Seats, seats
 from lockstep.sim.placement_drill import Drill, Setting
 from lockstep.sim.placement_model import Circle, Model
 from lockstep.sim.replaced import replaced
@@ -59,7 +60,7 @@ def _flaws() -> dict[str, Flaw]:
             ((Model, "_tokens_after", lambda self, _: self.tokens),),
         ),
         "racks_ignored": Flaw(
-            "the product takes any rack", ((strategies._DataCenter, "accepts", _any_rack),)
+            "the product takes any rack", ((strategies, "seats", _rackless), (deltas, "seats", _rackless))
         ),
         "last_range_forgotten": Flaw(
             "the product leaves out the last range that changes",
@@ -83,11 +84,11 @@ def _flaws() -> dict[str, Flaw]:
     }
 
 
-def _any_rack(self: Any, _rack: str) -> bool:
-    if self.chosen == self.wanted:
-        return False
-    self.chosen += 1
-    return True
+def _rackless(replication: Any, circle: Any) -> Seats:
+    """Every node as if it stood in a rack of its own."""
+    seated = seats(replication, circle)
+    centers = {dc: Center(center.factor, 0) for dc, center in seated.centers.items()}
+    return Seats(centers, {node: (seat[0], node) for node, seat in seated.of.items()})
 
 
 def _without_departing(directory: Any, operation: Any, epoch: int) -> Any:

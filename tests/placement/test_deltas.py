@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from lockstep.placement import deltas
+from lockstep.placement.circle import Circle
 from lockstep.placement.deltas import (
     GroupChange,
+    changes,
     computed_ring,
     cut,
     differences,
@@ -16,7 +21,7 @@ from lockstep.placement.deltas import (
     with_groups,
 )
 from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, RingPlacement
-from lockstep.placement.strategies import compute
+from lockstep.placement.strategies import Owner, compute
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
@@ -111,3 +116,95 @@ def test_rings_that_do_not_change_keep_their_identity() -> None:
     changed = placements.with_rings((computed_ring(two.replication, owners, 2),))
     assert changed.ring(one.replication) is one
     assert placements.with_rings(()) is placements
+
+
+def neighbours(rng: random.Random, owners: list[Owner]) -> dict[NodeId, Owner | None]:
+    """Some of the owners gone, some moved, some new, some replaced at their tokens."""
+    free = sorted(set(range(-200, 200)) - {token for owner in owners for token in owner.tokens})
+    rng.shuffle(free)
+    changed: dict[NodeId, Owner | None] = {}
+    for number in range(rng.randint(1, 3)):
+        chosen, what = rng.choice(owners), rng.randrange(4)
+        tokens = tuple(sorted(free.pop() for _ in range(rng.randint(1, 3))))
+        new = NodeId(100 + number)
+        if what == 0:
+            changed[new] = Owner(new, f"dc{rng.randint(1, 2)}", f"r{rng.randint(1, 3)}", tokens)
+        elif what == 1:
+            changed[chosen.node] = None
+        elif what == 2:
+            changed[chosen.node] = Owner(chosen.node, chosen.dc, chosen.rack, tokens)
+        elif changed.setdefault(chosen.node, None) is None:
+            changed[new] = Owner(new, chosen.dc, chosen.rack, chosen.tokens)
+    return changed
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_incremental_changes_are_the_differences_of_two_whole_rings(seed: int) -> None:
+    rng = random.Random(seed)
+    owners = random_owners(rng, 2, rng.randint(1, 5))
+    changed = neighbours(rng, owners)
+    after = {owner.node: owner for owner in owners} | changed
+    circle = Circle.of(owners)
+    other = circle.changed(changed)
+    left = [owner for owner in after.values() if owner is not None]
+    assert (other.tokens, other.nodes, other.racks) == (
+        Circle.of(left).tokens,
+        Circle.of(left).nodes,
+        Circle.of(left).racks,
+    )
+    for replication in settings_and_more(rng):
+        whole = differences(compute(replication, owners), compute(replication, left))
+        assert changes(replication, circle, other) == whole
+        assert changes(replication, circle, circle) == ()
+
+
+def settings_and_more(rng: random.Random) -> list[Replication]:
+    return [*replications(rng), Replication("NetworkTopologyStrategy", (("dc1", 1), ("dc2", 2)))]
+
+
+def recorded(pairs: list[deltas._Pair]) -> Callable[..., deltas._Pair]:
+    made = deltas._Pair
+
+    def make(*given: Any) -> deltas._Pair:
+        pairs.append(made(*given))
+        return pairs[-1]
+
+    return make
+
+
+def test_a_join_looks_only_at_ranges_near_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(5)
+    replication = Replication("NetworkTopologyStrategy", (("dc0", 3), ("dc1", 3)))
+    steps = {}
+    for count in (60, 600):
+        tokens = rng.sample(range(-(10**12), 10**12), 16 * count + 8)
+        owners = [
+            Owner(NodeId(n), f"dc{n % 2}", f"r{n // 2 % 3}", tuple(sorted(tokens[n * 16 : n * 16 + 16])))
+            for n in range(1, count)
+        ]
+        circle = Circle.of(owners)
+        joined = circle.changed({NodeId(count): Owner(NodeId(count), "dc0", "r1", tuple(tokens[-8:]))})
+        pairs: list[deltas._Pair] = []
+        monkeypatch.setattr(deltas, "_Pair", recorded(pairs))
+        assert changes(replication, circle, joined)
+        monkeypatch.undo()
+        steps[count] = sum(pair.steps for pair in pairs)
+    assert steps[600] < 2 * steps[60]
+    assert steps[600] < 8 * 40
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_merging_where_something_changed_is_merging_everywhere(seed: int) -> None:
+    rng = random.Random(seed)
+    before, after = random_owners(rng, 2, 3), random_owners(rng, 2, 3)
+    for replication in replications(rng):
+        found = differences(compute(replication, before), compute(replication, after))
+        ring = with_groups(
+            computed_ring(replication, before, 1), [GroupChange(d.range, d.new, d.new) for d in found], 2
+        )
+        bounds = [bound for delta in found for bound in (delta.range.left, delta.range.right)]
+        inside = [right for delta in found for right in ring.rights if delta.range.contains(right)]
+        assert merged(ring, (), [*bounds, *inside]) == merged(ring)
+        keep = rng.sample(ring.rights, len(ring.rights) // 2)
+        assert merged(ring, keep, [*bounds, *inside]) == merged(ring, keep)
+        assert merged(ring, keep).rights == [placed.range.right for placed in merged(ring, keep).ranges]

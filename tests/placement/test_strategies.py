@@ -10,7 +10,8 @@ from cassandra.metadata import Murmur3Token
 from cassandra.metadata import NetworkTopologyStrategy as DriverNetwork
 from cassandra.metadata import SimpleStrategy as DriverSimple
 
-from lockstep.placement.strategies import Owner, compute
+from lockstep.placement import strategies
+from lockstep.placement.strategies import Owner, compute, compute_by_walks, walked
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
@@ -129,3 +130,25 @@ def test_racks_are_distinct_while_there_are_enough() -> None:
     owners = [Owner(NodeId(n), "dc1", rack, (n * 10,)) for n, rack in enumerate(racks, start=1)]
     placed = dict(compute(Replication("NetworkTopologyStrategy", (("dc1", 3),)), owners))
     assert placed[Range(TOKEN_MIN, 10)] == (1, 3, 4)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_sweep_finds_what_a_walk_from_every_token_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    owners = random_owners(rng, rng.randint(1, 3), rng.randint(1, 4))
+    for replication in settings(rng):
+        assert compute(replication, owners) == compute_by_walks(replication, owners)
+
+
+def test_a_sweep_walks_once_however_many_tokens_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = []
+    monkeypatch.setattr(strategies, "walked", lambda *given: walks.append(given) or walked(*given))
+    rng = random.Random(1)
+    for count in (10, 100):
+        owners = [
+            Owner(NodeId(n), f"dc{n % 3}", f"r{n % 2}", tuple(sorted(rng.sample(range(10**9), 16))))
+            for n in range(1, count)
+        ]
+        walks.clear()
+        compute(Replication("NetworkTopologyStrategy", (("dc0", 3), ("dc1", 2), ("dc2", 3))), owners)
+        assert len(walks) <= 2
