@@ -6,7 +6,7 @@ Invariant: every answer is a JSON object with a `schema`; this module adds nothi
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -61,16 +61,15 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def request(self, request_id: str) -> dict[str, Any]:
         return self.admin.get(f"/v1/requests/{request_id}")
 
-    def submit(self, kind: str, node: int, *, dry_run: bool, **more: Any) -> dict[str, Any]:
-        """`more`: what the kind needs beside, and the policy."""
-        return self.admin.post("/v1/requests", {"kind": kind, "node": node, "dry_run": dry_run, **more})
+    def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask for a topology operation, or what it would do."""
+        return self.admin.post("/v1/requests", dict(request))
 
     def cancel(self, request_id: str) -> dict[str, Any]:
         return self.admin.delete(f"/v1/requests/{request_id}")
 
-    def exclude(self, nodes: list[int], *, undo: bool, reason: str, dry_run: bool) -> dict[str, Any]:
-        body = {"nodes": nodes, "undo": undo, "reason": reason, "dry_run": dry_run}
-        return self.admin.post("/v1/excluded", body)
+    def exclude(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        return self.admin.post("/v1/excluded", dict(wanted))
 
     def cms(self) -> dict[str, Any]:
         return self.admin.get("/v1/cms")

@@ -29,12 +29,12 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "why": (
         "why:why",
         "Ask a running cluster",
-        "Why a node, a group or an operation is not as it should be.",
+        "The story of a node, a request or a range; why it waits.",
     ),
     "topology": (
         "topology:topology",
         "Change a running cluster",
-        "Take nodes out; watch and cancel requests.",
+        "Change who owns what; plan, watch and cancel it.",
     ),
     "recovery": (
         "recovery:recovery",

@@ -1,4 +1,4 @@
-"""Owns how topology requests and their plans look in text.
+"""Owns how topology requests look in text.
 
 Invariant: the first line says what the request is and how it stands; everything else is indented below it or
 a table, so that the first line alone is enough for a person in a hurry.
@@ -12,19 +12,10 @@ from typing import Any, Final
 import click
 
 from lockstep.cli import render
+from lockstep.cli.plans import show_changes, title
 from lockstep.cli.status import progress_text, waiting_lines
 
-#: A value of the metadata is cut here in a plan; `-o json` has it whole.
-VALUE_WIDTH_MAX: Final = 60
 _COLOURS: Final = {"done": "green", "failed": "red", "cancelled": "yellow"}
-
-
-def title(request: Mapping[str, Any]) -> str:
-    """`decommission of node 4`, as far as it is known."""
-    parts = [str(request.get("kind") or "")]
-    if request.get("node") is not None:
-        parts.append(f"of node {request['node']}")
-    return " ".join(part for part in parts if part)
 
 
 def show_request(request: Mapping[str, Any]) -> None:
@@ -40,32 +31,6 @@ def show_request(request: Mapping[str, Any]) -> None:
         click.echo(f"  {waits}")
 
 
-def show_plan(plan: Mapping[str, Any]) -> None:
-    """Print a `request-plan/1` document: what would happen, step by step, and what it would change."""
-    click.echo(f"{title(plan)} at epoch {plan.get('epoch')}: {plan.get('ranges')} ranges get other replicas")
-    click.echo(f"way back: {plan.get('way_back')}")
-    received = [f"node {one['node']} gets {one['ranges']}" for one in plan.get("receives") or []]
-    if received:
-        click.echo(f"ranges received: {', '.join(received)}")
-    moves = [f"{m['source']} to {m['target']}: {m['ranges']}" for m in plan.get("moves") or []]
-    if moves:
-        click.echo(f"ranges to copy, from node to node: {', '.join(moves)}")
-    if plan.get("starved"):
-        click.echo(f"{plan['starved']} ranges wait for replicas that are down")
-    if plan.get("point_of_no_return"):
-        click.echo(f"point of no return: {plan['point_of_no_return']}")
-    steps = [dict(step) for step in plan.get("steps") or []]
-    if steps:
-        click.echo()
-        columns = list(dict.fromkeys(name for step in steps for name in step))
-        render.table(columns, [[step.get(name, "") for name in columns] for step in steps])
-    changes = plan.get("changes") or []
-    if changes:
-        click.echo("\nthe first entry would change")
-    for change in changes:
-        click.echo(f"  {_change(change)}")
-
-
 def show_forced(answer: Mapping[str, Any]) -> None:
     """Print a `force-remove/1` document: what was given up, or would be."""
     verb = "would be" if answer.get("dry_run") else "was"
@@ -77,6 +42,16 @@ def show_forced(answer: Mapping[str, Any]) -> None:
         lacking = ", ".join(f"node {node} may lack writes" for node in one.get("missing") or [])
         lacking = lacking or "nobody is sure to have all"
         click.echo(f"  ({one['left']}, {one['right']}] of {one['replication']}: {lacking}")
+    show_changes("the entry would change", answer.get("changes") or [])
+
+
+def show_excluded(answer: Mapping[str, Any]) -> None:
+    """Print an `excluded/1` document."""
+    listed = answer.get("excluded", [])
+    if not listed:
+        click.echo("no node is excluded")
+    for one in listed:
+        click.echo(f"node {one['node']} is excluded since epoch {one['since_epoch']}: {one['reason']}")
 
 
 def progress_lines(request: Mapping[str, Any]) -> list[str]:
@@ -110,18 +85,3 @@ def _where(request: Mapping[str, Any]) -> str:
 
 def _epochs(request: Mapping[str, Any]) -> str:
     return f"epochs {epochs_text(request)}" if request.get("ended_epoch") is not None else ""
-
-
-def _change(change: Mapping[str, Any]) -> str:
-    before, after = _short(change.get("before")), _short(change.get("after"))
-    path = change.get("path")
-    if before is None:
-        return f"{path}: new, {after}"
-    return f"{path}: {before} goes" if after is None else f"{path}: {before} -> {after}"
-
-
-def _short(value: Any) -> str | None:
-    if value is None:
-        return None
-    text = render.cell_text(value)
-    return text if len(text) <= VALUE_WIDTH_MAX else text[: VALUE_WIDTH_MAX - 1] + "…"

@@ -42,6 +42,11 @@ output: Decorator = click.option(
 dry_run: Decorator = click.option(
     "--dry-run", is_flag=True, help="Show the steps, what moves and what it waits for; change nothing."
 )
+plan: Decorator = click.option(
+    "--plan",
+    metavar="FILE",
+    help="Change nothing; write the dry run to FILE, for `lockstep topology apply FILE`.",
+)
 wait: Decorator = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Return when the operation has ended."
 )

@@ -104,14 +104,15 @@ def bytes_text(count: int) -> str:
 
 def styled(text: str, colour: str, *, bold: bool = False) -> str:
     """Colour on a terminal that wants it, plain text elsewhere."""
-    return click.style(text, fg=colour, bold=bold) if on_terminal() and not _no_colour() else text
+    return click.style(text, fg=colour, bold=bold) if on_terminal() and not no_colour() else text
 
 
 def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _no_colour() -> bool:
+def no_colour() -> bool:
+    """Whether the user asked for plain text."""
     return bool(os.environ.get("NO_COLOR"))
 
 
@@ -128,7 +129,7 @@ def _rich_table(
         made.add_column(name, justify="right" if to_right else "left", overflow="fold")
     for row in texts:
         made.add_row(*(_state_text(cell, Text) for cell in row))
-    Console(no_color=_no_colour()).print(made)
+    Console(no_color=no_colour()).print(made)
 
 
 _STATE_COLOURS: Final = {

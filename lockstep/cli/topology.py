@@ -12,15 +12,15 @@ from typing import Any, Final
 import click
 import msgspec
 
-from lockstep.cli import client, options, render
+from lockstep.cli import client, options, plans, render
 from lockstep.cli.client import ClusterClient
-from lockstep.cli.operations import epochs_text, progress_lines, show_forced, show_plan, show_request
+from lockstep.cli.operations import epochs_text, progress_lines, show_excluded, show_forced, show_request
 from lockstep.cli.status import progress_text, waiting_lines
+from lockstep.cli.watch import ENDED, watch
 from lockstep.values.errors import OutcomeUnknown, PeerError
 
 #: How often a wait asks again; a person sees no delay, a node no load.
 POLL_S: Final = 0.2
-ENDED: Final = ("done", "failed", "cancelled")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +28,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     refuse: bool
     dry_run: bool
+    plan: str | None
     wait: bool
     timeout_s: float
     host: str
@@ -40,6 +41,9 @@ def topology() -> None:
     """Change who is in the cluster."""
 
 
+topology.add_command(watch)
+
+
 def _asking(command: Callable[..., int]) -> Callable[..., int]:
     """The options of every command that asks for an operation."""
     for option in (
@@ -48,6 +52,7 @@ def _asking(command: Callable[..., int]) -> Callable[..., int]:
         options.host,
         options.wait_timeout,
         options.wait,
+        options.plan,
         options.dry_run,
         click.option("--refuse", is_flag=True, help="Begin at once or not at all, instead of waiting."),
         click.argument("node", metavar="NODE"),
@@ -62,12 +67,29 @@ def _ask(kind: str, node: str, asked: Asked, **more: Any) -> int:
     target = client.node_id(cluster.nodes().get("nodes", []), node)
     if asked.refuse:
         more["policy"] = "refuse"
-    answer = cluster.submit(kind, target, dry_run=asked.dry_run, **more)
-    if more.get("force"):
-        _show(answer, asked.output, "force-remove/1")
+    request = {"kind": kind, "node": target, "dry_run": False, **more}
+    if asked.dry_run or asked.plan:
+        answer = cluster.submit({**request, "dry_run": True})
+        _show_planned("request", request, answer, asked.plan, asked.output)
         return 0
-    if asked.dry_run:
-        _show(answer, asked.output, "request-plan/1")
+    return _submitted(cluster, cluster.submit(request), asked)
+
+
+def _show_planned(
+    operation: str, request: Mapping[str, Any], answer: Mapping[str, Any], plan: str | None, output: str
+) -> None:
+    """Show a dry run, and keep it in a file when that is wanted."""
+    if plan is not None:
+        plans.write(plan, operation, request, answer)
+    _show(answer, output, str(answer.get("schema")))
+    if plan is not None:
+        click.echo(f"plan written to {plan}; carry it out: lockstep topology apply {plan}", err=True)
+
+
+def _submitted(cluster: ClusterClient, answer: Mapping[str, Any], asked: Asked) -> int:
+    """Show what came of a request, followed to its end if that is wanted."""
+    if answer.get("schema") == "force-remove/1":
+        _show(answer, asked.output, "force-remove/1")
         return 0
     if not asked.wait:
         _show(answer, asked.output, "request/1")
@@ -110,6 +132,60 @@ def rebuild(node: str, source_dc: str, **asked: Any) -> int:
 
 
 @topology.command()
+@click.argument("node", metavar="NODE")
+@click.option("--address", default="", metavar="ADDRESS", help="Of the new node, when it has another one.")
+@options.dry_run
+@options.plan
+@options.host
+@options.call_timeout
+@options.output
+def replace(
+    node: str, address: str, dry_run: bool, plan: str | None, host: str, call_timeout_s: float, output: str
+) -> None:
+    """Say how a new node takes the place of dead NODE, and with --dry-run what that would do.
+
+    The new node asks for it by itself: start it with an empty data directory and `replaces` set.
+    """
+    cluster = client.connect(host, call_timeout_s)
+    nodes = cluster.nodes().get("nodes", [])
+    target = client.node_id(nodes, node)
+    request = {"kind": "replace", "node": target, "new": {"address": address}}
+    answer = cluster.submit({**request, "dry_run": True})
+    if dry_run or plan:
+        _show_planned("request", request, answer, plan, output)
+        return
+    seeds = [f"{one['address']}:{one['internode_port']}" for one in nodes if one.get("alive")]
+    wanted = {"replaces": target, "seeds": seeds}
+    if output == "json":
+        render.json_out({"node": target, "cluster": wanted}, "replacement/1")
+        return
+    click.echo(f"start a node with an empty data directory and this in its configuration\n\n[cluster]\n"
+               f"replaces = {target}\nseeds = {seeds}")  # fmt: skip
+
+
+@topology.command()
+@click.argument("file", metavar="FILE")
+@options.wait
+@options.wait_timeout
+@options.host
+@options.call_timeout
+@options.output
+def apply(file: str, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str) -> int:
+    """Carry out a plan that --plan wrote, unless what it was made against has changed since."""
+    document = plans.read(file)
+    cluster = client.connect(host, call_timeout_s)
+    body = {**document["request"], "base": document["base"]}
+    if document["operation"] == "exclude":
+        _show(cluster.exclude(body), output, "excluded/1")
+        return 0
+    asked = Asked(
+        refuse=False, dry_run=False, plan=None, wait=wait, timeout_s=timeout_s, host=host,
+        call_timeout_s=call_timeout_s, output=output,
+    )  # fmt: skip
+    return _submitted(cluster, cluster.submit(body), asked)
+
+
+@topology.command()
 @click.argument("request_id", metavar="ID")
 @options.host
 @options.call_timeout
@@ -124,6 +200,7 @@ def cancel(request_id: str, host: str, call_timeout_s: float, output: str) -> No
 @click.option("--undo", is_flag=True, help="Take the nodes back: they have caught up.")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for people who look later.")
 @options.dry_run
+@options.plan
 @options.host
 @options.call_timeout
 @options.output
@@ -132,6 +209,7 @@ def exclude(
     undo: bool,
     reason: str,
     dry_run: bool,
+    plan: str | None,
     host: str,
     call_timeout_s: float,
     output: str,
@@ -140,15 +218,11 @@ def exclude(
     cluster = client.connect(host, call_timeout_s)
     known = cluster.nodes().get("nodes", [])
     wanted = [client.node_id(known, node) for node in nodes]
-    answer = cluster.exclude(wanted, undo=undo, reason=reason, dry_run=dry_run)
-    if output == "json":
-        render.json_out(answer, "excluded/1")
+    body = {"nodes": wanted, "undo": undo, "reason": reason}
+    if dry_run or plan:
+        _show_planned("exclude", body, cluster.exclude({**body, "dry_run": True}), plan, output)
         return
-    listed = answer.get("excluded", [])
-    if not listed:
-        click.echo("no node is excluded")
-    for one in listed:
-        click.echo(f"node {one['node']} is excluded since epoch {one['since_epoch']}: {one['reason']}")
+    _show(cluster.exclude(body), output, "excluded/1")
 
 
 @topology.command()
@@ -175,30 +249,6 @@ def requests(host: str, call_timeout_s: float, output: str) -> None:
         for row in rows
     ]
     render.table([*columns, "epochs", "moved", "waits"], table)
-
-
-@topology.command()
-@click.argument("request_id", metavar="[ID]", required=False)
-@options.wait_timeout
-@options.host
-@options.call_timeout
-@options.output
-def watch(request_id: str | None, timeout_s: float, host: str, call_timeout_s: float, output: str) -> int:
-    """Follow one request, or every running one, until it has ended."""
-    cluster = client.connect(host, call_timeout_s)
-    if request_id is not None:
-        wanted = [request_id]
-    else:
-        running = [r for r in cluster.requests().get("requests", []) if r.get("state") not in ENDED]
-        wanted = [str(r["id"]) for r in running]
-        if not wanted:
-            click.echo("nothing is running", err=True)
-    worst = 0
-    for one in wanted:
-        ended = follow(cluster, one, timeout_s)
-        _show(ended, output, "request/1")
-        worst = max(worst, _exit_code(ended))
-    return worst
 
 
 def follow(
@@ -234,7 +284,9 @@ def _show(answer: Mapping[str, Any], output: str, schema: str) -> None:
     if output == "json":
         render.json_out(answer, schema)
     elif schema == "request-plan/1":
-        show_plan(answer)
+        plans.show(answer)
+    elif schema == "excluded/1":
+        show_excluded(answer)
     elif schema == "force-remove/1":
         show_forced(answer)
     else:

@@ -19,6 +19,7 @@ from lockstep.server.http import get_json
 from lockstep.server.newcomers import Newcomer, with_newcomer
 from lockstep.server.plan_bases import Base, base_of, refuse_moved
 from lockstep.server.request_plans import SUBSTITUTING, force_plan, forced, operation_plan
+from lockstep.server.request_progress import numbers, progress
 from lockstep.server.service_requests import waiting_for_voters
 from lockstep.topology.explain import can_cancel, headline
 from lockstep.topology.force_remove import ForceRemove
@@ -124,12 +125,13 @@ class Requests:
         done = self._node.topology.progress.get(operation.id)
         return {
             **_document(request),
+            **progress(self._node, operation),
             "state": "cancelling" if operation.cancel_reason else "running",
             "stage": operation.stage.value,
             "stage_epoch": operation.stage_epoch,
             "ranges": len(operation.transitions),
             "history": [{"stage": stage.value, "epoch": epoch} for stage, epoch in operation.history],
-            "progress": {"bytes": done.moved_bytes, "fragments": done.moved_fragments} if done else {},
+            "progress": numbers(done),
             "waiting": waiting,
             "headline": headline(operation),
             "cancellable": can_cancel(operation),
@@ -204,7 +206,7 @@ class Requests:
                 hint="a new node asks for it by itself when it starts; dry_run tells what it would do",
             )
         now = self._node.cluster
-        if wanted.kind is OperationKind.REPLACE and self._node.liveness.alive(wanted.node):
+        if wanted.node in now.directory.present_ids and self._node.liveness.alive(wanted.node):
             raise Rejected(
                 f"node {wanted.node} is alive: only a dead node is replaced",
                 hint=f"`lockstep topology decommission {wanted.node}` lets it hand over its data",
@@ -287,6 +289,9 @@ def _document(request: Request) -> Document:
         "progress": {},
         "waiting": [],
         "requested_epoch": request.requested_epoch,
+        "path": [],
+        "barrier": None,
+        "work": [],
         "began_epoch": request.began_epoch or None,
         "ended_epoch": request.ended_epoch or None,
         "reason": request.outcome or None,

@@ -1,11 +1,20 @@
-"""Sentences about running operations, for status commands and views."""
+"""Where running operations stand: sentences, stages and barriers, for status commands and views.
+
+Invariant: told from the stage tables and the barrier that the coordinator itself asks, so it cannot differ.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
-from lockstep.topology.stages import TABLES, stage_row
-from lockstep.topology.step import Propose, Reports, RunWorkOrders, Wait, decide
+from lockstep.topology.barriers import barrier_need
+from lockstep.topology.stages import TABLES, Work, stage_row
+from lockstep.topology.step import Propose, Reports, RunWorkOrders, Wait, decide, work_orders
+from lockstep.values.ids import NodeId
 
 
 def explain(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> tuple[str, ...]:
@@ -21,6 +30,52 @@ def headline(operation: Operation) -> str:
     else:
         where = f"cancelled: {operation.cancel_reason or 'no reason given'}"
     return f"{operation.title()}: {operation.stage} since epoch {operation.stage_epoch}, {where}"
+
+
+class PathStage(msgspec.Struct, frozen=True):
+    """One stage on the way: `state` is done, current or to come; `epoch` entered it, 0 when it is to come."""
+
+    stage: Stage
+    state: str
+    epoch: int = 0
+
+
+def path(operation: Operation) -> tuple[PathStage, ...]:
+    """Stages that it went through, the present one, and those to come if nothing fails."""
+    found = [PathStage(stage, "done", epoch) for stage, epoch in operation.history[:-1]]
+    found.append(PathStage(operation.stage, "current", operation.stage_epoch))
+    ahead = stage_row(operation.kind, operation.stage).next
+    while ahead is not None:
+        found.append(PathStage(ahead, "to come"))
+        ahead = stage_row(operation.kind, ahead).next
+    return tuple(found)
+
+
+class Presence(msgspec.Struct, frozen=True):
+    """Of those that the present stage's barrier asks: who has applied its epoch, and who has not."""
+
+    epoch: int
+    seen: tuple[NodeId, ...]
+    unseen: tuple[NodeId, ...]
+
+
+def presence(
+    operation: Operation, cluster: ClusterMetadata, acknowledged: Mapping[NodeId, int], dead: Sequence[NodeId]
+) -> Presence:
+    orders = work_orders(operation, cluster, dead)
+    tasks = [task for order in orders for task in order.tasks]
+    need = barrier_need(operation, cluster, tasks, [order.node for order in orders])
+    nodes = need.nodes()
+    excluded = cluster.excluded_by_node
+    seen = tuple(n for n in nodes if acknowledged.get(n, 0) >= need.epoch and n not in excluded)
+    return Presence(need.epoch, seen, tuple(node for node in nodes if node not in seen))
+
+
+def workers(
+    operation: Operation, cluster: ClusterMetadata, dead: Sequence[NodeId]
+) -> tuple[tuple[NodeId, Work], ...]:
+    """Who has a part in the present stage's work, and which."""
+    return tuple((order.node, order.kind) for order in work_orders(operation, cluster, dead))
 
 
 def can_cancel(operation: Operation) -> bool:

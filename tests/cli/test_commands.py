@@ -126,7 +126,7 @@ def test_nodes_are_excluded_by_any_of_their_names() -> None:
     answers = {"GET /v1/nodes": NODES, "POST /v1/excluded": {"excluded": []}}
     result, fake = ask(answers, "topology", "exclude", "3", "--undo")
     assert (result.exit_code, result.output) == (0, "no node is excluded\n")
-    wanted = {"nodes": [3], "undo": True, "reason": "", "dry_run": False}
+    wanted = {"nodes": [3], "undo": True, "reason": ""}
     assert fake.calls[-1] == ("POST /v1/excluded", wanted)
 
 
@@ -269,7 +269,7 @@ def test_decommission_finds_its_node_by_any_name_and_waits_for_the_end(
 def test_a_dry_run_changes_nothing_and_prints_the_plan() -> None:
     plan = {
         "schema": "request-plan/1",
-        "steps": [{"step": "write-both", "moves": 10}],
+        "steps": [{"stage": "write-both", "asked": [1, 2]}],
         "reversible_until": "x",
     }
     result, fake = ask(

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.transformations import SetExtension
 from lockstep.node.range_sizes import Sizes
+from lockstep.server import plan_bases
 from lockstep.server.requests import Requests
 from lockstep.values.errors import ConfigurationError, Rejected
 from lockstep.values.ids import NodeId
@@ -42,6 +44,7 @@ class Place:
             is_leader=True,
             node_id=1,
             sizes=SimpleNamespace(ask=self.sizes),
+            state=None,
         )
         self.requests = Requests(node)  # type: ignore[arg-type]
 
@@ -90,3 +93,79 @@ def test_a_forced_removal_tells_what_it_degrades_before_and_does_it_then() -> No
 def test_only_a_removal_is_forced() -> None:
     with pytest.raises(ConfigurationError, match="a move is not forced"):
         Place().ask(kind="move", node=2, tokens=[5], force=True)
+
+
+def test_a_plan_tells_bytes_between_nodes_and_the_time_they_take() -> None:
+    place = Place(dead=())
+    place.rate = 1 << 20
+    plan = place.ask(kind="decommission", node=4, dry_run=True)
+    assert plan["moves"] and all(move["bytes"] == move["ranges"] << 20 for move in plan["moves"])
+    told = plan["estimate"]
+    assert told["bytes"] == sum(move["bytes"] for move in plan["moves"]) and told["unknown_ranges"] == 0
+    busiest = max(
+        sum(m["bytes"] for m in plan["moves"] if m["target"] == one["node"]) for one in plan["receives"]
+    )
+    assert told["stream_s"] == busiest / place.rate and "the last stream" in told["rate_from"]
+    assert told["seconds"] == pytest.approx(told["stream_s"] + told["barriers_s"], abs=0.01)
+    # All but that of the way back.
+    assert told["barriers"] == len([step for step in plan["steps"] if step["barrier"]]) - 1
+
+
+def test_sizes_of_a_node_that_does_not_answer_are_unknown_and_not_zero() -> None:
+    place = Place(dead=())
+    place.silent = 4
+    plan = place.ask(kind="decommission", node=4, dry_run=True)
+    assert {move["bytes"] for move in plan["moves"] if move["source"] == 4} == {None}
+    assert plan["estimate"]["unknown_ranges"] > 0
+    assert "assumed" in plan["estimate"]["rate_from"]
+
+
+def test_a_join_is_planned_on_a_copy_in_which_the_newcomer_exists() -> None:
+    place = Place(dead=())
+    before = place.history.now
+    plan = place.ask(kind="bootstrap", dry_run=True, new={"address": "127.0.0.9", "num_tokens": 2})
+    assert place.history.now is before
+    newcomer = before.directory.next_node_id
+    assert (plan["kind"], plan["node"]) == ("bootstrap", newcomer)
+    assert plan["receives"] and {one["node"] for one in plan["receives"]} == {newcomer}
+    assert any(newcomer in step["workers"] for step in plan["steps"])
+    with pytest.raises(ConfigurationError, match="not asked for here"):
+        place.ask(kind="bootstrap")
+
+
+def test_a_replacement_is_planned_for_a_dead_node_only() -> None:
+    with pytest.raises(Rejected, match="node 4 is alive"):
+        Place(dead=()).ask(kind="replace", node=4, dry_run=True)
+    place = Place(dead=(4,))
+    plan = place.ask(kind="replace", node=4, dry_run=True)
+    assert plan["replaced"] == 4 and all(4 not in (m["source"], m["target"]) for m in plan["moves"])
+    with pytest.raises(ConfigurationError, match="no node 9"):
+        place.ask(kind="replace", node=9, dry_run=True)
+
+
+def test_a_plan_is_carried_out_while_what_it_was_made_against_holds() -> None:
+    place = Place(dead=())
+    base = place.ask(kind="decommission", node=4, dry_run=True)["base"]
+    table = place.history.now.schema
+    place.history.submit(SetExtension("label", b"x"))
+    assert place.history.now.schema is table and place.history.now.epoch > base["epoch"]
+    asked = place.ask(kind="decommission", node=4, base=base)
+    assert asked["state"] in ("queued", "running")
+
+
+def test_a_plan_is_refused_when_reality_moved_and_says_what_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(dead=())
+    then = place.history.now
+
+    async def value_at(_epoch: int) -> Any:
+        return then
+
+    monkeypatch.setattr(plan_bases, "Past", lambda _state: SimpleNamespace(value_at=value_at))
+    base = place.ask(kind="decommission", node=4, dry_run=True)["base"]
+    place.ask(kind="move", node=2, tokens=[250])
+    before = place.history.now
+    with pytest.raises(Rejected, match=rf"since the plan of epoch {base['epoch']}: queue changed \(requests"):
+        place.ask(kind="decommission", node=4, base=base)
+    assert place.history.now is before
+    with pytest.raises(Rejected, match="the plan is for cluster"):
+        place.ask(kind="decommission", node=4, base={**base, "cluster": "another"})

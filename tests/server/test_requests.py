@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.metadata.directory import Directory
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.metadata.requests import Request, RequestState
 from lockstep.metadata.requests import Requests as Known
@@ -33,9 +34,14 @@ class Asked(Requests):
         super().__init__(
             SimpleNamespace(
                 cluster=SimpleNamespace(
-                    operations_by_id={operation.id: operation for operation in own}, requests=requests_of(own)
+                    operations_by_id={operation.id: operation for operation in own},
+                    requests=requests_of(own),
+                    directory=Directory(),
+                    excluded_by_node={},
+                    epoch=7,
                 ),
-                topology=SimpleNamespace(blocking=(), progress={}),
+                topology=SimpleNamespace(blocking=(), progress={}, said={}),
+                node_id=1,
                 runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
                 is_leader=False,
             )  # type: ignore[arg-type]
@@ -51,7 +57,7 @@ def operation(number: int) -> Operation:
         id=number,
         kind=OperationKind.DECOMMISSION,
         node=NodeId(4),
-        stage=next(iter(Stage)),
+        stage=Stage.PREPARED,
         stage_epoch=7,
         session_id="",
         transitions=(),

@@ -1,0 +1,168 @@
+"""Owns plans in text and in files: what a dry run prints, what `--plan` writes, what `topology apply` reads.
+
+Invariant: a plan file holds the very request it was made for and the state it was made against; nothing in it
+is computed here, so applying it asks for exactly what was shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from lockstep.cli import render
+from lockstep.values.errors import ConfigurationError
+
+SCHEMA: Final = "plan/1"
+#: A value of the metadata is cut here in a plan; `-o json` has it whole.
+VALUE_WIDTH_MAX: Final = 60
+#: What plan files may ask for, and where.
+PATHS: Final = {"request": "/v1/requests", "exclude": "/v1/excluded"}
+
+
+def write(path: str, operation: str, request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    """Write a dry run's answer as a plan. ConfigurationError when the file exists or cannot be written."""
+    asked = {name: value for name, value in request.items() if name not in ("dry_run", "base")}
+    document = {
+        "schema": SCHEMA,
+        "operation": operation,
+        "request": asked,
+        "base": answer.get("base"),
+        "plan": {name: value for name, value in answer.items() if name != "base"},
+    }
+    try:
+        with Path(path).open("x") as out:
+            out.write(json.dumps(document, indent=2) + "\n")
+    except FileExistsError:
+        raise ConfigurationError(f"{path} exists", hint="name a new file") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read(path: str) -> dict[str, Any]:
+    """A plan file. ConfigurationError for anything else."""
+    try:
+        document = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is no plan: {error}") from error
+    if (
+        not isinstance(document, dict)
+        or document.get("schema") != SCHEMA
+        or document.get("operation") not in PATHS
+        or not isinstance(document.get("request"), dict)
+        or not isinstance(document.get("base"), dict)
+    ):
+        raise ConfigurationError(f"{path} is no plan", hint="an operation's --plan FILE writes one")
+    return document
+
+
+def title(request: Mapping[str, Any]) -> str:
+    """`decommission of node 4`, `replace of node 2 by node 5`, as far as it is known."""
+    parts = [str(request.get("kind") or "")]
+    if request.get("replaced"):
+        parts.append(f"of node {request['replaced']} by node {request.get('node')}")
+    elif request.get("node"):
+        parts.append(f"of node {request['node']}")
+    if request.get("keyspace"):
+        parts.append(f"of keyspace {request['keyspace']}")
+    return " ".join(part for part in parts if part)
+
+
+def show(plan: Mapping[str, Any]) -> None:
+    """Print a `request-plan/1` document: what would happen, step by step, and what it would change."""
+    click.echo(f"{title(plan)} at epoch {plan.get('epoch')}: {plan.get('ranges')} ranges get other replicas")
+    click.echo(f"way back: {plan.get('way_back')}")
+    if plan.get("point_of_no_return"):
+        click.echo(f"point of no return: {plan['point_of_no_return']}")
+    if plan.get("estimate"):
+        click.echo(f"estimated time: {estimate_text(plan['estimate'])}")
+    if plan.get("starved"):
+        click.echo(f"{plan['starved']} ranges wait for replicas that are down")
+    received = [f"node {one['node']} gets {one['ranges']}" for one in plan.get("receives") or []]
+    if received:
+        click.echo(f"ranges received: {', '.join(received)}")
+    _show_moves(plan.get("moves") or [])
+    _show_steps(plan.get("steps") or [])
+    show_changes("the first entry would change", plan.get("changes") or [])
+    show_changes("at the end, it would have changed", plan.get("afterwards") or [])
+
+
+def estimate_text(estimate: Mapping[str, Any]) -> str:
+    """`2.3 s: 1.9 s for 60.0 MiB at 32.0 MiB/s (an assumed rate…), 0.4 s for 6 barriers`."""
+    moved, rate = render.bytes_text(estimate["bytes"]), render.bytes_text(estimate["rate_bytes_s"])
+    unknown = estimate.get("unknown_ranges")
+    more = f" and {unknown} ranges of unknown size" if unknown else ""
+    return (
+        f"{'more than ' if unknown else ''}{estimate['seconds']:.1f} s: {estimate['stream_s']:.1f} s for "
+        f"{moved}{more} at {rate}/s ({estimate['rate_from']}), "
+        f"{estimate['barriers_s']:.1f} s for {estimate['barriers']} barriers"
+    )
+
+
+def _show_moves(moves: Sequence[Mapping[str, Any]]) -> None:
+    if moves:
+        click.echo()
+        sized = [_size(move.get("bytes")) for move in moves]
+        rows = [[m["source"], m["target"], m["ranges"], size] for m, size in zip(moves, sized, strict=True)]
+        render.table(["from node", "to node", "ranges", "size"], rows)
+
+
+def _size(count: int | None) -> str:
+    return "unknown" if count is None else render.bytes_text(count)
+
+
+def _show_steps(steps: Sequence[Mapping[str, Any]]) -> None:
+    if not steps:
+        return
+    click.echo()
+    rows = [
+        [
+            step.get("stage"),
+            step.get("reads", ""),
+            step.get("writes", ""),
+            _nodes(step.get("asked")),
+            _work(step),
+        ]
+        for step in steps
+    ]
+    render.table(["stage", "reads", "writes", "seen by", "work"], rows)
+
+
+def _nodes(nodes: Sequence[int] | None) -> str:
+    return ", ".join(map(str, nodes)) if nodes else "-"
+
+
+def _work(step: Mapping[str, Any]) -> str:
+    work = step.get("work")
+    if work in (None, "none"):
+        return "-"
+    workers = _nodes(step.get("workers"))
+    return str(work) if workers == "-" else f"{work} on {workers}"
+
+
+def show_changes(title: str, changes: Sequence[Mapping[str, Any]]) -> None:
+    """Print differences of the metadata under a title; nothing when there are none."""
+    if changes:
+        click.echo(f"\n{title}")
+    for change in changes:
+        click.echo(f"  {_change(change)}")
+
+
+def _change(change: Mapping[str, Any]) -> str:
+    before, after = _short(change.get("before")), _short(change.get("after"))
+    path = change.get("path")
+    if before is None:
+        return f"{path}: new, {after}"
+    return f"{path}: {before} goes" if after is None else f"{path}: {before} -> {after}"
+
+
+def _short(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = render.cell_text(value)
+    return text if len(text) <= VALUE_WIDTH_MAX else text[: VALUE_WIDTH_MAX - 1] + "…"

@@ -1,0 +1,275 @@
+"""Owns `lockstep topology watch`: running operations as a tree that is drawn anew while they go on.
+
+Invariant: the tree is a function of what a node answered and nothing else. Without a terminal a tree is
+printed when it says something new, not each time it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from lockstep.cli import client, options, render
+from lockstep.cli.client import ClusterClient
+from lockstep.cli.plans import title
+from lockstep.values.errors import OutcomeUnknown, PeerError
+
+#: How often it asks: a person sees no delay, a node no load.
+POLL_S: Final = 0.25
+ENDED: Final = ("done", "failed", "cancelled")
+_MARKS: Final = {"done": "✓", "current": "▶", "to come": "·"}
+_STATE_COLOURS: Final = {"done": "green", "failed": "red", "cancelled": "yellow"}
+_LINE_COLOURS: Final = {"✓": "green", "▶": "bold cyan", "·": "dim", "!": "yellow"}
+
+Request = Mapping[str, Any]
+
+
+@click.command()
+@click.argument("request_id", metavar="[ID]", required=False)
+@click.option("--once", is_flag=True, help="Show how it stands now, and return.")
+@options.wait_timeout
+@options.host
+@options.call_timeout
+@options.output
+def watch(
+    request_id: str | None, once: bool, timeout_s: float, host: str, call_timeout_s: float, output: str
+) -> int:
+    """Follow one request, or all that are queued or running, until they have ended.
+
+    Exits with 0 when all were done, 1 when one failed or was cancelled, 5 when time is up and one still runs.
+    With `-o json`, one line for each change.
+    """
+    cluster = client.connect(host, call_timeout_s)
+    wanted = [request_id] if request_id is not None else live_ids(cluster)
+    if not wanted:
+        click.echo("nothing is queued or running", err=True)
+        return 0
+    shown = _screen(output)
+    try:
+        requests = _follow(cluster, wanted, shown, 0.0 if once else timeout_s)
+    finally:
+        shown.close()
+    running = [request for request in requests if request.get("state") not in ENDED]
+    if running and not once:
+        raise OutcomeUnknown(
+            f"request {running[0].get('id')} still runs after {timeout_s:g} s",
+            hint=f"lockstep topology watch {running[0].get('id')}",
+        )
+    return (
+        0
+        if all(request.get("state") in (None, "done") for request in requests if request not in running)
+        else 1
+    )
+
+
+def live_ids(cluster: ClusterClient) -> list[str]:
+    return [str(r["id"]) for r in cluster.requests().get("requests", []) if r.get("state") not in ENDED]
+
+
+def _follow(
+    cluster: ClusterClient, wanted: Sequence[str], screen: Screen, timeout_s: float
+) -> list[dict[str, Any]]:
+    """The requests as they were last seen: ended, or when time was up."""
+    deadline = time.monotonic() + timeout_s
+    known: dict[str, dict[str, Any]] = {}
+    silence = ""
+    while True:
+        for one in wanted:
+            if known.get(one, {}).get("state") in ENDED:
+                continue
+            try:
+                known[one] = cluster.request(one)
+                silence = ""
+            except PeerError as error:
+                # The operation goes on without the asked node.
+                silence = f"no answer: {error.message}"
+        requests = [known[one] for one in wanted if one in known]
+        screen.show(requests, silence)
+        if len(requests) == len(wanted) and all(r.get("state") in ENDED for r in requests):
+            return requests
+        if time.monotonic() >= deadline:
+            if not requests:
+                raise OutcomeUnknown(f"nothing is known of request {wanted[0]}: {silence}")
+            return requests
+        time.sleep(POLL_S)
+
+
+# -- the tree ----------------------------------------------------------------------------------
+
+
+def tree_lines(request: Request, *, ages: bool = True) -> list[str]:
+    """A request as lines of a tree: its stages, and below the present one whom and what it waits for.
+
+    `ages` False leaves out what changes by itself with time.
+    """
+    state = str(request.get("state") or "unknown")
+    lines = [f"request {request.get('id')}  {title(request)}  {state}{_asked_by(request)}"]
+    children: list[list[str]] = []
+    path = request.get("path") or []
+    waiting = request.get("waiting") or []
+    if state in ENDED:
+        reason = request.get("reason") or request.get("error")
+        children += [[f"! {reason}"]] if reason else []
+        children.append([_epochs(request)])
+    elif not path:
+        children += [[f"! waits: {_waits(one, ages=ages)}"] for one in waiting] or [["next: it begins"]]
+    for at in path:
+        mark, epoch = _MARKS[at["state"]], f"  epoch {at['epoch']}" if at.get("epoch") else ""
+        branch = [f"{mark} {at['stage']}{epoch}"]
+        if at["state"] == "current":
+            branch += _indented(_present(request, ages=ages))
+        children.append(branch)
+    return [*lines, *_indented(children)]
+
+
+def _indented(children: Sequence[Sequence[str]]) -> list[str]:
+    lines = []
+    for index, child in enumerate(children):
+        last = index == len(children) - 1
+        for row, line in enumerate(child):
+            lead = ("└─ " if last else "├─ ") if row == 0 else ("   " if last else "│  ")
+            lines.append(lead + line)
+    return lines
+
+
+def _present(request: Request, *, ages: bool) -> list[list[str]]:
+    """What is below the present stage: its barrier, then its work, then whatever else it waits for."""
+    found: list[list[str]] = []
+    barrier, waiting = request.get("barrier"), list(request.get("waiting") or [])
+    working = {one["node"] for one in request.get("work") or [] if one.get("state") == "running"}
+    if barrier:
+        unseen = {one["node"]: one for one in barrier.get("unseen") or []}
+        seen = ", ".join(map(str, barrier.get("seen") or [])) or "nobody"
+        branch = [f"barrier on epoch {barrier['epoch']}: seen by {seen}"]
+        held = [one for one in waiting if one.get("node") not in working]
+        branch += _indented([[f"! {_waits(one, ages=ages)}"] for one in held] + [
+            [f"node {node} has not seen it, and need not: last seen epoch {one['epoch']}"]
+            for node, one in unseen.items()
+            if node not in {other.get("node") for other in held}
+        ])  # fmt: skip
+        found.append(branch)
+        waiting = [one for one in waiting if one not in held]
+    for one in request.get("work") or []:
+        found.append([_work(one, ages=ages)])
+    mentioned = {one["node"] for one in request.get("work") or []}
+    found += [[f"! {_waits(one, ages=ages)}"] for one in waiting if one.get("node") not in mentioned]
+    return found
+
+
+def _waits(one: Mapping[str, Any], *, ages: bool) -> str:
+    whom = f"node {one['node']}: " if one.get("node") and not _names_node(one) else ""
+    since = one.get("since_s")
+    return f"{whom}{one.get('reason')}" + (f" ({since:.1f} s)" if ages and since is not None else "")
+
+
+def _names_node(one: Mapping[str, Any]) -> bool:
+    return f"node {one['node']}" in str(one.get("reason"))
+
+
+def _work(one: Mapping[str, Any], *, ages: bool) -> str:
+    """`stream on node 4  running  3.2 MiB of 10.0 MiB, 32%, 1.1 MiB/s, 6 s left, 12 of 40 files`."""
+    moved, total = one.get("bytes", 0), one.get("total_bytes", 0)
+    facts = []
+    if total:
+        facts += [f"{render.bytes_text(moved)} of {render.bytes_text(total)}", f"{100 * moved // total}%"]
+    elif moved:
+        facts.append(render.bytes_text(moved))
+    if ages and one.get("rate_bytes_s"):
+        facts.append(f"{render.bytes_text(one['rate_bytes_s'])}/s")
+    if ages and one.get("left_s", -1) >= 0 and one.get("state") == "running":
+        facts.append(f"{one['left_s']:.0f} s left")
+    if one.get("files_total"):
+        facts.append(f"{one.get('files_done', 0)} of {one['files_total']} files")
+    if one.get("text"):
+        facts.append(str(one["text"]))
+    parts = [f"{one['kind']} on node {one['node']}", str(one.get("state")), ", ".join(facts)]
+    return "  ".join(part for part in parts if part)
+
+
+def _asked_by(request: Request) -> str:
+    return f"  asked by {request['actor']}" if request.get("actor") else ""
+
+
+def _epochs(request: Request) -> str:
+    began = request.get("began_epoch")
+    asked = f"asked for at epoch {request.get('requested_epoch')}"
+    ran = f", began at {began}" if began else ", never began"
+    return f"{asked}{ran}, ended at epoch {request.get('ended_epoch')}"
+
+
+# -- screens -----------------------------------------------------------------------------------
+
+
+class Screen:
+    """Prints each tree when it says something new."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, list[str]] = {}
+        self._silence = ""
+
+    def show(self, requests: Sequence[Request], silence: str) -> None:
+        if silence and silence != self._silence:
+            click.echo(silence, err=True)
+        self._silence = silence
+        for request in requests:
+            name, quiet = str(request.get("id")), tree_lines(request, ages=False)
+            if self._told.get(name) != quiet:
+                self._told[name] = quiet
+                self.tell(request)
+
+    def tell(self, request: Request) -> None:
+        click.echo("\n".join(tree_lines(request)))
+
+    def close(self) -> None:
+        """Leave what was shown."""
+
+
+class JsonScreen(Screen):
+    """One `request/1` document a line."""
+
+    def tell(self, request: Request) -> None:
+        click.echo(json.dumps({"schema": "request/1", **request}))
+
+
+class LiveScreen(Screen):
+    """One picture that is drawn again in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=Console(no_color=render.no_colour(), highlight=False), auto_refresh=False)
+        self._live.start()
+
+    def show(self, requests: Sequence[Request], silence: str) -> None:
+        from rich.text import Text
+
+        picture = Text()
+        for request in requests:
+            for number, line in enumerate(tree_lines(request)):
+                picture.append(f"{line}\n", style=_style(line, str(request.get("state")), first=not number))
+        if silence:
+            picture.append(silence, style="yellow")
+        self._live.update(picture, refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def _style(line: str, state: str, *, first: bool) -> str:
+    if first:
+        return f"bold {_STATE_COLOURS.get(state, 'default')}"
+    mark = line.lstrip("│├└─ ")[:1]
+    return _LINE_COLOURS.get(mark, "default")
+
+
+def _screen(output: str) -> Screen:
+    if output == "json":
+        return JsonScreen()
+    return LiveScreen() if render.on_terminal() and sys.stdout.isatty() else Screen()

@@ -1,0 +1,70 @@
+"""How far a running operation is: its stages, the barrier, and each node's part of the work.
+
+Invariant: the stages are the metadata's; who has seen them and how much was moved is what this node heard, so
+it is whole only at the metadata leader.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lockstep.metadata.operations import Operation
+from lockstep.node.messages import WorkStatus
+from lockstep.topology.explain import path, presence, workers
+from lockstep.values.ids import NodeId
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+Document = dict[str, Any]
+
+#: Numbers of a report of work, by their names in documents.
+_NUMBERS = {
+    "bytes": ("moved_bytes", 0),
+    "fragments": ("moved_fragments", 0),
+    "total_bytes": ("total_bytes", 0),
+    "rate_bytes_s": ("rate_bytes_s", 0),
+    "left_s": ("left_s", -1),
+    "files_done": ("files_done", 0),
+    "files_total": ("files_total", 0),
+}
+
+
+def progress(node: Node, operation: Operation) -> Document:
+    """`path`, `barrier`, `work` and the sum of the work in `progress`."""
+    cluster = node.cluster
+    dead = tuple(n.id for n in cluster.directory.nodes if not node.liveness.alive(n.id))
+    known = {n: node.topology.acknowledged(n) for n in cluster.directory.present_ids}
+    known[NodeId(node.node_id)] = cluster.epoch
+    seen = presence(operation, cluster, known, dead)
+    work = []
+    for worker, kind in workers(operation, cluster, dead):
+        said = node.topology.said.get((operation.id, operation.stage, worker))
+        work.append(
+            {
+                "node": int(worker),
+                "kind": kind.value,
+                "state": said.state if said is not None else "waiting",
+                "text": said.text if said is not None else "",
+                **numbers(said),
+            }
+        )
+    return {
+        "path": [
+            {"stage": at.stage.value, "state": at.state, "epoch": at.epoch or None} for at in path(operation)
+        ],
+        "barrier": {
+            "epoch": seen.epoch,
+            "seen": [int(one) for one in seen.seen],
+            "unseen": [{"node": int(one), "epoch": known.get(one, 0)} for one in seen.unseen],
+        },
+        "work": work,
+    }
+
+
+def numbers(said: WorkStatus | None) -> Document:
+    """What a report counts; nothing of what nobody reported."""
+    if said is None:
+        return {}
+    found = {name: getattr(said, field, missing) for name, (field, missing) in _NUMBERS.items()}
+    return {name: value for name, value in found.items() if value != _NUMBERS[name][1]}
