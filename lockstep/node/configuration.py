@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from lockstep.metadata.feature_names import SUPPORTED
 from lockstep.node import toml_text
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import TOKENS_PER_NODE_MAX
@@ -64,7 +65,7 @@ class NetworkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dc: Name = "dc1"
     rack: Name = "rack1"
-    num_tokens: Annotated[int, msgspec.Meta(ge=1, le=TOKENS_PER_NODE_MAX)] = 16
+    num_tokens: Annotated[int, msgspec.Meta(ge=0, le=TOKENS_PER_NODE_MAX)] = 16
 
 
 class TimeoutsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,14 +112,39 @@ class CmsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replace_after_ms: Annotated[int, msgspec.Meta(ge=0, le=604_800_000)] = 0
 
 
+class GossipSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`phi_threshold`: how unlikely a silence must be (one in ten to this power) before its node is suspected.
+    At 8, a node that is asked every half second may miss three messages; where pauses are long and harmless,
+    as on machines that are shared, 10 to 12 suspect fewer."""
+
+    phi_threshold: Annotated[float, msgspec.Meta(ge=1, le=30)] = 8.0
+
+
+class TopologySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the barriers of topology operations may let go. `barrier_minimum_level`: with quorum, a barrier that
+    has waited for `barrier_relax_after_ms` for nothing but quorums within data centres goes on with the one
+    over all of them; requests at LOCAL_QUORUM and EACH_QUORUM in the data centres that lack theirs may then
+    miss each other. off: it waits for ever. The metadata leader's settings count."""
+
+    barrier_minimum_level: Literal["off", "quorum"] = "off"
+    barrier_relax_after_ms: Annotated[int, msgspec.Meta(ge=1000, le=604_800_000)] = 600_000
+
+    @property
+    def relax_after_ms(self) -> int | None:
+        """How long a barrier waits for quorums within data centres; None for ever."""
+        return None if self.barrier_minimum_level == "off" else self.barrier_relax_after_ms
+
+
 class TestingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`faults` opens the admin calls that cut connections, and the other settings here. Never set it where
     data matters. `hide_kinds`: kinds of metadata entries that this node does not know, as if its version
-    lacked them. `log_version`: the version of the log that it says it reads; -1 for its own."""
+    lacked them. `log_version`: the version of the log that it says it reads; -1 for its own.
+    `hidden_features`: features that it acts as if its version did not support."""
 
     faults: bool = False
     hide_kinds: tuple[str, ...] = ()
     log_version: Annotated[int, msgspec.Meta(ge=-1, le=1000)] = -1
+    hidden_features: tuple[str, ...] = ()
 
 
 class LogSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,6 +163,8 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     raft: RaftSection = RaftSection()
     metadata: MetadataSection = MetadataSection()
     cms: CmsSection = CmsSection()
+    gossip: GossipSection = GossipSection()
+    topology: TopologySection = TopologySection()
     testing: TestingSection = TestingSection()
     log: LogSection = LogSection()
 
@@ -144,6 +172,11 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def internode_address(self) -> str:
         """Own `host:port` as other nodes dial it."""
         return f"{self.network.address}:{self.network.internode_port}"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What this node supports, sorted."""
+        return tuple(name for name in SUPPORTED if name not in self.testing.hidden_features)
 
     @property
     def is_founder(self) -> bool:
@@ -311,6 +344,17 @@ def _check(configuration: Configuration, source: str) -> None:
     if configuration.testing != TestingSection() and not configuration.testing.faults:
         raise ConfigurationError(
             f"{source}: [testing] has settings without testing.faults", hint="remove the section"
+        )
+    for name in configuration.testing.hidden_features:
+        if name not in SUPPORTED:
+            raise ConfigurationError(
+                f"{source}: testing.hidden_features: there is no feature {name}",
+                hint=f"there are: {', '.join(SUPPORTED)}",
+            )
+    if cluster.founders[:1] == (own,) and not configuration.placement.num_tokens:
+        raise ConfigurationError(
+            f"{source}: placement.num_tokens is 0, and the first founder of a cluster owns tokens",
+            hint="name a node with tokens first, or let this one join: set cluster.seeds instead of founders",
         )
     if raft.heartbeat_ticks >= raft.election_ticks:
         raise ConfigurationError(

@@ -242,6 +242,7 @@ class Founding:
                         rack=founder.rack,
                         version=founder.version,
                         log_version=founder.log_version,
+                        features=founder.features,
                         tokens=owned,
                     )
                     for founder, owned in zip(described, tokens, strict=True)

@@ -148,6 +148,7 @@ class SelfDescription(msgspec.Struct, frozen=True, array_like=True):
     #: Host ids of all founders, once this one is bound to them.
     bound: tuple[str, ...] = ()
     log_version: int = 1
+    features: tuple[str, ...] = ()
 
 
 class RunWork(msgspec.Struct, frozen=True, array_like=True):

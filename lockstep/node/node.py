@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from lockstep.consensus.messages import Entry
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.features import refuse_lacking
 from lockstep.node.announcing import announcement
 from lockstep.node.configuration import split_address
 from lockstep.node.founders_file import FOUNDERS_PATH
@@ -68,6 +69,7 @@ class Node(Parts):
         self.members.load()
         self.state.load()
         self._refuse_other_cluster()
+        refuse_lacking(self.cluster.features_enabled, self.configuration.features)
         self.store = await self._open_store(self.runtime)
         self.engine = StorageEngine(self.store, self.runtime, on_failure=self._break)
         self._engine_open = True
@@ -81,6 +83,7 @@ class Node(Parts):
         self.management.start()
         self.runtime.tasks.spawn(self._greet_configured(), "node.greet")
         self.liveness.start()
+        self.gossip.start()
         self.members.start()
         self.topology.start()
         self.service.start()
@@ -128,7 +131,7 @@ class Node(Parts):
             await self.engine.close()
 
     def _break(self, error: LockstepError) -> None:
-        """Stop serving and voting at once; peers see closed connections, once work that failed was told of."""
+        """Stop serving and voting at once; peers see closed connections once failed work was told of."""
         if self._breaking or self.broken is None or self.broken.done():
             return
         self._breaking, self.ready = True, False
@@ -167,6 +170,8 @@ class Node(Parts):
             self.internode.shut_out = frozenset(after.excluded_by_node)
         if before.service is not after.service:
             self._follow_service()
+        if before.features is not after.features:
+            self._check_features()
         if before.schema is not after.schema:
             gone = before.schema.table_ids_gone_in(after.schema)
             if gone:
@@ -177,6 +182,14 @@ class Node(Parts):
         elif self.has_left:
             self._left()
         self.announcer.applied(before, after)
+
+    def _check_features(self) -> None:
+        """A node that learns late of a feature that it lacks must not go on."""
+        try:
+            refuse_lacking(self.cluster.features_enabled, self.configuration.features)
+        except PreconditionError as error:
+            if self._end(error):
+                self.log("node.lacks_features", error=error.message)
 
     def _left(self) -> None:
         """No new requests; peers and requests in flight are served until this node is stopped."""
@@ -200,9 +213,15 @@ class Node(Parts):
         self.voters.seen(peer.host_id, peer.endpoint)
         self.topology.heard(peer, epoch)
         self.liveness.heard(peer)
-        if self.state.epoch or self.membership.founding is None or self.voters.is_first(peer.host_id):
-            # A founder takes its first entry from the first founder, or from a cluster that knows it.
+        if self.state.epoch or self._may_follow(peer):
             self.catch_up.heard(peer.endpoint, epoch)
+
+    def _may_follow(self, peer: PeerInfo) -> bool:
+        """A founder takes its first entry from the first founder, or from a cluster that knows it; any other
+        node once a member has judged it."""
+        if self.membership.founding is None:
+            return self.membership.joiner.may_follow
+        return self.voters.is_first(peer.host_id)
 
     async def _epoch_query(self, peer: PeerInfo, query: EpochQuery) -> EpochReply:
         await self.catch_up.reach(query.epoch, peer.endpoint)

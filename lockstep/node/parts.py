@@ -19,9 +19,11 @@ from lockstep.node.configuration import Configuration, split_address
 from lockstep.node.facts import NodeFacts
 from lockstep.node.founders_file import FoundersFile
 from lockstep.node.founding import Founding
+from lockstep.node.gossiping import Gossip
 from lockstep.node.group_reports import GroupReports
 from lockstep.node.histories import Histories
 from lockstep.node.identity import IdentityFile
+from lockstep.node.join_desk import JoinDesk
 from lockstep.node.kinds import kinds_of
 from lockstep.node.liveness import Liveness
 from lockstep.node.management import Management
@@ -183,6 +185,15 @@ class Parts(NodeFacts, abc.ABC):
             voters=self._voter_addresses,
             actor=lambda: f"node {self.node_id or self.address[0]}",
         )
+        self.join_desk = JoinDesk(
+            self.state,
+            self.internode,
+            self.catch_up,
+            self.histories,
+            self.submitter,
+            self._host_id,
+            self.log,
+        )
 
     def _build_leader_duties(self) -> None:
         """What the leader of the metadata group sees to; idle elsewhere."""
@@ -205,6 +216,8 @@ class Parts(NodeFacts, abc.ABC):
             is_leader=self._leads,
             alive=self._alive,
             follows=self.management.unsettled,
+            stragglers=self.guards.stragglers,
+            relax_after_ms=self.configuration.topology.relax_after_ms,
             log=log,
         )
         self.service = ServiceDriver(
@@ -224,9 +237,8 @@ class Parts(NodeFacts, abc.ABC):
 
     def _build_request_path(self, generation: int) -> None:
         runtime, state, internode = self.runtime, self.state, self.internode
-        self.liveness = Liveness(
-            runtime, state, internode, FailureDetector(), self._own_id, self._leads, generation
-        )
+        detector = FailureDetector(self.configuration.gossip.phi_threshold)
+        self.liveness = Liveness(runtime, state, internode, detector, self._own_id, self._leads, generation)
         cluster = self._cluster_now
         self.replica = ReplicaService(
             runtime, internode, self.engine, cluster, self.catch_up.reach, self._own_id
@@ -240,6 +252,7 @@ class Parts(NodeFacts, abc.ABC):
             self.liveness.alive,
             self._own_id,
             self.new_mutation_id,
+            self.liveness.prefers,
         )
         self.streams = StreamService(
             runtime, internode, self.engine, self.replica, cluster, self.catch_up.reach
@@ -259,6 +272,17 @@ class Parts(NodeFacts, abc.ABC):
         )
         self.before_breaking = self.work.before_breaking
         self.sizes = RangeSizes(internode, self.engine, cluster, self._own_id, lambda: self.work.rate_bytes_s)
+        self.gossip = Gossip(
+            runtime,
+            state,
+            internode,
+            self.liveness,
+            self._own_id,
+            generation,
+            ready=lambda: self.ready,
+            load_bytes=self.engine.size_bytes,
+            streams=self.streams.open_streams,
+        )
         self.membership = Membership(
             runtime,
             self.configuration,

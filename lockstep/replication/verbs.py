@@ -22,6 +22,8 @@ STREAM_CLOSE: Final = 32
 RUN_WORK: Final = 40
 PING: Final = 50
 DESCRIBE_SELF: Final = 51
+JOIN_ASK: Final = 52
+JOIN_PRESENT: Final = 53
 MANAGE: Final = 60
 GROUP_REPORT: Final = 61
 RANGE_SIZES: Final = 62
@@ -50,6 +52,8 @@ NAMES: Final = {
     RUN_WORK: "run-work",
     PING: "ping",
     DESCRIBE_SELF: "describe-self",
+    JOIN_ASK: "join-ask",
+    JOIN_PRESENT: "join-present",
     MANAGE: "manage",
     GROUP_REPORT: "group-report",
     RANGE_SIZES: "range-sizes",

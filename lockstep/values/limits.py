@@ -71,8 +71,8 @@ ROW_FRAGMENTS_MERGE_AT: Final = 8
 NODES_MAX: Final = 65_535
 #: Features that are ever enabled: names in the metadata, each for a change of how nodes work together.
 FEATURES_MAX: Final = 1000
-#: Attempts to join of one start of a node, so that the start's number makes later ones larger.
-JOIN_ATTEMPTS_PER_START_MAX: Final = 1_000_000
+#: Attempts to join of one start of a node (years of them), so that the attempts of a later start are larger.
+JOIN_ATTEMPTS_PER_START_MAX: Final = 1 << 32
 #: Bytes waiting for one internode peer that does not read; above it requests fail as unreachable.
 PEER_QUEUED_BYTES_MAX: Final = 64 * 1024 * 1024
 #: Connect and handshake together; a loopback or LAN peer answers within milliseconds.

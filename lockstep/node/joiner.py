@@ -1,0 +1,260 @@
+"""Getting this node accepted by a cluster: it asks, presents itself, compares the metadata, presents itself.
+
+The phases and what each answer means are those of `topology.joining`. Invariant: nothing of the cluster is
+written to the data directory before some member has judged this node; a refused node changes no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.management_commands import Host
+from lockstep.metadata.transformations import Register
+from lockstep.node.catch_up import CatchUp
+from lockstep.node.configuration import Configuration, split_address
+from lockstep.node.identity import IdentityFile
+from lockstep.node.management import Management
+from lockstep.node.members import Members
+from lockstep.node.messages import EpochQuery, EpochReply, SelfDescription
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.processors.kinds import RAFT
+from lockstep.replication import verbs
+from lockstep.replication.handshake import Address
+from lockstep.replication.internode import Internode
+from lockstep.runtime.ports import Runtime
+from lockstep.topology.joining import (
+    AskJoin,
+    Basis,
+    JoinAnswer,
+    JoinState,
+    JoinTerms,
+    Phase,
+    Presentation,
+    answered,
+    basis_of,
+    compared,
+    first_attempt,
+    given_up,
+    told_terms,
+)
+from lockstep.values.errors import (
+    ConfigurationError,
+    HandshakeRefused,
+    LockstepError,
+    PeerError,
+    PeerTimeout,
+    PreconditionError,
+)
+from lockstep.values.ids import NodeId
+
+#: Between two rounds over all members.
+RETRY_MS = 250
+#: One question to a member.
+ASK_TIMEOUT_MS = 2000
+#: One presentation: above the time that a member takes to have an entry committed.
+PRESENT_TIMEOUT_MS = 12_000
+
+
+class Joiner:
+    """`describe()` is this node as others should know it; `may_follow` whether it may fetch the log."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        configuration: Configuration,
+        identity: IdentityFile,
+        state: MetadataState,
+        internode: Internode,
+        management: Management,
+        members: Members,
+        catch_up: CatchUp,
+        describe: Callable[[], SelfDescription],
+        log: Callable[..., None],
+    ) -> None:
+        self._runtime = runtime
+        self._configuration = configuration
+        self._identity = identity
+        self._state = state
+        self._internode = internode
+        self._management = management
+        self._members = members
+        self._catch_up = catch_up
+        self._describe = describe
+        self._log = log
+        self._said: dict[Address, str] = {}
+        self.may_follow = False
+        #: Where it is; None before the first attempt.
+        self.progress: JoinState | None = None
+
+    async def be_accepted(self) -> None:
+        """Return when an entry that is applied here accepts this node.
+
+        PreconditionError: refused, with the reason. ConfigurationError: a configured seed is of another
+        cluster. Silent members, and those that cannot say now, are asked again.
+        """
+        if not self._members.addresses():
+            raise ConfigurationError(
+                "this node is not a founder and knows no seed",
+                hint="set [cluster] seeds to the address of any node of the cluster",
+            )
+        state = first_attempt(self._identity.value.generation)
+        while True:
+            for address in self._members.addresses():
+                state = self.progress = await self._attempt(state, address)
+                if state.phase is Phase.REFUSED and state.refusal is not None:
+                    text = f"the cluster refuses this node: {state.refusal.reason}"
+                    raise PreconditionError(text, hint=state.refusal.hint)
+                if state.phase is Phase.JOINED:
+                    await self._accepted(state, address)
+                    return
+            await asyncio.sleep(RETRY_MS / 1000)
+
+    async def _accepted(self, state: JoinState, address: Address) -> None:
+        while self._state.epoch < state.epoch:
+            try:
+                await self._reach(state.epoch, address)
+            except PeerError as error:
+                self._say(address, "join.waits", error.message)
+        own = self._state.current.directory.by_host_id[self._identity.value.host_id]
+        assert own.id == state.node and self._state.epoch >= own.accepted_epoch, "its epoch is reached"
+        self._log("join.accepted", node=own.id, epoch=state.epoch, attempt=state.attempt)
+
+    # -- one attempt ---------------------------------------------------------------------------------
+
+    async def _attempt(self, state: JoinState, address: Address) -> JoinState:
+        """Where an attempt through the member at `address` leads; ASKING when it came to nothing."""
+        try:
+            terms: JoinTerms = await self._internode.request(
+                address,
+                verbs.JOIN_ASK,
+                AskJoin(self._configuration.cluster.name),
+                ASK_TIMEOUT_MS,
+            )
+        except PeerError as error:
+            self._unanswered(address, error)
+            return state
+        if terms.unfit:
+            self._say(address, "join.seed_skipped", terms.unfit)
+            return state
+        state = told_terms(state)
+        try:
+            return await self._present(state, address)
+        except PeerError as error:
+            self._say(address, "join.waits", error.message)
+            return given_up(state, error.message)
+
+    async def _present(self, state: JoinState, address: Address) -> JoinState:
+        state = await self._asked(state, address, Basis())
+        if state.phase is not Phase.BASICALLY_VALIDATED:
+            return state
+        self.may_follow = True
+        await self._reach(state.basis.epoch, address)
+        own = self._basis_at(state.basis.epoch)
+        if own is None:
+            return given_up(state, f"this node does not know the entry of epoch {state.basis.epoch} any more")
+        state = compared(state, own)
+        if state.phase is not Phase.METADATA_VALIDATED:
+            return state
+        await self._identity.adopt_cluster(self._state.current.identity.cluster_id)
+        await self._refuse_alive()
+        described = self._describe()
+        await self._management.admit(Host(described.host_id, described.address, described.internode_port))
+        self._runtime.probes.reach("membership.admitted")
+        return await self._asked(state, address, own)
+
+    async def _asked(self, state: JoinState, address: Address, validated: Basis) -> JoinState:
+        presented = Presentation(
+            self._register(state.attempt),
+            self._configuration.cluster.name,
+            self._identity.value.cluster_id or self._state.current.identity.cluster_id,
+            Basis(validated.epoch, validated.hash),
+        )
+        self._runtime.probes.reach("join.presented")
+        answer: JoinAnswer = await self._internode.request(
+            address, verbs.JOIN_PRESENT, presented, PRESENT_TIMEOUT_MS
+        )
+        after = answered(state, answer)
+        if after.reason:
+            self._say(address, "join.waits", after.reason)
+        return after if after is not state else given_up(state, "the answer was to another attempt")
+
+    def _register(self, attempt: int) -> Register:
+        described = self._describe()
+        return Register(
+            host_id=described.host_id,
+            address=described.address,
+            internode_port=described.internode_port,
+            cql_port=described.cql_port,
+            admin_port=described.admin_port,
+            dc=described.dc,
+            rack=described.rack,
+            version=described.version,
+            log_version=described.log_version,
+            may_vote=self._configuration.cms.processor == RAFT,
+            replaces=NodeId(self._configuration.cluster.replaces),
+            num_tokens=described.num_tokens,
+            features=described.features,
+            attempt=attempt,
+        )
+
+    def _basis_at(self, epoch: int) -> Basis | None:
+        """This node's side of the comparison; None when it does not know that epoch any more."""
+        cluster = self._state.current
+        if cluster.epoch == epoch:
+            return basis_of(cluster)
+        known = self._state.hash_at(epoch)
+        return Basis(epoch, known) if known is not None else None
+
+    async def _reach(self, epoch: int, address: Address) -> None:
+        """Catch up; PeerTimeout when that does not get on any more."""
+        while self._state.epoch < epoch:
+            before = self._state.epoch
+            try:
+                await self._catch_up.reach(epoch, address, ASK_TIMEOUT_MS)
+            except PeerTimeout:
+                if self._state.epoch == before and not self._catch_up.installing:
+                    raise
+
+    async def _refuse_alive(self) -> None:
+        """PreconditionError when the node to replace answers: its place is not free.
+
+        Only the one that is to take the place asks, once: whoever is silent now may still come back, and
+        then it is safe, for nothing that follows counts on its death.
+        """
+        wanted = self._configuration.cluster.replaces
+        info = self._state.current.directory.by_id.get(NodeId(wanted))
+        network = self._configuration.network
+        if info is None or (info.address, info.internode_port) == (network.address, network.internode_port):
+            return
+        try:
+            reply: EpochReply = await self._internode.request(
+                (info.address, info.internode_port), verbs.EPOCH_QUERY, EpochQuery(0), ASK_TIMEOUT_MS
+            )
+        except LockstepError:
+            return  # Nobody there, or nobody who says so.
+        if reply.node == wanted and info.state is NodeState.NORMAL:
+            raise PreconditionError(
+                f"node {wanted} is alive: only a dead node is replaced",
+                hint=f"stop it first, or join without [cluster] replaces and decommission node {wanted}",
+            )
+
+    # -- what is said --------------------------------------------------------------------------------
+
+    def _unanswered(self, address: Address, error: PeerError) -> None:
+        """A configured seed of another cluster is an error; a silent one is asked again."""
+        cluster, port = self._configuration.cluster, self._configuration.network.internode_port
+        seeds = [split_address(text, port) for text in cluster.seeds]
+        if isinstance(error, HandshakeRefused) and address in seeds and not self._state.epoch:
+            raise ConfigurationError(
+                f"seed {address[0]}:{address[1]} refuses this node: {error.message}",
+                hint="check [cluster] name and seeds, and that the data directory is this node's own",
+            ) from error
+        self._say(address, "join.waits", str(error))
+
+    def _say(self, address: Address, event: str, reason: str) -> None:
+        """Once for each member and reason."""
+        if self._said.get(address) != reason:
+            self._said[address] = reason
+            self._log(event, seed=address[0], reason=reason)
