@@ -28,6 +28,9 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def status(self) -> dict[str, Any]:
         return self.admin.get("/v1/status")
 
+    def gossip(self, node: str | None = None) -> dict[str, Any]:
+        return self.admin.get("/v1/gossip", node=node)
+
     def nodes(self) -> dict[str, Any]:
         return self.admin.get("/v1/nodes")
 

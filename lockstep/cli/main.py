@@ -26,6 +26,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "describe": ("describe:describe", "Ask a running cluster", "The CQL that makes a keyspace or a table."),
     "metadata": ("metadata:metadata", "Ask a running cluster", "Show, compare and verify the metadata."),
     "cms": ("cms:cms", "Ask a running cluster", "The metadata group and its log."),
+    "gossip": (
+        "gossip:gossip",
+        "Ask a running cluster",
+        "What nodes say of themselves, and how alive they seem.",
+    ),
     "why": (
         "why:why",
         "Ask a running cluster",

@@ -30,6 +30,9 @@ PING_INTERVAL_MS = 500
 #: An answer that takes longer is no sign of life.
 PING_TIMEOUT_MS = 2000
 
+#: A node that is asked because somebody takes it for dead has this long: a life round trip takes far less.
+PROBE_TIMEOUT_MS = 1000
+
 #: Told (node, alive) when this node's opinion changes.
 LivenessListener = Callable[[NodeId, bool], None]
 
@@ -55,6 +58,8 @@ class Liveness:
         self._leading: int | None = None
         self._generation = generation
         self._monotonic_s = runtime.clock.monotonic_s
+        #: Nodes that say of themselves that they do not serve yet: others are preferred.
+        self.avoided: frozenset[int] = frozenset()
         self._opinions: dict[int, bool] = {}
         self._round = 0
         self._listeners: list[LivenessListener] = []
@@ -85,10 +90,41 @@ class Liveness:
         self._listeners.append(listener)
 
     def alive(self, node: int) -> bool:
-        """This node always seems alive to itself, and nobody does whose address another node has taken."""
+        """This node always seems alive to itself; nobody does whose address another node has taken, or who is
+        shut out."""
+        if NodeId(node) in self._state.current.not_served:
+            return node == self._own_id()
+        return self._detector.alive(node, self._monotonic_s()) or node == self._own_id()
+
+    def prefers(self, node: int) -> bool:
+        """Whether requests should go there before they go to a node that is alive but slow or not ready."""
         if NodeId(node) in self._state.current.directory.shadowed:
             return False
-        return self._detector.alive(node, self._monotonic_s()) or node == self._own_id()
+        prompt = self._detector.prompt(node, self._monotonic_s()) and node not in self.avoided
+        return prompt or node == self._own_id()
+
+    def phi(self, node: int) -> float:
+        """How strongly the node is suspected; 0 for this one."""
+        return 0.0 if node == self._own_id() else self._detector.phi(node, self._monotonic_s())
+
+    def silent_s(self, node: int) -> float | None:
+        """Seconds since a sign of life; None when there never was one."""
+        return 0.0 if node == self._own_id() else self._detector.silent_s(node, self._monotonic_s())
+
+    async def answers(self, node: int) -> bool:
+        """Ask the node now, whatever was heard of it before: True once it answered for itself."""
+        info = self._state.current.directory.by_id.get(NodeId(node))
+        if info is None or node in self._state.current.directory.shadowed:
+            return False
+        ping = Ping(self._generation, self._leads(), self._own_id())
+        address = (info.address, info.internode_port)
+        try:
+            reply: Ping = await self._internode.request(address, verbs.PING, ping, PROBE_TIMEOUT_MS)
+        except LockstepError:
+            return False  # Whatever the reason: it gave no sign of life.
+        if reply.node == node:
+            self._heard(node)
+        return reply.node == node
 
     def heard(self, peer: PeerInfo) -> None:
         """A sign of life of a peer that has introduced itself."""

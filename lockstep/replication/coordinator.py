@@ -22,7 +22,8 @@ from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 
 class Coordinator:
     """`catch_up(epoch, source)` returns when the epoch is applied here; `alive` is an opinion that orders
-    replicas and refuses hopeless requests; `new_mutation_id` names read repairs."""
+    replicas and refuses hopeless requests; `prefers` another one, by which reads go to some of those alive
+    before others; `new_mutation_id` names read repairs."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Coordinator:
         alive: Callable[[int], bool],
         own_id: Callable[[], int],
         new_mutation_id: Callable[[], bytes],
+        prefers: Callable[[int], bool] | None = None,
     ) -> None:
         plans = PlanBook(metadata, own_id)
         self._writes = Writes(runtime, internode, plans, replica, catch_up, alive, own_id)
@@ -44,6 +46,7 @@ class Coordinator:
             replica,
             catch_up,
             alive,
+            prefers if prefers is not None else alive,
             own_id,
             self._writes,
             new_mutation_id,

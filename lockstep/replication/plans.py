@@ -236,14 +236,17 @@ class PlanBook:
         own = cluster.node(NodeId(self._own_id()))
         return own.dc if own is not None else ""
 
-    def read_order(self, plan: Plan, alive: Callable[[int], bool]) -> list[Target]:
-        """A read plan's targets as they should be asked: this node, near ones alive, far ones alive,
-        then those that seem dead."""
+    def read_order(
+        self, plan: Plan, prefers: Callable[[int], bool], alive: Callable[[int], bool]
+    ) -> list[Target]:
+        """A read plan's targets as they should be asked: this node, near preferred ones, far ones, then those
+        that are alive but slow or not ready, then those that seem dead."""
         own = self._own_id()
-        seeming = [target for target in plan.near_first if target.node == own or alive(target.node)]
-        if len(seeming) < len(plan.near_first):
-            seeming.extend([target for target in plan.near_first if target not in seeming])
-        return seeming
+        ordered = [target for target in plan.near_first if target.node == own or prefers(target.node)]
+        if len(ordered) < len(plan.near_first):
+            others = [target for target in plan.near_first if target not in ordered]
+            ordered.extend(sorted(others, key=lambda target: not alive(target.node)))
+        return ordered
 
 
 def first_choice(plan: Plan, ordered: Iterable[Target]) -> list[Target]:

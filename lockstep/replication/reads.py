@@ -56,6 +56,7 @@ class Reads:
         replica: ReplicaService,
         catch_up: Callable[[int, Address], Awaitable[None]],
         alive: Callable[[int], bool],
+        prefers: Callable[[int], bool],
         own_id: Callable[[], int],
         writes: Writes,
         new_mutation_id: Callable[[], bytes],
@@ -67,6 +68,7 @@ class Reads:
         self.own_id = own_id
         self._catch_up = catch_up
         self._alive = alive
+        self._prefers = prefers
         self._writes = writes
         self._new_mutation_id = new_mutation_id
         self.reach = runtime.probes.reach
@@ -183,7 +185,7 @@ class Reads:
 
     async def _answers(self, plan: Plan, request: ReadRequest, deadline_s: float) -> list[Answer] | None:
         """Enough answers, or None when the plan turned out stale and this node has caught up."""
-        ordered = self.plans.read_order(plan, self._alive)
+        ordered = self.plans.read_order(plan, self._prefers, self._alive)
         if plan.required == 1 and ordered[0].node == self.own_id():
             answer = await self._answer_here(plan, ordered[0], request, deadline_s)
             if answer is not None:

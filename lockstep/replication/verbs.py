@@ -22,8 +22,10 @@ STREAM_CLOSE: Final = 32
 RUN_WORK: Final = 40
 PING: Final = 50
 DESCRIBE_SELF: Final = 51
-JOIN_ASK: Final = 52
-JOIN_PRESENT: Final = 53
+GOSSIP: Final = 52
+GOSSIP_ACK: Final = 53
+JOIN_ASK: Final = 54
+JOIN_PRESENT: Final = 55
 MANAGE: Final = 60
 GROUP_REPORT: Final = 61
 RANGE_SIZES: Final = 62
@@ -52,6 +54,8 @@ NAMES: Final = {
     RUN_WORK: "run-work",
     PING: "ping",
     DESCRIBE_SELF: "describe-self",
+    GOSSIP: "gossip",
+    GOSSIP_ACK: "gossip-ack",
     JOIN_ASK: "join-ask",
     JOIN_PRESENT: "join-present",
     MANAGE: "manage",

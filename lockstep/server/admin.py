@@ -16,6 +16,8 @@ from lockstep.server.cql_server import CqlServer
 from lockstep.server.exclude import BODY as EXCLUDE_BODY
 from lockstep.server.exclude import PATH as EXCLUDED_PATH
 from lockstep.server.exclude import ExcludeList
+from lockstep.server.gossip_view import PATH as GOSSIP_PATH
+from lockstep.server.gossip_view import gossip
 from lockstep.server.http import (
     HttpConnection,
     HttpRequest,
@@ -139,6 +141,12 @@ class Admin:
         return [
             get("/v1/status", "Health, nodes and running operations", later(self._status)),
             get("/v1/nodes", "The nodes with their share of the ring", now(lambda *_: reports.nodes(node))),
+            get(
+                GOSSIP_PATH,
+                "What nodes say of themselves, and how alive they seem from here",
+                now(lambda request, _: gossip(node, request.query.get("node"))),
+                Parameter("node", "Only this one: its id, host id or address"),
+            ),
             get(
                 "/v1/placements",
                 "Replicas of each token range of a keyspace",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from lockstep.metadata.directory import NodeState
+from lockstep.server.gossip_view import gossip_samples
 from lockstep.server.live_views import seen_epoch
 from lockstep.server.metadata_metrics import metadata_samples
 from lockstep.server.samples import Sample, text_of
@@ -37,6 +38,7 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
             yield Sample(
                 "lockstep_topology_acknowledged_epoch", "Newest epoch heard of a node", "gauge", epoch, labels
             )
+    yield from gossip_samples(node)
     yield Sample(
         "lockstep_topology_operations_running", "Topology operations", "gauge", len(cluster.operations)
     )

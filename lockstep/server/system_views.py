@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.metadata.directory import NodeInfo
 from lockstep.metadata.requests import Request, RequestState
 from lockstep.schema.types import parse_uuid
+from lockstep.server.gossip_view import GossipTable
 from lockstep.server.keyed_rows import EVERYTHING, Between, KeyedRows
 from lockstep.server.live_views import Client, LiveTables, seen_epoch, view
 from lockstep.server.log_text import entry_summary, kind_name
@@ -30,7 +31,7 @@ class ViewTables:
         self._live = LiveTables(node, clients)
 
     def tables(self) -> list[VirtualTable]:
-        return [*self._metadata_tables(), *self._live.tables()]
+        return [*self._metadata_tables(), *self._live.tables(), GossipTable(self._node).table()]
 
     def _metadata_tables(self) -> list[VirtualTable]:
         return [

@@ -167,6 +167,10 @@ class StorageEngine:
         self._runtime.probes.reach("storage.batch.written")
         await self._commit.synced(sequence)
 
+    def size_bytes(self) -> int:
+        """About what this node stores."""
+        return self._store.size_bytes()
+
     async def wipe(self, table_ids: Sequence[int], tokens: Range) -> None:
         """Forget a range of tables, durably: for ranges this node does not own."""
         await self._delete_ranges([keys.token_bounds(table_id, tokens) for table_id in table_ids])

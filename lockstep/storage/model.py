@@ -171,6 +171,11 @@ class ModelStore:
     def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
         return self._map.view().scan(lower, upper, reverse)
 
+    def size_bytes(self) -> int:
+        checkpoint = self._path("checkpoint", self._generation)
+        written = self._disk.size(checkpoint) if self._generation else 0
+        return written + self._log_bytes
+
     def snapshot(self) -> ModelSnapshot:
         return ModelSnapshot(self, self._map.view())
 

@@ -9,7 +9,7 @@ could not be read raises instead of looking complete. After a failed write or sy
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -79,6 +79,10 @@ def _options(rocksdict: Any, settings: RocksSettings) -> Any:
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     return options
+
+
+#: The library's names for the sizes of its files and of what is not in files yet.
+_SIZES: Final = ("live-sst-files-size", "cur-size-all-mem-tables")
 
 
 class RocksStore:
@@ -187,6 +191,10 @@ class RocksStore:
         """An iterator that shows everything written before this call."""
         self._write_staged()
         return self._database.iter(options)
+
+    def size_bytes(self) -> int:
+        sizes = (self._database.property_int_value(f"rocksdb.{name}") for name in _SIZES)
+        return sum(size or 0 for size in sizes)
 
     def snapshot(self) -> RocksSnapshot:
         self._next_snapshot += 1

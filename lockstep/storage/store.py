@@ -75,6 +75,10 @@ class Store(Protocol):
         next sync, as a write. Returns the sequence."""
         ...
 
+    def size_bytes(self) -> int:
+        """About what the content takes up, in files and in memory; cheap."""
+        ...
+
     def close(self) -> None:
         """Release the files. Snapshots end; an iterator in use must be dropped by its owner first."""
         ...

@@ -249,6 +249,14 @@ MANAGEMENT_SNAPSHOT_ENTRIES: Final = 256
 ANNOUNCEMENTS_MAX: Final = 32
 #: Nodes asked for a sign of life in one round; up to this cluster size that is everyone.
 PINGED_MAX: Final = 32
+#: Nodes with which one exchanges soft state in a round: two, so that one dead partner costs no round.
+GOSSIP_PARTNERS_MAX: Final = 2
+#: Versions one gossip message names: all nodes of most clusters, and some 4 kilobytes.
+GOSSIP_DIGESTS_MAX: Final = 256
+#: States one gossip message carries, some 6 kilobytes: news is fewer, and a newcomer asks again.
+GOSSIP_STATES_MAX: Final = 64
+#: Rounds after which a node publishes its state although nothing in it changed, so that age says something.
+GOSSIP_REFRESH_ROUNDS: Final = 10
 #: Peers remembered as having more of the log: enough fallbacks, and bounded however many nodes speak.
 FETCH_SOURCES_MAX: Final = 16
 #: Fetched entries that may wait to be applied while more are fetched.

@@ -80,7 +80,16 @@ def test_reads_prefer_this_node_then_near_then_far_then_dead() -> None:
     dcs = {1: "a", 2: "a", 3: "b", 4: "b"}
     book = Newest(whole_ring(5, [4, 3, 2, 1], factors={"a": 2, "b": 2}, dcs=dcs)).book
     plan = book.read_plan(TABLE_ID, 1, QUORUM)
-    assert [t.node for t in book.read_order(plan, lambda node: node != 2)] == [1, 4, 3, 2]
+
+    def everybody(node: int) -> bool:
+        return True
+
+    def not_two(node: int) -> bool:
+        return node != 2
+
+    assert [t.node for t in book.read_order(plan, not_two, not_two)] == [1, 4, 3, 2]
+    assert [t.node for t in book.read_order(plan, lambda node: node == 3, not_two)] == [1, 3, 4, 2]
+    assert next(t.node for t in book.read_order(plan, lambda node: False, everybody)) == 1, "itself at least"
 
 
 @settings(max_examples=200, deadline=None)
