@@ -121,7 +121,7 @@ class GossipSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TopologySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the barriers of topology operations may let go. `barrier_minimum_level`: with quorum, a barrier that
+    """What barriers of topology operations may let go. `barrier_minimum_level`: with quorum, a barrier that
     has waited for `barrier_relax_after_ms` for nothing but quorums within data centres goes on with the one
     over all of them; requests at LOCAL_QUORUM and EACH_QUORUM in the data centres that lack theirs may then
     miss each other. off: it waits for ever. The metadata leader's settings count."""

@@ -76,7 +76,7 @@ class Node(Parts):
         self._build_request_path(identity.generation)
         await self.internode.start(*self.address)
         self.state.listen(self._applied)
-        self.internode.shut_out = frozenset(self.cluster.excluded_by_node)
+        self._shut_out(self.cluster)
         self.state.start()
         self.voters.seen(identity.host_id, self.address)
         self._start_consensus()
@@ -166,8 +166,10 @@ class Node(Parts):
         self.service.wake()
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
-        if before.excluded is not after.excluded:
-            self.internode.shut_out = frozenset(after.excluded_by_node)
+        if before.excluded is not after.excluded or (
+            after.excluded and before.directory is not after.directory
+        ):
+            self._shut_out(after)
         if before.service is not after.service:
             self._follow_service()
         if before.features is not after.features:
@@ -182,6 +184,18 @@ class Node(Parts):
         elif self.has_left:
             self._left()
         self.announcer.applied(before, after)
+
+    def _shut_out(self, cluster: ClusterMetadata) -> None:
+        """Have the others on the exclude list heard no more, and told nothing, but what they lack."""
+        excluded = [cluster.directory.by_id[node] for node in cluster.excluded_by_node]
+        others = [info for info in excluded if info.host_id != self.identity.value.host_id]
+        self.internode.shut_out = frozenset(info.host_id for info in others)
+        self.internode.shut_out_at = frozenset(
+            (info.address, info.internode_port)
+            for info in others
+            # Who has taken over the address of a dead node is not that node.
+            if info.id not in cluster.directory.shadowed
+        )
 
     def _check_features(self) -> None:
         """A node that learns late of a feature that it lacks must not go on."""

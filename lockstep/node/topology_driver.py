@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.messages import EpochQuery, EpochReply, RunWork, WorkStatus
 from lockstep.node.metadata_state import MetadataState
@@ -20,6 +21,7 @@ from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
+from lockstep.topology.barriers import GuardReport
 from lockstep.topology.step import (
     Idle,
     Propose,
@@ -29,7 +31,9 @@ from lockstep.topology.step import (
     WorkKey,
     WorkOrder,
     WorkReport,
+    relaxable,
     step,
+    work_key,
 )
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
@@ -47,7 +51,8 @@ STEP_TIMEOUT_MS = 10_000
 
 
 class Blocking(msgspec.Struct, frozen=True):
-    """What a running operation waits for, since when (wall clock)."""
+    """What a running operation waits for, and since when (wall clock) the same node has held the same stage
+    up, whatever the reason; a new leader counts anew."""
 
     operation_id: int
     node: int
@@ -67,8 +72,12 @@ class TopologyDriver:
         is_leader: Callable[[], bool],
         alive: Callable[[int], bool],
         follows: Callable[[], str],
+        stragglers: Callable[[], tuple[tuple[str, int], ...]],
+        relax_after_ms: int | None,
         log: Callable[..., None],
     ) -> None:
+        """`stragglers`: guards of closed sessions that this node holds. `relax_after_ms`: how long a barrier
+        waits for quorums within data centres; None: for ever."""
         self._runtime = runtime
         self._state = state
         self._internode = internode
@@ -77,6 +86,8 @@ class TopologyDriver:
         self._is_leader = is_leader
         self._alive = alive
         self._follows = follows
+        self._stragglers = stragglers
+        self._relax_after_ms = relax_after_ms
         self._log = log
         self._wake = asyncio.Event()
         self._acknowledged: dict[NodeId, int] = {}
@@ -86,7 +97,17 @@ class TopologyDriver:
         self._texts: dict[WorkKey, str] = {}
         #: Nodes that did not answer the last question, with the error: asked again often, said once.
         self._unreached: dict[int, str] = {}
-        self._since: dict[tuple[int, int, str], int] = {}
+        #: (operation, stage epoch, node) -> since when it blocks.
+        self._since: dict[tuple[int, int, int], int] = {}
+        #: What nodes said last of the guards they hold.
+        self._guards: dict[NodeId, GuardReport] = {}
+        #: Nodes that are being asked for their part of a stage's work right now.
+        self._polled: set[WorkKey] = set()
+        #: (operation, stage epoch) -> since when nothing but quorums within data centres is missing.
+        self._relaxable: dict[tuple[int, int], float] = {}
+        self._relaxed: tuple[tuple[int, int], ...] = ()
+        #: Barriers that were let go of quorums within data centres.
+        self.relaxed_count = 0
         self.blocking: tuple[Blocking, ...] = ()
         self.progress: dict[int, WorkStatus] = {}
         #: What each node said last of its part of a stage's work.
@@ -142,10 +163,12 @@ class TopologyDriver:
                     self._block([(o.id, self._own_id(), text) for o in self._state.current.operations])
                     raise
             self.blocking = ()
+            self._since = {}
+            self._relaxable, self._relaxed = {}, ()
 
     def _has_something(self) -> bool:
         cluster = self._state.current
-        return bool(cluster.operations or cluster.requests.live)
+        return bool(cluster.operations or cluster.requests.live or features.due(cluster))
 
     def follows(self) -> str:
         """Why requests of nodes that voted wait beside what the metadata says; empty when they do not."""
@@ -153,46 +176,90 @@ class TopologyDriver:
 
     async def _round(self) -> bool:
         cluster = self._state.current
-        follows = self.follows()
-        own = NodeId(self._own_id())
-        decision = step(
-            cluster,
-            Reports(
-                acknowledged={**self._acknowledged, own: cluster.epoch},
-                work=dict(self._work),
-                dead=tuple(n.id for n in cluster.directory.nodes if not self._alive(n.id)),
-                follows=follows,
-            ),
-        )
+        reports = self._reports(cluster)
+        decision = step(cluster, reports)
         if isinstance(decision, Idle):
-            if follows:
+            if reports.follows:
                 await asyncio.sleep(FOLLOW_PAUSE_MS / 1000)
-            return bool(follows)
+            return bool(reports.follows)
         if isinstance(decision, Propose):
             self._runtime.probes.reach("topology.propose")
             self.blocking = ()
             await self._submitter.submit(decision.transformation, STEP_TIMEOUT_MS)
-        elif isinstance(decision, RunWorkOrders):
-            await self._run_orders(cluster, decision.orders)
+            return True
+        orders, wait = (
+            (decision.orders, decision.wait) if isinstance(decision, RunWorkOrders) else ((), decision)
+        )
+        self._show(orders, wait)
+        for order in orders:
+            if work_key(order) not in self._polled:
+                self._polled.add(work_key(order))
+                self._runtime.tasks.spawn(self._poll(cluster, order), f"topology.work.{order.operation_id}")
+        if wait is not None:
+            self._relax(cluster, reports)
+            await self._ask(cluster, wait)
         else:
-            await self._ask(cluster, decision)
+            await self._wake.wait()
+            self._wake.clear()
         return True
 
+    def _reports(self, cluster: ClusterMetadata) -> Reports:
+        own = NodeId(self._own_id())
+        return Reports(
+            acknowledged={**self._acknowledged, own: cluster.epoch},
+            work=dict(self._work),
+            dead=tuple(n.id for n in cluster.directory.nodes if not self._alive(n.id)),
+            texts=dict(self._texts),
+            follows=self.follows(),
+            guards={**self._guards, own: GuardReport(cluster.epoch, self._stragglers())},
+            relaxed=self._relaxed,
+        )
+
+    def _relax(self, cluster: ClusterMetadata, reports: Reports) -> None:
+        """Let barriers go that lacked only quorums within data centres for as long as operators said."""
+        if self._relax_after_ms is None:
+            return
+        now_s = self._runtime.clock.monotonic_s()
+        lacking = {
+            (operation.id, operation.stage_epoch): state for operation, state in relaxable(cluster, reports)
+        }
+        self._relaxable = {key: self._relaxable.get(key, now_s) for key in lacking}
+        for key, since_s in self._relaxable.items():
+            if (now_s - since_s) * 1000 < self._relax_after_ms:
+                continue
+            self._relaxed = (*self._relaxed, key)
+            self.relaxed_count += 1
+            nodes = ", ".join(str(missing.node) for missing in lacking[key].missing)
+            self._log("topology.barrier_relaxed", operation=key[0], epoch=key[1], without=nodes)
+            self._wake.set()
+
     async def _ask(self, cluster: ClusterMetadata, wait: Wait) -> None:
-        self._block([(wait.operation_id, int(node), reason) for node, reason in wait.blockers])
         self._runtime.probes.reach("topology.waits")
-        before = dict(self._acknowledged)
+        before = (dict(self._acknowledged), dict(self._guards))
         async with asyncio.TaskGroup() as group:
-            for node, _reason in wait.blockers:
+            for node in dict.fromkeys(node for node, _reason in wait.blockers):
                 group.create_task(self._query(cluster, node, wait.epoch))
-        if self._state.current is cluster and self._acknowledged == before:
+        if self._state.current is cluster and (self._acknowledged, self._guards) == before:
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
 
-    def _block(self, keys: list[tuple[int, int, str]]) -> None:
-        """Show (operation, node, reason); what blocked before keeps its time."""
-        now = self._runtime.clock.wall_us()
+    def _show(self, orders: tuple[WorkOrder, ...], wait: Wait | None) -> None:
+        """Show whom operations wait for: nodes at work, and nodes that barriers lack."""
+        at_work = [
+            (one.operation_id, int(one.node), self._texts.get(work_key(one), f"{one.kind} is running"))
+            for one in orders
+        ]
+        lacking = [] if wait is None else list(zip(wait.operations, wait.blockers, strict=True))
+        self._block([*at_work, *((operation, int(node), reason) for operation, (node, reason) in lacking)])
+
+    def _block(self, blockers: list[tuple[int, int, str]]) -> None:
+        """Show (operation, node, reason); what blocked the same stage before keeps its time."""
+        now, running = self._runtime.clock.wall_us(), self._state.current.operations_by_id
+        stages = {id_: operation.stage_epoch for id_, operation in running.items()}
+        keys = [(operation, stages.get(operation, 0), node) for operation, node, _reason in blockers]
         self._since = {key: self._since.get(key, now) for key in keys}
-        self.blocking = tuple(Blocking(*key, since_us=self._since[key]) for key in keys)
+        self.blocking = tuple(
+            Blocking(*blocker, since_us=self._since[key]) for blocker, key in zip(blockers, keys, strict=True)
+        )
 
     async def _query(self, cluster: ClusterMetadata, node: int, epoch: int) -> None:
         info = cluster.directory.by_id.get(NodeId(node))
@@ -215,18 +282,18 @@ class TopologyDriver:
         self._unreached.pop(node, None)
         known = self._acknowledged.get(NodeId(node), 0)
         self._acknowledged[NodeId(node)] = max(known, reply.epoch)
+        self._guards[NodeId(node)] = GuardReport(reply.epoch, reply.stragglers)
 
-    async def _run_orders(self, cluster: ClusterMetadata, orders: tuple[WorkOrder, ...]) -> None:
-        texts = [self._texts.get(_key(order), f"{order.kind} is running") for order in orders]
-        keys = zip(orders, texts, strict=True)
-        self._block([(order.operation_id, int(order.node), text) for order, text in keys])
-        async with asyncio.TaskGroup() as group:
-            for order in orders:
-                group.create_task(self._run_order(cluster, order))
+    async def _poll(self, cluster: ClusterMetadata, order: WorkOrder) -> None:
+        try:
+            await self._run_order(cluster, order)
+        finally:
+            self._polled.discard(work_key(order))
+            self._wake.set()
 
     async def _run_order(self, cluster: ClusterMetadata, order: WorkOrder) -> None:
         info = cluster.directory.by_id[order.node]
-        key = _key(order)
+        key = work_key(order)
         request = RunWork(order.operation_id, order.stage, order.session_id, cluster.epoch, order.node)
         try:
             status: WorkStatus = await self._internode.request(
@@ -254,7 +321,3 @@ class TopologyDriver:
         if self._texts.get(key) != text:
             self._texts[key] = text
             self._log(event, node=key[2], error=text)
-
-
-def _key(order: WorkOrder) -> WorkKey:
-    return (order.operation_id, order.stage, order.node)

@@ -124,7 +124,7 @@ class WorkService:
         return self._status("failed", running, str(error), definite)
 
     def before_breaking(self, end: Callable[[], None]) -> None:
-        """Call `end` because the store died: at once, or when the coordinator has heard what failed by that."""
+        """Call `end`, for the store died: at once, or when the coordinator has heard what failed by that."""
         if all(running.done.is_set() for running in self._running.values()):
             end()
         else:

@@ -12,6 +12,8 @@ from lockstep.runtime.ports import Probes
 
 #: The replica group of the token or range changed after the plan was made.
 STALE_PLACEMENT: Final = "stale_placement"
+#: It changed while the write was executed: what was applied stays, and is not acknowledged.
+STALE_AFTERWARDS: Final = "stale_afterwards"
 STALE_TABLE: Final = "stale_table"
 STALE_KEYSPACE: Final = "stale_keyspace"
 #: The table was dropped after the plan was made.
@@ -24,6 +26,7 @@ CATCH_UP_FAILED: Final = "catch_up_failed"
 
 REASONS: Final = (
     STALE_PLACEMENT,
+    STALE_AFTERWARDS,
     STALE_TABLE,
     STALE_KEYSPACE,
     STALE_DROPPED,

@@ -1,8 +1,10 @@
 """The replica side: judges the plan a request was made with, applies or reads, answers when durable.
 
 Invariants. The check of the epoch and the apply are one synchronous step, so no metadata change lies
-between them. A write is acknowledged only after it is synced. Writes are numbered as they are accepted,
-epochs of acceptance never fall, and `drain` returns only when all accepted under older epochs are durable.
+between them. A straggler is refused before and after it is executed: a write is acknowledged, and a read
+answered, only when the replica group it was planned with still holds. A write is acknowledged only after it
+is synced. Writes are numbered as they are accepted, epochs of acceptance never fall, and `drain` returns only
+when all accepted under older epochs are durable.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from lockstep.replication.refusals import (
     CATCH_UP_FAILED,
     NOT_REPLICA,
     READ,
+    STALE_AFTERWARDS,
     STALE_DROPPED,
     STALE_KEYSPACE,
     STALE_PLACEMENT,
@@ -51,9 +54,9 @@ class Engine(Protocol):
     def read_now(self, command: ReadCommand) -> ReadResult | None: ...
 
 
-#: A write that was applied and is not yet durable: its sequence, the epoch at which it was accepted, and
-#: who gets a WriteReply or an error.
-_Unsynced = tuple[int, int, Callable[[Any], None]]
+#: A write that was applied and is not yet durable: its sequence, the epoch at which it was accepted, who gets
+#: a WriteReply or an error, and the request.
+_Unsynced = tuple[int, int, Callable[[Any], None], WriteRequest]
 
 
 class ReplicaService:
@@ -135,7 +138,7 @@ class ReplicaService:
         sequence = self._engine.apply(mutation)
         self._accepted += 1
         self._probes.reach("replica.write.applied")
-        self._unsynced.append((sequence, placement.epoch, answer))
+        self._unsynced.append((sequence, placement.epoch, answer, request))
         if not self._syncing:
             self._syncing = True
             self._runtime.tasks.spawn(self._sync(), "replica-sync")
@@ -148,18 +151,34 @@ class ReplicaService:
                 await self._engine.synced(batch[-1][0])
             except LockstepError as error:
                 self._failed = error
-                for _, _, answer in batch:
+                for _, _, answer, _ in batch:
                     answer(error)
             else:
                 self._probes.reach("replica.write.synced")
-                reply = WriteReply(0)
-                for _, accepted_epoch, answer in batch:
+                reply, epoch = WriteReply(0), self._metadata().epoch
+                for _, accepted_epoch, answer, request in batch:
+                    if accepted_epoch != epoch and (refusal := self._fenced(request)) is not None:
+                        answer(refusal)
+                        continue
                     if reply.accepted_epoch != accepted_epoch:
                         reply = WriteReply(accepted_epoch)
                     answer(reply)
             self._finished += len(batch)
             self._wake_drains()
         self._syncing = False
+
+    def _fenced(self, request: WriteRequest) -> StaleEpoch | None:
+        """The refusal of a write whose replica group changed while it was executed; None when it holds.
+
+        What was applied stays: the coordinator plans again and sends the identical mutation. A table that
+        changed or is gone does not matter, for nobody looks for the write elsewhere.
+        """
+        placement = self._plans.placement(request.mutation.table_id)
+        if placement is None or placement.group_for(request.mutation.token).epoch <= request.epoch:
+            return None
+        self._probes.reach("replica.write.fenced")
+        self.refusals.refused(WRITE, STALE_AFTERWARDS)
+        return StaleEpoch(placement.epoch, STALE_AFTERWARDS)
 
     # -- reads ------------------------------------------------------------------------------------
 

@@ -42,6 +42,12 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
     yield Sample(
         "lockstep_topology_operations_running", "Topology operations", "gauge", len(cluster.operations)
     )
+    yield Sample(
+        "lockstep_topology_barriers_relaxed_total",
+        "Barriers that this node, as the leader, let go of quorums within data centres",
+        "counter",
+        node.topology.relaxed_count,
+    )
     yield Sample("lockstep_replication_writes_in_flight", "Writes coordinated now", "gauge", writes)
     yield Sample("lockstep_replication_reads_in_flight", "Reads coordinated now", "gauge", reads)
     yield from _requests_and_epochs(node)

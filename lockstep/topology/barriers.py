@@ -2,12 +2,17 @@
 
 Invariant: a barrier on epoch e passes only when, in every group of an affected range that some
 coordinator may still use, the members that have not seen e cannot form a quorum, neither over all data
-centres nor within one. Whoever could not be asked counts as not having seen it.
+centres nor within one. Whoever could not be asked counts as not having seen it. Only when operators said that
+the whole suffices, a barrier that waited for long enough leaves out the quorums within data centres.
+
+The guards of closed sessions are the one thing for which a node that seems dead is not waited for: what they
+guard is done to that node's own store, its own metadata lets nothing new begin, and it wipes a range before
+it may own it again. So a dead newcomer never blocks the way back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -31,6 +36,7 @@ class BarrierNeed(msgspec.Struct, frozen=True, array_like=True):
     """`must_see`: each by itself (they get the stage's work); `must_drain`: older requests finished too.
 
     `never`: whoever the operation was told is dead. It counts as unaware, whatever it said before.
+    `must_release`: no work of the operation's closed sessions has an effect there any more.
     """
 
     operation_id: int
@@ -39,11 +45,25 @@ class BarrierNeed(msgspec.Struct, frozen=True, array_like=True):
     must_see: tuple[NodeId, ...]
     must_drain: tuple[NodeId, ...]
     never: tuple[NodeId, ...] = ()
+    must_release: tuple[NodeId, ...] = ()
+
+    @property
+    def session_prefix(self) -> str:
+        """How the names of all sessions of the operation begin."""
+        return f"operation-{self.operation_id}-"
 
     def nodes(self) -> tuple[NodeId, ...]:
         """Everyone worth asking, ascending."""
         asked = {node for group in self.groups for node in group.members}
-        return tuple(sorted(asked.union(self.must_see, self.must_drain).difference(self.never)))
+        asked.update(self.must_see, self.must_drain, self.must_release)
+        return tuple(sorted(asked.difference(self.never)))
+
+
+class GuardReport(msgspec.Struct, frozen=True, array_like=True):
+    """What a node said at `epoch` of the guards it holds: (session, count) for each that is closed there."""
+
+    epoch: int
+    held: tuple[tuple[str, int], ...] = ()
 
 
 class Missing(msgspec.Struct, frozen=True, array_like=True):
@@ -56,10 +76,14 @@ class Missing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BarrierState(msgspec.Struct, frozen=True, array_like=True):
-    """`missing` may name more nodes than are needed: any that complete each group will do."""
+    """`missing` may name more nodes than are needed: any that complete each group will do.
+
+    `relaxable`: all that is missing are quorums within data centres.
+    """
 
     passed: bool
     missing: tuple[Missing, ...]
+    relaxable: bool = False
 
 
 def barrier_need(
@@ -67,10 +91,12 @@ def barrier_need(
     cluster: ClusterMetadata,
     tasks: Sequence[StreamTask] = (),
     workers: Sequence[NodeId] = (),
+    dead: Sequence[NodeId] = (),
 ) -> BarrierNeed:
     """What the barrier on the operation's present stage needs.
 
-    `tasks` are the streams still to run, `workers` the nodes that still have a part of the stage's work.
+    `tasks` are the streams still to run, `workers` the nodes that still have a part of the stage's work,
+    `dead` those that seem so: nobody waits for their guards.
     """
     row = stage_row(operation.kind, operation.stage)
     dc_of = cluster.directory.dc_by_id.__getitem__
@@ -86,13 +112,28 @@ def barrier_need(
         _must_see(row, operation),
         _must_drain(row, operation, tasks, workers),
         (operation.presumed_dead,) if operation.presumed_dead else (),
+        tuple(node for node in _may_hold_guards(operation) if node not in dead),
     )
+
+
+def _may_hold_guards(operation: Operation) -> tuple[NodeId, ...]:
+    """Who worked under the session that closed when the present stage was entered."""
+    if len(operation.history) < 2:
+        return ()
+    former = stage_row(operation.kind, operation.history[-2][0])
+    if former.work in (Work.WIPE, Work.STREAM):
+        return _pending(operation)
+    return (operation.node,) if former.work is Work.REBUILD else ()
+
+
+def _pending(operation: Operation) -> tuple[NodeId, ...]:
+    return tuple(sorted({node for transition in operation.transitions for node in transition.gained}))
 
 
 def _must_see(row: StageRow, operation: Operation) -> tuple[NodeId, ...]:
     """Pending replicas even when their work is done: a coordinator that is new has not heard of it."""
     if row.work in (Work.WIPE, Work.STREAM):
-        return tuple(sorted({node for transition in operation.transitions for node in transition.gained}))
+        return _pending(operation)
     return (operation.node,) if row.work is Work.REBUILD else ()
 
 
@@ -109,23 +150,34 @@ def _must_drain(
 
 
 def _group_needs(transition: Transition, side: Side, row: StageRow, dc_of: DcOf) -> list[GroupNeed]:
+    """Where counts change with the step, both may be in use on the union, and the weaker one decides."""
     members = tuple(sorted(side_of(transition, side)))
     pending = transition.gained if row.pending_votes and side is Side.UNION else ()
-    needs = [GroupNeed(members, majority(transition.replication.total) + len(pending), "")]
-    for dc, factor in dc_factors(transition.replication):
-        local = tuple(node for node in members if dc_of(node) == dc)
-        extra = sum(dc_of(node) == dc for node in pending)
-        needs.append(GroupNeed(local, majority(factor) + extra, dc))
+    before, after = transition.replication, transition.replication_after
+    counts = {Side.OLD: (before,), Side.NEW: (after,), Side.UNION: (before, after)}[side]
+    needs: dict[GroupNeed, None] = {}
+    for replication in dict.fromkeys(counts):
+        needs[GroupNeed(members, majority(replication.total) + len(pending), "")] = None
+        for dc, factor in dc_factors(replication):
+            local = tuple(node for node in members if dc_of(node) == dc)
+            extra = sum(dc_of(node) == dc for node in pending)
+            needs[GroupNeed(local, majority(factor) + extra, dc)] = None
     return [need for need in needs if len(need.members) >= need.quorum]
 
 
 def evaluate(
-    need: BarrierNeed, acknowledged: Mapping[NodeId, int], drained: Mapping[NodeId, int]
+    need: BarrierNeed,
+    acknowledged: Mapping[NodeId, int],
+    drained: Mapping[NodeId, int],
+    guards: Mapping[NodeId, GuardReport] | None = None,
+    relaxed: bool = False,
 ) -> BarrierState:
     """Whether the barrier passes.
 
     `acknowledged` is the newest epoch each node is known to have durably applied, `drained` the newest
-    epoch below which it has no request left; a node that is absent has seen nothing.
+    epoch below which it has no request left; a node that is absent has seen nothing. `guards` None: nodes
+    end what they do under a session before they apply what closes it. `relaxed`: quorums within data centres
+    are left out.
     """
     found: dict[NodeId, Missing] = {}
     if need.never:
@@ -140,10 +192,30 @@ def evaluate(
     for node in need.must_drain:
         if min(acknowledged.get(node, 0), drained.get(node, 0)) < need.epoch:
             miss(node, acknowledged.get(node, 0), "has older requests to finish before its part of the work")
+    for node, reason in _held(need, guards):
+        miss(node, acknowledged.get(node, 0), reason)
+    relaxable = not found
     for group in need.groups:
+        if relaxed and group.dc:
+            continue
         unseen = [node for node in group.members if acknowledged.get(node, 0) < need.epoch]
         if len(unseen) >= group.quorum:
             where = f" in data centre {group.dc}" if group.dc else ""
+            relaxable = relaxable and bool(group.dc)
             for node in [node for node in unseen if node not in need.never] or unseen:
                 miss(node, acknowledged.get(node, 0), f"{len(unseen)} unaware replicas make a quorum{where}")
-    return BarrierState(not found, tuple(found[node] for node in sorted(found)))
+    missing = tuple(found[node] for node in sorted(found))
+    return BarrierState(not missing, missing, relaxable and bool(missing))
+
+
+def _held(need: BarrierNeed, guards: Mapping[NodeId, GuardReport] | None) -> Iterator[tuple[NodeId, str]]:
+    if guards is None:
+        return
+    for node in need.must_release:
+        report = guards.get(node)
+        if report is None or report.epoch < need.epoch:
+            yield node, "has not said yet that work of the closed session has ended"
+            continue
+        for session, count in report.held:
+            if session.startswith(need.session_prefix):
+                yield node, f"still holds {count} guard{'s' if count > 1 else ''} of session {session}"

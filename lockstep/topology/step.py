@@ -12,13 +12,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.features import EnableFeatures
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.schema.model import Replication
 from lockstep.topology import queue
-from lockstep.topology.barriers import BarrierState, Missing, barrier_need, evaluate
+from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
 from lockstep.topology.requests import FailRequest
-from lockstep.topology.stages import DELETING, STREAMING, Work, stage_row
+from lockstep.topology.stages import DELETING, STREAMING, Work, replication_at, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
@@ -33,8 +35,8 @@ class WorkReport(enum.StrEnum):
     FAILED = "failed"
 
 
-#: Names one node's part of one stage's work: operation, stage, node.
-WorkKey = tuple[int, Stage, NodeId]
+#: Names one node's part of one stage's work: operation, session, node.
+WorkKey = tuple[int, str, NodeId]
 
 
 class Reports(msgspec.Struct, frozen=True):
@@ -44,7 +46,9 @@ class Reports(msgspec.Struct, frozen=True):
     texts what the node said. dead: nodes the failure detector convicts; they only change who streams.
     drained: newest epoch such that every request the node accepted under an older one is finished;
     None when each source drains by itself before it answers a stream request that carries the stage's
-    epoch. follows: why the group that follows the voters still needs nodes that vote no more.
+    epoch. follows: why the group that follows the voters still needs nodes that vote no more. guards: what
+    nodes said of sessions that closed; None as for drains. relaxed: (operation, stage epoch) of barriers
+    whose quorums within data centres operators let go.
     """
 
     acknowledged: Mapping[NodeId, int] = {}
@@ -53,13 +57,15 @@ class Reports(msgspec.Struct, frozen=True):
     drained: Mapping[NodeId, int] | None = None
     texts: Mapping[WorkKey, str] = {}
     follows: str = ""
+    guards: Mapping[NodeId, GuardReport] | None = None
+    relaxed: tuple[tuple[int, int], ...] = ()
 
 
 class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
     """Work of one node in one stage, valid while its session is open.
 
-    kind WIPE, CLEANUP, DISCARD: delete what is stored of `ranges`. kind STREAM, REBUILD: copy `tasks`, all with this
-    node as target.
+    kind WIPE, CLEANUP, DISCARD: delete what is stored of `ranges`. kind STREAM, REBUILD: copy `tasks`, all
+    with this node as target.
     """
 
     node: NodeId
@@ -75,26 +81,31 @@ class Propose(msgspec.Struct, frozen=True):
     """Submit this entry. A second copy of it is refused, because it names the stage or the request it takes
     on. `operation_id` is 0 for one that is about a request."""
 
-    transformation: AdvanceOperation | CancelOperation | PrepareOperation | FailRequest
+    transformation: AdvanceOperation | CancelOperation | PrepareOperation | FailRequest | EnableFeatures
     operation_id: int
 
 
 class RunWorkOrders(msgspec.Struct, frozen=True):
-    """Have each node do its part; asking again while it runs, or after it is done, is harmless."""
+    """Have each node do its part; asking again while it runs, or after it is done, is harmless.
+
+    `wait`: what other operations wait for meanwhile.
+    """
 
     orders: tuple[WorkOrder, ...]
+    wait: Wait | None = None
 
 
 class Wait(msgspec.Struct, frozen=True):
     """Nothing to do until a report changes.
 
     blockers: (node, reason). epoch: ask the blockers whether they have applied it. operation_id: the
-    first operation that waits.
+    first operation that waits; operations: for each blocker, the one that waits for it.
     """
 
     operation_id: int
     epoch: int
     blockers: tuple[tuple[NodeId, str], ...]
+    operations: tuple[int, ...] = ()
 
 
 class Idle(msgspec.Struct, frozen=True):
@@ -122,11 +133,30 @@ def step(cluster: ClusterMetadata, reports: Reports) -> Decision:
     if entry is not None:
         return entry
     if orders:
-        return RunWorkOrders(tuple(orders))
+        return RunWorkOrders(tuple(orders), _together(waits))
+    return _together(waits) or _features_step(cluster, reports) or Idle()
+
+
+def _together(waits: Sequence[Wait]) -> Wait | None:
     if not waits:
-        return Idle()
+        return None
     blockers = tuple(blocker for wait in waits for blocker in wait.blockers)
-    return Wait(waits[0].operation_id, max(wait.epoch for wait in waits), blockers)
+    operations = tuple(wait.operation_id for wait in waits for _ in wait.blockers)
+    return Wait(waits[0].operation_id, max(wait.epoch for wait in waits), blockers, operations)
+
+
+def _features_step(cluster: ClusterMetadata, reports: Reports) -> Propose | Wait | None:
+    """Enable what all nodes support, once all have seen the last announcement of support."""
+    names = features.due(cluster)
+    if not names:
+        return None
+    needed = cluster.features.announced_epoch
+    missing = features.unaware(cluster, reports.acknowledged)
+    if not missing:
+        return Propose(EnableFeatures(names), 0)
+    what = f"to enable {', '.join(names)}"
+    blockers = tuple((node, f"last seen epoch {seen}, needs {needed} ({what})") for node, seen in missing)
+    return Wait(0, needed, blockers, (0,) * len(blockers))
 
 
 def _queue_step(cluster: ClusterMetadata, reports: Reports) -> Propose | None:
@@ -142,10 +172,9 @@ def _queue_step(cluster: ClusterMetadata, reports: Reports) -> Propose | None:
 def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> Decision:
     """The next thing to do for one operation; never Idle."""
     row = stage_row(operation.kind, operation.stage)
-    dead = tuple({**dict.fromkeys(reports.dead), **dict.fromkeys(cluster.excluded_by_node)})
-    orders = work_orders(operation, cluster, dead)
+    orders = work_orders(operation, cluster, _unheard(cluster, reports))
     failed = [order for order in orders if _report(reports, order) is WorkReport.FAILED]
-    if failed and row.on_failure is not None:
+    if failed and row.on_failure is not None and not operation.is_returning:
         return Propose(
             CancelOperation(operation.id, _failure_text(reports, failed), failed=True), operation.id
         )
@@ -162,22 +191,45 @@ def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> 
         return RunWorkOrders(tuple(starting))
     if open_orders:
         return _wait(operation, [(order.node, _running_text(reports, order)) for order in open_orders])
-    return Propose(AdvanceOperation(operation.id, operation.stage), operation.id)
+    return Propose(AdvanceOperation(operation.id, operation.stage, operation.step), operation.id)
 
 
 def _wait(operation: Operation, blockers: list[tuple[NodeId, str]]) -> Wait:
-    return Wait(operation.id, operation.stage_epoch, tuple(blockers))
+    return Wait(operation.id, operation.stage_epoch, tuple(blockers), (operation.id,) * len(blockers))
 
 
 def barrier_state(
     operation: Operation, cluster: ClusterMetadata, reports: Reports, open_orders: Sequence[WorkOrder]
 ) -> BarrierState:
-    """The barrier of the present stage; only sources of streams still to run must be drained."""
+    """The barrier of the present stage; only sources of streams still to run must be drained.
+
+    One that operators let go is asked without the quorums within data centres.
+    """
     tasks = [task for order in open_orders for task in order.tasks]
     workers = [order.node for order in open_orders]
     drained = reports.drained if reports.drained is not None else reports.acknowledged
-    need = barrier_need(operation, cluster, tasks, workers)
-    return evaluate(need, _heard(cluster, reports.acknowledged), _heard(cluster, drained))
+    need = barrier_need(operation, cluster, tasks, workers, _unheard(cluster, reports))
+    acknowledged, drained = _heard(cluster, reports.acknowledged), _heard(cluster, drained)
+    relaxed = (operation.id, operation.stage_epoch) in reports.relaxed
+    return evaluate(need, acknowledged, drained, reports.guards, relaxed)
+
+
+def relaxable(cluster: ClusterMetadata, reports: Reports) -> tuple[tuple[Operation, BarrierState], ...]:
+    """The operations whose barriers lack nothing but quorums within data centres, and what those lack."""
+    found = []
+    dead = _unheard(cluster, reports)
+    for operation in cluster.operations:
+        orders = work_orders(operation, cluster, dead)
+        open_orders = [order for order in orders if _report(reports, order) is not WorkReport.DONE]
+        state = barrier_state(operation, cluster, reports, open_orders)
+        if state.relaxable:
+            found.append((operation, state))
+    return tuple(found)
+
+
+def _unheard(cluster: ClusterMetadata, reports: Reports) -> tuple[NodeId, ...]:
+    """Nodes that seem dead, and those that are shut out."""
+    return tuple({**dict.fromkeys(reports.dead), **dict.fromkeys(cluster.excluded_by_node)})
 
 
 def _heard(cluster: ClusterMetadata, seen: Mapping[NodeId, int]) -> Mapping[NodeId, int]:
@@ -192,8 +244,8 @@ def work_orders(
 ) -> tuple[WorkOrder, ...]:
     """The stage's work, one order for each node that has a part, ascending; empty when the stage has none.
 
-    A node that is dead or departing cleans nothing up, and drops nothing that it was to gain: whatever it keeps
-    is wiped before it may own it again.
+    A node that is dead or departing cleans nothing up, and drops nothing that it was to gain: whatever it
+    keeps is wiped before it may own it again.
     """
     row = stage_row(operation.kind, operation.stage)
     ranges: dict[NodeId, list[tuple[Replication, Range]]] = {}
@@ -201,12 +253,12 @@ def work_orders(
     if row.work is Work.WIPE:
         for transition in operation.transitions:
             for node in transition.gained:
-                ranges.setdefault(node, []).append((transition.replication, transition.range))
+                ranges.setdefault(node, []).append((replication_at(row, transition), transition.range))
     elif row.work in DELETING:
         for transition in operation.transitions:
             for node in transition.lost if row.work is Work.CLEANUP else transition.gained:
                 if node != operation.departing and node not in dead:
-                    ranges.setdefault(node, []).append((transition.replication, transition.range))
+                    ranges.setdefault(node, []).append((replication_at(row, transition), transition.range))
     elif row.work in STREAMING:
         for task in stream_plan(operation, cluster, dead):
             tasks.setdefault(task.target, []).append(task)
@@ -224,17 +276,18 @@ def work_orders(
     )
 
 
-def _key(order: WorkOrder) -> WorkKey:
-    return (order.operation_id, order.stage, order.node)
+def work_key(order: WorkOrder) -> WorkKey:
+    return (order.operation_id, order.session_id, order.node)
 
 
 def _report(reports: Reports, order: WorkOrder) -> WorkReport | None:
-    return reports.work.get(_key(order))
+    return reports.work.get(work_key(order))
 
 
 def _failure_text(reports: Reports, failed: Sequence[WorkOrder]) -> str:
     parts = (
-        f"{o.kind} failed on node {o.node}: {reports.texts.get(_key(o), 'no reason given')}" for o in failed
+        f"{o.kind} failed on node {o.node}: {reports.texts.get(work_key(o), 'no reason given')}"
+        for o in failed
     )
     return "; ".join(parts)
 
@@ -251,7 +304,7 @@ def _starved_text(task: StreamTask) -> str:
 
 
 def _running_text(reports: Reports, order: WorkOrder) -> str:
-    text = reports.texts.get(_key(order), "")
+    text = reports.texts.get(work_key(order), "")
     return f"{order.kind} is running{f': {text}' if text else ''}"
 
 

@@ -11,7 +11,7 @@ from lockstep.metadata.transformations import Initialize, Register
 from lockstep.schema.model import Replication
 from lockstep.topology.force_remove import ForceRemove, MarkRepaired
 from lockstep.topology.stages import stage_row
-from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, WorkKey, WorkReport, step
+from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, WorkKey, WorkReport, step, work_key
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -52,7 +52,7 @@ def random_start(seed: int, kinds: Registry | None = None) -> tuple[History, ran
 def fresh_tokens(
     history: History, rng: random.Random, founders: list[object] | None = None
 ) -> tuple[int, ...]:
-    taken = set(history.now.directory.token_owners)
+    taken = set(history.now.directory.circle.tokens)
     for other in founders or []:
         taken.update(other.tokens)  # type: ignore[attr-defined]
     free = [token for token in range(-120, 121) if token not in taken]
@@ -140,7 +140,7 @@ class Coordinator:
         elif isinstance(decision, RunWorkOrders):
             order = self.rng.choice(decision.orders)
             assert now.session_open(order.session_id)
-            self.work[(order.operation_id, order.stage, order.node)] = WorkReport.DONE
+            self.work[work_key(order)] = WorkReport.DONE
             self.log.append(f"   {order.kind} on node {order.node}")
         else:
             blockers = [NodeId(node) for node, _ in decision.blockers if node not in self.dead]

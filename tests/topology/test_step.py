@@ -119,7 +119,7 @@ def test_each_stage_goes_barrier_then_work_then_entry() -> None:
     (order,) = working.orders
     assert (order.node, order.kind, order.session_id) == (X, Work.WIPE, "operation-1-join_group0")
     assert [r for _, r in order.ranges] == [t.range for t in history.now.operations[0].transitions]
-    key = (1, Stage.JOIN_GROUP0, X)
+    key = (1, "operation-1-join_group0", X)
     running = Reports(acknowledged=aware(history), work={key: WorkReport.RUNNING}, texts={key: "half"})
     still = step(history.now, running)
     assert isinstance(still, Wait) and still.blockers == ((X, "wipe is running: half"),)
@@ -135,14 +135,14 @@ def test_streams_wait_for_their_sources_to_drain_when_drains_are_reported() -> N
     ready = step(history.now, Reports(acknowledged=known, drained=known))
     assert isinstance(ready, RunWorkOrders) and ready.orders[0].kind is Work.STREAM
     assert {task.target for task in ready.orders[0].tasks} == {X}
-    key = (1, Stage.WRITE_BOTH_READ_OLD, X)
+    key = (1, "operation-1-write_both_read_old", X)
     finished = step(history.now, Reports(acknowledged=known, drained={}, work={key: WorkReport.DONE}))
     assert isinstance(finished, Propose)
 
 
 def test_failed_work_sends_the_operation_back_with_the_reason() -> None:
     history = joining(simple(3))
-    key = (1, Stage.WRITE_BOTH_READ_OLD, X)
+    key = (1, "operation-1-write_both_read_old", X)
     reports = Reports(acknowledged=aware(history), work={key: WorkReport.FAILED}, texts={key: "disk full"})
     decision = step(history.now, reports)
     assert decision == Propose(CancelOperation(1, "stream failed on node 4: disk full", failed=True), 1)
@@ -154,7 +154,7 @@ def test_failed_work_sends_the_operation_back_with_the_reason() -> None:
     assert (order.node, order.kind) == (X, Work.DISCARD)
     assert [r for _, r in order.ranges] == [t.range for t in history.now.operations[0].transitions]
     finish = Propose(AdvanceOperation(1, Stage.ROLLBACK_TO_NORMAL), 1)
-    done = {(1, Stage.ROLLBACK_TO_NORMAL, X): WorkReport.DONE}
+    done = {(1, "operation-1-rollback_to_normal", X): WorkReport.DONE}
     assert step(history.now, Reports(acknowledged=aware(history), work=done)) == finish
     # Dead, it is not waited for: it wipes that before it may own it again.
     assert step(history.now, Reports(acknowledged=aware(history, A, B, C), dead=(X,))) == finish
@@ -165,7 +165,7 @@ def test_work_that_fails_where_there_is_no_way_back_is_asked_for_again() -> None
     known = aware(history)
     first = step(history.now, Reports(acknowledged=known))
     assert isinstance(first, RunWorkOrders)
-    failed = {(1, Stage.CLEANUP, order.node): WorkReport.FAILED for order in first.orders}
+    failed = {(1, "operation-1-cleanup", order.node): WorkReport.FAILED for order in first.orders}
     assert step(history.now, Reports(acknowledged=known, work=failed)) == first
 
 
@@ -200,7 +200,7 @@ def test_explanations_name_the_node_the_epoch_and_the_next_step() -> None:
     assert headline(early.now.operations[0]).endswith("cancelled: changed my mind")
     all_know = Reports(acknowledged=aware(early))
     assert explain(early.now.operations[0], early.now, all_know)[1] == "next: discard on node 4"
-    dropped = {(1, Stage.ROLLBACK_TO_NORMAL, X): WorkReport.DONE}
+    dropped = {(1, "operation-1-rollback_to_normal", X): WorkReport.DONE}
     all_know = Reports(acknowledged=aware(early), work=dropped)
     assert explain(early.now.operations[0], early.now, all_know)[1] == "next: finish"
 
