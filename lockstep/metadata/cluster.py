@@ -85,6 +85,11 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         return {exclusion.node: exclusion for exclusion in self.excluded}
 
     @cached_property
+    def not_served(self) -> frozenset[NodeId]:
+        """Nodes to which no requests go: others stand at their addresses, or they are shut out."""
+        return self.directory.shadowed | frozenset(self.excluded_by_node)
+
+    @cached_property
     def replications(self) -> tuple[Replication, ...]:
         """Replication settings that keyspaces use, sorted and unique."""
         return tuple(sorted({keyspace.replication for keyspace in self.schema.keyspaces}))

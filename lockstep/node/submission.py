@@ -28,6 +28,7 @@ from lockstep.values.errors import (
     InvalidRequest,
     LeadershipLost,
     LockstepError,
+    NodeExcluded,
     NotLeader,
     OutcomeUnknown,
     Overloaded,
@@ -148,7 +149,7 @@ class Submitter:
             raise
         except LeadershipLost as error:
             attempts.unknown(error)
-        except (NotLeader, PeerUnreachable, HandshakeRefused, Overloaded) as error:
+        except (NotLeader, PeerUnreachable, HandshakeRefused, Overloaded, NodeExcluded) as error:
             attempts.nothing_done(error)
         except LockstepError as error:
             # Whatever went wrong there, it may have been after the append.

@@ -113,8 +113,9 @@ class Internode(Services):
         self.blocked_to: set[Address] = set()
         #: Fault control: nothing is taken from these addresses.
         self.blocked_from: set[Address] = set()
-        #: Nodes whose requests for data are refused: they are to catch up first.
-        self.shut_out: Collection[int] = ()
+        #: Hosts that are shut out, and where they are: nothing but what lets them catch up goes either way.
+        self.shut_out: Collection[str] = ()
+        self.shut_out_at: Collection[Address] = ()
         self._accept = accept
         self._peers: dict[Address, Peer] = {}
         self._incoming: dict[Connection, asyncio.TimerHandle | None] = {}
@@ -145,11 +146,16 @@ class Internode(Services):
 
     async def request(self, address: Address, verb: int, request: Any, timeout_ms: float) -> Any:
         """The peer's reply. PeerUnreachable: nothing was sent. PeerTimeout: outcome unknown.
-        HandshakeRefused, or the error that the peer's handler raised."""
+        NodeExcluded: one of the two is shut out, and nothing was done. HandshakeRefused, or the error that
+        the peer's handler raised."""
+        return await self.begin(address, verb, request, timeout_ms)
+
+    def begin(self, address: Address, verb: int, request: Any, timeout_ms: float) -> asyncio.Future[Any]:
+        """As `request`, for whoever has several under way; a cancelled future is not heard of again."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
         self.submit(address, verb, encode(request), deadline_s, FutureWaiter(future), None)
-        return await future
+        return future
 
     def call(
         self,
@@ -190,6 +196,10 @@ class Internode(Services):
         stream = self._streams
         frame = encode_frame(verb, stream, self.epoch(), REQUEST, body)
         for address, context in targets:
+            if self.shut_out_at and address in self.shut_out_at and verb not in verbs.CATCH_UP:
+                excluded = NodeExcluded(f"the node at {address[0]}:{address[1]} is excluded from the cluster")
+                asyncio.get_running_loop().call_soon(waiter.failed, context, excluded)
+                continue
             peer = self._peers.get(address) or self._new_peer(address)
             if peer is None:
                 error = PeerUnreachable("this node's internode service is not running")
@@ -199,6 +209,8 @@ class Internode(Services):
 
     def send(self, address: Address, verb: int, message: Any) -> None:
         """One-way, best effort, in order while the connection lasts."""
+        if self.shut_out_at and address in self.shut_out_at and verb not in verbs.CATCH_UP:
+            return
         peer = self._peers.get(address) or self._new_peer(address)
         if peer is not None:
             peer.send_one_way(verb, encode(message))
@@ -321,7 +333,7 @@ class Internode(Services):
         if service is None or (service.fast is None and service.handler is None):
             respond(PeerUnreachable(f"verb {verb} is not served here"))
             return
-        if self.shut_out and peer.node_id in self.shut_out and verb in verbs.DATA:
+        if self.shut_out and peer.host_id in self.shut_out and verb not in verbs.CATCH_UP:
             hint = f"`lockstep topology exclude {peer.node_id} --undo` once it has caught up"
             respond(NodeExcluded(f"node {peer.node_id} is excluded from the cluster", hint=hint))
             return

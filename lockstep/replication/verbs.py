@@ -30,10 +30,8 @@ MANAGE: Final = 60
 GROUP_REPORT: Final = 61
 RANGE_SIZES: Final = 62
 
-#: Requests that move or show data; the rest only lets nodes find each other and catch up.
-DATA: Final = frozenset(
-    (WRITE, READ, READ_REPAIR, STREAM_OPEN, STREAM_NEXT, STREAM_CLOSE, RUN_WORK),
-)
+#: What an excluded node may still say and be told: that it is there, and what it lacks of the log.
+CATCH_UP: Final = frozenset((FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, HASH_AT, MEMBERS, PING))
 
 NAMES: Final = {
     HELLO: "hello",
