@@ -12,7 +12,7 @@ from functools import cached_property
 import msgspec
 
 from lockstep.metadata.feature_names import BASE_FEATURES
-from lockstep.placement.strategies import Owner
+from lockstep.placement.circle import Circle, Owner
 from lockstep.values.ids import NodeId
 
 
@@ -69,6 +69,10 @@ class NodeInfo(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def owns_tokens(self) -> bool:
         return bool(self.tokens) and self.state in OWNING_STATES
 
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.id, self.dc, self.rack, self.tokens)
+
 
 class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
     nodes: tuple[NodeInfo, ...] = ()
@@ -109,8 +113,9 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return {node.id: node.dc for node in self.nodes}
 
     @cached_property
-    def token_owners(self) -> dict[int, NodeId]:
-        return {token: node.id for node in self.nodes if node.owns_tokens for token in node.tokens}
+    def circle(self) -> Circle:
+        """The owned tokens with their owners; a directory made by `with_node` takes it over."""
+        return Circle.of(self.owners)
 
     @cached_property
     def data_centers(self) -> tuple[str, ...]:
@@ -122,7 +127,7 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
     @cached_property
     def owners(self) -> tuple[Owner, ...]:
         """The token owners from which replicas are computed, by id."""
-        return tuple(Owner(n.id, n.dc, n.rack, n.tokens) for n in self.nodes if n.owns_tokens)
+        return tuple(node.owner for node in self.nodes if node.owns_tokens)
 
     def node(self, node_id: NodeId) -> NodeInfo | None:
         return self.by_id.get(node_id)
@@ -134,9 +139,17 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """This directory with one node replaced, or added when its id is the next free one."""
         if changed.id in self.by_id:
             nodes = tuple(changed if node.id == changed.id else node for node in self.nodes)
-            return Directory(nodes, self.next_node_id)
-        assert changed.id == self.next_node_id, f"node ids are dense: {changed.id} is not next"
-        return Directory((*self.nodes, changed), self.next_node_id + 1)
+            after = Directory(nodes, self.next_node_id)
+        else:
+            assert changed.id == self.next_node_id, f"node ids are dense: {changed.id} is not next"
+            after = Directory((*self.nodes, changed), self.next_node_id + 1)
+        circle = self.__dict__.get("circle")
+        if circle is not None:
+            # Sorting all tokens anew would cost far more than the change.
+            after.__dict__["circle"] = circle.changed(
+                {changed.id: changed.owner if changed.owns_tokens else None}
+            )
+        return after
 
     def validate(self) -> None:
         ids = [node.id for node in self.nodes]

@@ -233,7 +233,7 @@ def refuse_bad_tokens(directory: Directory, tokens: tuple[int, ...]) -> None:
     for token in tokens:
         if not TOKEN_MIN < token <= TOKEN_MAX:
             raise Rejected(f"token {token} is outside the ring")
-        owner = directory.token_owners.get(token)
+        owner = directory.circle.owner_of(token)
         if owner is not None:
             raise Rejected(f"token {token} belongs to node {owner}")
 

@@ -49,12 +49,16 @@ class Circle:
         kept = dict(self.owners)
         puts: dict[int, NodeId | None] = {}
         for node, owner in owners.items():
-            before = kept.pop(node, None)
+            before = self.owners.get(node)
+            if before == owner:
+                continue
+            kept.pop(node, None)
             puts.update((token, None) for token in _tokens_of(before) if token not in puts)
             if owner is not None and owner.tokens:
                 kept[node] = owner
                 puts.update((token, node) for token in owner.tokens)
         if not puts:
+            # Who owns nothing is on no circle.
             return self
         tokens: list[int] = []
         nodes: list[NodeId] = []
@@ -70,6 +74,11 @@ class Circle:
         tokens += self.tokens[at:]
         nodes += self.nodes[at:]
         return Circle({node: kept[node] for node in sorted(kept)}, tokens, nodes)
+
+    def owner_of(self, token: int) -> NodeId | None:
+        """Who owns exactly this token."""
+        at = bisect_left(self.tokens, token)
+        return self.nodes[at] if at < len(self.tokens) and self.tokens[at] == token else None
 
     def changed_tokens(self, other: Circle) -> list[int]:
         """Tokens that do not have an equal owner on both circles, ascending."""

@@ -36,10 +36,11 @@ class Center(msgspec.Struct, frozen=True):
 
 
 class Seats(msgspec.Struct, frozen=True):
-    """Data centres that hold replicas, and the seats of all nodes that can be one."""
+    """Data centres that hold replicas, the seats of all nodes that can be one, and their number by centre."""
 
     centers: dict[str, Center]
     of: dict[NodeId, _Seat]
+    eligible: dict[str, int]
 
     def alike(self, other: Seats) -> bool:
         """Whether the nodes that both seat are chosen by the same rules."""
@@ -52,14 +53,15 @@ def seats(replication: Replication, circle: Circle) -> Seats:
     """SimpleStrategy is one data centre in which every node has a rack of its own."""
     if replication.strategy == SIMPLE:
         of: dict[NodeId, _Seat] = {node: ("", node) for node in circle.owners}
-        return Seats({"": Center(replication.total, 0)} if replication.total > 0 else {}, of)
+        return Seats({"": Center(replication.total, 0)}, of, {"": len(of)})
     assert replication.strategy == NETWORK_TOPOLOGY, f"unknown strategy {replication.strategy}"
     centers = {
         dc: Center(factor, max(0, factor - len(circle.racks[dc])))
         for dc, factor in replication.factors
         if factor > 0 and dc in circle.racks
     }
-    return Seats(centers, {n: (o.dc, o.rack) for n, o in circle.owners.items() if o.dc in centers})
+    eligible = {dc: sum(circle.racks[dc].values()) for dc in centers}
+    return Seats(centers, {n: (o.dc, o.rack) for n, o in circle.owners.items() if o.dc in centers}, eligible)
 
 
 class _Choice:
@@ -88,10 +90,7 @@ class _Choice:
 def walked(seated: Seats, circle: Circle, start: int) -> ReplicaList:
     """The replicas of the range that ends at token number `start` of the circle, by walking on from it."""
     size = len(circle.nodes)
-    eligible = dict.fromkeys(seated.centers, 0)
-    for dc, _ in seated.of.values():
-        eligible[dc] += 1
-    choices = {dc: _Choice(center, eligible[dc]) for dc, center in seated.centers.items()}
+    choices = {dc: _Choice(center, seated.eligible[dc]) for dc, center in seated.centers.items()}
     missing = sum(choice.wanted for choice in choices.values())
     chosen: dict[NodeId, None] = {}
     step = 0

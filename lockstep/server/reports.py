@@ -92,7 +92,7 @@ def _node(node: Node, info: NodeInfo, owns: float) -> Document:
 
 def ring_shares(cluster: ClusterMetadata) -> dict[int, float]:
     """Share of all tokens for which each node is the primary owner."""
-    owners = sorted(cluster.directory.token_owners.items())
+    owners = list(zip(cluster.directory.circle.tokens, cluster.directory.circle.nodes, strict=True))
     if not owners:
         return {}
     whole = TOKEN_MAX - TOKEN_MIN

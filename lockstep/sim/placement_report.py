@@ -16,7 +16,7 @@ import msgspec
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.placement import deltas, strategies
-from lockstep.placement.deltas import differences
+from lockstep.placement.deltas import changes
 from lockstep.placement.strategies import Center, Seats, seats
 from lockstep.sim.placement_drill import Drill, Setting
 from lockstep.sim.placement_model import Circle, Model
@@ -64,7 +64,7 @@ def _flaws() -> dict[str, Flaw]:
         ),
         "last_range_forgotten": Flaw(
             "the product leaves out the last range that changes",
-            ((planning, "differences", lambda before, after: differences(before, after)[:-1]),),
+            ((planning, "changes", lambda *given: changes(*given)[:-1]),),
         ),
         "reads_move_late": Flaw(
             "reads move one stage late", ((stages, "TABLES", reads_old), (planning, "TABLES", reads_old))
@@ -73,7 +73,7 @@ def _flaws() -> dict[str, Flaw]:
             "overlapping operations begin",
             (
                 (planning, "_refuse_locked", lambda *_: None),
-                (planning, "_outcomes", lambda _: iter([[]])),
+                (planning, "_outcomes", lambda _: iter(())),
             ),
         ),
         "replaced_stays": Flaw(
@@ -88,7 +88,7 @@ def _rackless(replication: Any, circle: Any) -> Seats:
     """Every node as if it stood in a rack of its own."""
     seated = seats(replication, circle)
     centers = {dc: Center(center.factor, 0) for dc, center in seated.centers.items()}
-    return Seats(centers, {node: (seat[0], node) for node, seat in seated.of.items()})
+    return Seats(centers, {n: (seat[0], n) for n, seat in seated.of.items()}, seated.eligible)
 
 
 def _without_departing(directory: Any, operation: Any, epoch: int) -> Any:

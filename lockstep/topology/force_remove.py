@@ -12,15 +12,14 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded, without_node, without_range
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.membership import without_leaving
-from lockstep.metadata.operations import OperationKind, Transition
+from lockstep.metadata.operations import Transition
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import without_node as without_node_requests
 from lockstep.metadata.service import Service
 from lockstep.metadata.transformations import refuse_before_initialize
-from lockstep.placement.deltas import Delta, GroupChange, differences, merged, with_groups
-from lockstep.placement.strategies import compute
+from lockstep.placement.deltas import Delta, GroupChange, changes, merged, with_groups
 from lockstep.schema.model import Replication
-from lockstep.topology.planning import Change, owners_with, refuse_voter
+from lockstep.topology.planning import refuse_voter
 from lockstep.topology.streams import lost_copies
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -102,14 +101,11 @@ def changes_without(
     cluster: ClusterMetadata, node: NodeId
 ) -> tuple[tuple[Replication, tuple[Delta, ...]], ...]:
     """By replication, the ranges that get other replicas when the node is gone."""
-    owners = owners_with(cluster.directory, [])
-    left = owners_with(cluster.directory, [Change(OperationKind.REMOVE, node)])
-    if len(left) == len(owners):
+    circle = cluster.directory.circle
+    left = circle.changed({node: None})
+    if left is circle:
         return ()
-    return tuple(
-        (replication, differences(compute(replication, owners), compute(replication, left)))
-        for replication in cluster.replications
-    )
+    return tuple((replication, changes(replication, circle, left)) for replication in cluster.replications)
 
 
 def _degraded(

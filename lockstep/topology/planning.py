@@ -16,16 +16,17 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
 from lockstep.metadata.operations import Operation, OperationKind, Stage, Transition
 from lockstep.metadata.transformations import refuse_bad_tokens, refuse_before_initialize
-from lockstep.placement.deltas import Delta, differences
+from lockstep.placement.circle import Circle, Owner
+from lockstep.placement.deltas import Delta, changes, plan_of
 from lockstep.placement.placements import ReplicaGroup
 from lockstep.placement.quorums import adjacent_safe, dc_factors
-from lockstep.placement.strategies import Owner, compute
 from lockstep.schema.model import Replication
 from lockstep.topology.stages import TABLES, StageRow, group_at
 from lockstep.topology.streams import lost_copies
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import PARALLEL_OPERATIONS_MAX
+from lockstep.values.tokens import any_within, first_shared
 
 #: The state a node must have for each kind, and the state it then has. A move shows in its tokens alone.
 STATES: dict[OperationKind, tuple[NodeState, NodeState]] = {
@@ -177,20 +178,18 @@ def _check_leave(cluster: ClusterMetadata, node: NodeInfo) -> None:
                 )
 
 
-def owners_with(directory: Directory, changes: Sequence[Change]) -> tuple[Owner, ...]:
+def circle_with(directory: Directory, changes: Sequence[Change]) -> Circle:
     """The token owners once these operations have finished."""
-    owners = {owner.node: owner for owner in directory.owners}
+    owners: dict[NodeId, Owner | None] = {}
     for change in changes:
         if change.kind is OperationKind.REBUILD:
             continue
-        if change.kind in _SHRINKING:
-            owners.pop(change.node, None)
-            continue
-        owners.pop(change.replaced, None)
+        if change.replaced:
+            owners[change.replaced] = None
         node = directory.by_id[change.node]
-        if change.tokens:
-            owners[change.node] = Owner(change.node, node.dc, node.rack, change.tokens)
-    return tuple(owners[node_id] for node_id in sorted(owners))
+        leaves = change.kind in _SHRINKING
+        owners[node.id] = None if leaves else Owner(node.id, node.dc, node.rack, change.tokens)
+    return directory.circle.changed(owners)
 
 
 def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
@@ -202,15 +201,17 @@ def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
     """
     transitions: list[Transition] = []
     for replication in cluster.replications:
-        plans = [_deltas(cluster.directory, replication, done, mine) for done in _outcomes(cluster)]
-        for deltas in plans:
-            _refuse_locked(cluster, replication, deltas)
-        if any(deltas != plans[0] for deltas in plans):
-            holders = ", ".join(operation.title() for operation in cluster.operations)
-            raise Rejected(
-                f"the ranges of this {mine.kind} depend on how {holders} ends", hint="wait for its end"
-            )
-        transitions.extend(Transition(replication, d.range, d.old, d.new) for d in plans[0])
+        deltas = _deltas(cluster.directory, replication, [], mine)
+        _refuse_locked(cluster, replication, deltas)
+        for done in _outcomes(_touching(cluster, replication, deltas, mine)):
+            others = _deltas(cluster.directory, replication, done, mine)
+            _refuse_locked(cluster, replication, others)
+            if others != deltas:
+                holders = ", ".join(operation.title() for operation in cluster.operations)
+                raise Rejected(
+                    f"the ranges of this {mine.kind} depend on how {holders} ends", hint="wait for its end"
+                )
+        transitions.extend(Transition(replication, d.range, d.old, d.new) for d in deltas)
     for transition in transitions:
         _refuse_unsafe(cluster, mine.kind, transition)
     _refuse_lost_copies(cluster, mine, transitions)
@@ -230,35 +231,59 @@ def _refuse_lost_copies(cluster: ClusterMetadata, mine: Change, transitions: Seq
             )
 
 
-def _outcomes(cluster: ClusterMetadata) -> Iterator[list[Change]]:
-    """Every set of running operations that may finish; one that is rolling back does not."""
-    open_ended: list[Operation] = [o for o in cluster.operations if o.stage is not Stage.ROLLBACK_TO_NORMAL]
-    for count in range(len(open_ended) + 1):
-        for chosen in itertools.combinations(open_ended, count):
+def _touching(
+    cluster: ClusterMetadata, replication: Replication, deltas: Sequence[Delta], mine: Change
+) -> list[Operation]:
+    """Running operations whose outcome may change the plan; one that is rolling back never finishes.
+
+    The replicas of a range follow from its own token and the replicas of the next range. So the changes of
+    two operations do not see each other where neither changes a token in, or at the end of, a range that the
+    other changes; those of a running one are what it locked.
+    """
+    directory = cluster.directory
+    moved = directory.circle.changed_tokens(circle_with(directory, [mine]))
+    mine_closed = [delta.range for delta in deltas]
+    found = []
+    for operation in cluster.operations:
+        if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.kind is OperationKind.REBUILD:
+            continue
+        theirs = directory.circle.changed_tokens(circle_with(directory, [change_of(operation)]))
+        held = [t.range for t in operation.transitions if t.replication == replication]
+        refilled = mine.kind is OperationKind.REBUILD and any(
+            mine.node in t.new for t in operation.transitions if t.replication == replication
+        )
+        if refilled or any_within(theirs, mine_closed) or any_within(moved, held):
+            found.append(operation)
+    return found
+
+
+def _outcomes(operations: Sequence[Operation]) -> Iterator[list[Change]]:
+    """Every set of these that may finish, but the empty one."""
+    for count in range(1, len(operations) + 1):
+        for chosen in itertools.combinations(operations, count):
             yield [change_of(operation) for operation in chosen]
 
 
 def _deltas(
     directory: Directory, replication: Replication, done: list[Change], mine: Change
 ) -> tuple[Delta, ...]:
-    before = compute(replication, owners_with(directory, done))
+    before = circle_with(directory, done)
     if mine.kind is OperationKind.REBUILD:
-        own = ((range_, replicas) for range_, replicas in before if mine.node in replicas)
+        own = ((range_, nodes) for range_, nodes in plan_of(replication, before) if mine.node in nodes)
         return tuple(Delta(range_, replicas, replicas) for range_, replicas in own)
-    after = compute(replication, owners_with(directory, [*done, mine]))
-    return differences(before, after)
+    return changes(replication, before, circle_with(directory, [*done, mine]))
 
 
 def _refuse_locked(cluster: ClusterMetadata, replication: Replication, deltas: Sequence[Delta]) -> None:
+    wanted = [delta.range for delta in deltas]
     for lock in cluster.locks:
-        for delta in deltas:
-            held = lock.conflict(replication, delta.range)
-            if held is not None:
-                holder = cluster.operations_by_id[lock.operation_id]
-                raise Rejected(
-                    f"{holder.title()} holds range ({held.left}, {held.right}] of {replication.strategy}",
-                    hint="wait for it to finish (`lockstep topology watch`) or cancel it",
-                )
+        held = first_shared([range_ for other, range_ in lock.ranges if other == replication], wanted)
+        if held is not None:
+            holder = cluster.operations_by_id[lock.operation_id]
+            raise Rejected(
+                f"{holder.title()} holds range ({held.left}, {held.right}] of {replication.strategy}",
+                hint="wait for it to finish (`lockstep topology watch`) or cancel it",
+            )
 
 
 def _refuse_unsafe(cluster: ClusterMetadata, kind: OperationKind, transition: Transition) -> None:

@@ -26,7 +26,7 @@ def test_founders_are_normal_and_the_first_one_votes() -> None:
     ]
     assert made.now.voters == (1,)
     assert made.now.identity.lineage == ("cluster-1",)
-    assert made.now.directory.token_owners[10] == 2
+    assert made.now.directory.circle.owner_of(10) == 2
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ DECOMMISSION = """\
 def test_a_bootstrap_and_the_leave_of_the_same_node_step_by_step() -> None:
     history = three()
     assert transcript(history, 1, JOIN_X) == BOOTSTRAP
-    assert history.now.directory.token_owners[150] == X
+    assert history.now.directory.circle.owner_of(150) == X
     leave = PrepareOperation(OperationKind.DECOMMISSION, X)
     assert transcript(history, 2, leave) == DECOMMISSION
     assert history.now.directory.by_id[X].tokens == ()

@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import Directory
 from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.schema.model import Replication
 from lockstep.topology import planning, transformations
 from lockstep.topology.invariants import (
     check_endings,
@@ -81,7 +83,7 @@ def test_without_the_proof_the_invariants_find_it(
 
 def test_operations_that_ignore_locks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_refuse_locked", lambda *_: None)
-    monkeypatch.setattr(planning, "_outcomes", lambda _: iter([[]]))
+    monkeypatch.setattr(planning, "_outcomes", lambda _: iter(()))
     history = three_nodes()
     history.submit(register(5, "dc1", "r1"))
     history.submit(JOIN)
@@ -156,11 +158,19 @@ def test_plans_that_assume_one_outcome_of_running_operations_are_found(
 ) -> None:
     """A range that one operation shields from another changes when the first is cancelled, or ends."""
 
-    def one_outcome(cluster: ClusterMetadata) -> Iterator[list[object]]:
-        running = [o for o in cluster.operations if o.stage is not Stage.ROLLBACK_TO_NORMAL]
-        yield [planning.change_of(o) for o in running] if assumed == "all finish" else []
+    computed, now = planning._deltas, []
+    made = planning.plan
 
-    monkeypatch.setattr(planning, "_outcomes", one_outcome)
+    def seen(cluster: ClusterMetadata, mine: planning.Change) -> object:
+        now[:] = [o for o in cluster.operations if o.stage is not Stage.ROLLBACK_TO_NORMAL]
+        return made(cluster, mine)
+
+    def one_outcome(directory: Directory, replication: Replication, done: object, mine: object) -> object:
+        finished = [planning.change_of(o) for o in now] if assumed == "all finish" else []
+        return computed(directory, replication, finished, mine)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(planning, "_deltas", one_outcome)
+    monkeypatch.setattr(transformations, "plan", seen)
     with pytest.raises(AssertionError):
         for near in range(seed, seed + 8):
             play(near, 80)
