@@ -74,6 +74,10 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def exclude(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         return self.admin.post("/v1/excluded", dict(wanted))
 
+    def story(self, kind: str, name: str, **more: str | None) -> dict[str, Any]:
+        """What the log did to a thing. `more`: keyspace and table of a token."""
+        return self.admin.get("/v1/story", kind=kind, id=name, **more)
+
     def cms(self) -> dict[str, Any]:
         return self.admin.get("/v1/cms")
 

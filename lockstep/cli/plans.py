@@ -19,6 +19,7 @@ from lockstep.values.errors import ConfigurationError
 SCHEMA: Final = "plan/1"
 #: A value of the metadata is cut here in a plan; `-o json` has it whole.
 VALUE_WIDTH_MAX: Final = 60
+_PLACEMENTS: Final = "placements."
 #: What plan files may ask for, and where.
 PATHS: Final = {"request": "/v1/requests", "exclude": "/v1/excluded"}
 
@@ -146,11 +147,18 @@ def _work(step: Mapping[str, Any]) -> str:
 
 
 def show_changes(title: str, changes: Sequence[Mapping[str, Any]]) -> None:
-    """Print differences of the metadata under a title; nothing when there are none."""
+    """Print differences of the metadata under a title; nothing when there are none.
+
+    Placements are counted only: they say again, by the hundred, what the table of moves says.
+    """
     if changes:
         click.echo(f"\n{title}")
+    placed = [change for change in changes if str(change.get("path")).startswith(_PLACEMENTS)]
     for change in changes:
-        click.echo(f"  {_change(change)}")
+        if change not in placed:
+            click.echo(f"  {_change(change)}")
+    if placed:
+        click.echo(f"  placements: {len(placed)} differences (-o json lists them)")
 
 
 def _change(change: Mapping[str, Any]) -> str:

@@ -1,12 +1,14 @@
-"""Owns `lockstep why`: why a node, the metadata service or an operation is not as it should be.
+"""Owns `lockstep why`: the story of a thing from the log, and why it is not as it should be now.
 
-Invariant: every sentence is made from what a node answers now; when nothing is wrong it says so, and exits 0.
+Invariant: every sentence is made from what a node answers; when nothing is wrong it says so, and exits 0.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -17,40 +19,112 @@ from lockstep.values.errors import ConfigurationError
 
 Reasons = list[dict[str, str]]
 
+KINDS: Final = ("node", "request", "operation", "epoch", "token")
+_PREFIXED: Final = re.compile(rf"({'|'.join(KINDS)})[:/](.+)")
+_RANGE: Final = re.compile(r"([A-Za-z]\w*)(?:\.(\w+))?:(-?\d+)")
+_USAGE: Final = (
+    "a node (id, host id or address), node:ID, request:ID, operation:ID, epoch:E, token:T, "
+    "KEYSPACE[.TABLE]:TOKEN, `range KEYSPACE TOKEN`, cms, cmg, or a code of lockstep explain"
+)
 
-@click.command()
-@click.argument("thing", metavar="THING")
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("thing", metavar="THING", nargs=-1, required=True)
+@click.option("--events", default=40, show_default=True, type=click.IntRange(min=0), help="Newest ones told.")
 @options.host
 @options.call_timeout
 @options.output
 @click.pass_context
-def why(context: click.Context, thing: str, host: str, call_timeout_s: float, output: str) -> None:
-    """Say why THING waits or does not work, and what to do about it.
+def why(
+    context: click.Context, thing: tuple[str, ...], events: int, host: str, call_timeout_s: float, output: str
+) -> None:
+    """Tell the story of THING, why it waits or does not work, and what to do about it.
 
-    THING is a node (id, host id or address), `cms` or `cmg` (the groups behind the metadata), `request/ID`
-    (a topology operation), or an error code.
+    THING is a node (id, host id or address; also one that has left), `request:ID`, `operation:ID`, `epoch:E`,
+    a token (`KEYSPACE.TABLE:TOKEN`, `range KEYSPACE TOKEN`, or `token:T` for all keyspaces), `cms` or `cmg`
+    (the groups behind the metadata), or an error code. A plain number is a node; a prefix says otherwise.
     """
-    code = thing.upper().removeprefix("ERROR[").rstrip("]:")
-    if class_by_code(code) is not None:
+    code = thing[0].upper().removeprefix("ERROR[").rstrip("]:")
+    if len(thing) == 1 and class_by_code(code) is not None:
         context.invoke(explain.explain, code=code, output=output)
         return
-    cluster = client.connect(host, call_timeout_s)
-    if thing in ("cms", "metastorage", "voters"):
-        title, reasons = "the metadata service", _service(cluster.cms())
-    elif thing == "cmg":
-        title, reasons = "the management group", _group(cluster.group_global("cmg"))
-    elif thing.startswith("request/"):
-        title, reasons = f"request {thing[8:]}", _request(cluster.request(thing.removeprefix("request/")))
-    else:
-        title, reasons = _node(cluster, thing)
+    told = _told(client.connect(host, call_timeout_s), thing)
     if output == "json":
-        render.json_out({"thing": title, "reasons": reasons}, "why/1")
+        render.json_out(told, "why/1")
         return
-    click.echo(f"{title}: {'nothing is wrong' if not reasons else ''}".rstrip(" "))
+    _show(told, events)
+
+
+def _told(cluster: ClusterClient, thing: tuple[str, ...]) -> dict[str, Any]:
+    """A `why/1` document: the story, and reasons where it is not as it should be."""
+    kind, name, keyspace, table = _parsed(thing)
+    if kind == "service":
+        return {"thing": "the metadata service", "reasons": _service(cluster.cms()), "story": []}
+    if kind == "group":
+        return {"thing": "the management group", "reasons": _group(cluster.group_global("cmg")), "story": []}
+    if kind == "node":
+        return _node(cluster, name)
+    found = cluster.story(kind, name, keyspace=keyspace or None, table=table or None)
+    reasons = _request(cluster.request(name)) if kind == "request" else []
+    return {**_of(found), "reasons": reasons}
+
+
+def _parsed(thing: tuple[str, ...]) -> tuple[str, str, str, str]:
+    """(kind, name, keyspace, table)."""
+    if thing[0] == "range" and len(thing) == 3:
+        keyspace, _, table = thing[1].partition(".")
+        return "token", thing[2], keyspace, table
+    if len(thing) != 1:
+        raise ConfigurationError(f"{' '.join(thing)} is not one thing", hint=f"it is {_USAGE}")
+    text = thing[0]
+    if text in ("cms", "metastorage", "voters"):
+        return "service", text, "", ""
+    if text == "cmg":
+        return "group", text, "", ""
+    prefixed = _PREFIXED.fullmatch(text)
+    if prefixed is not None:
+        return prefixed[1], prefixed[2], "", ""
+    ranged = _RANGE.fullmatch(text)
+    if ranged is not None:
+        return "token", ranged[3], ranged[1], ranged[2] or ""
+    return "node", text, "", ""
+
+
+def _of(story: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "thing": story["thing"],
+        "from_epoch": story.get("from_epoch"),
+        "left_out": story.get("left_out", 0),
+        "story": story.get("events", []),
+    }
+
+
+def _show(told: Mapping[str, Any], most: int) -> None:
+    reasons, story = told["reasons"], told["story"]
+    fine = told.get("fine", "nothing is wrong" if not story else "")
+    click.echo(f"{told['thing']}: {'' if reasons else fine}".rstrip(" "))
     for reason in reasons:
         click.echo(f"  {reason['sentence']}")
         if reason["hint"]:
             click.echo(f"    hint: {reason['hint']}")
+    shown = story[len(story) - most :] if most < len(story) else story
+    left_out = int(told.get("left_out") or 0) + len(story) - len(shown)
+    if left_out:
+        click.echo(f"  {left_out} earlier events are left out (--events, -o json)")
+    if told.get("from_epoch"):
+        click.echo(f"  what was before epoch {told['from_epoch'] + 1} is not kept at this node")
+    width = max((len(str(event["epoch"])) for event in shown), default=0)
+    last = None
+    for event in shown:
+        again = event["epoch"] == last
+        at = " " * 8 if again or not event.get("at_us") else _clock(event["at_us"])
+        number = " " * width if again else str(event["epoch"]).rjust(width)
+        click.echo(f"  {'     ' if again else 'epoch'} {number}  {at}  {event['text']}")
+        last = event["epoch"]
+
+
+def _clock(at_us: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at_us / 1e6))
 
 
 def _reason(sentence: str, hint: str = "") -> dict[str, str]:
@@ -99,18 +173,29 @@ def _request(answer: Mapping[str, Any]) -> Reasons:
     return found
 
 
-def _node(cluster: ClusterClient, thing: str) -> tuple[str, Reasons]:
-    status = cluster.status()
-    nodes = status.get("nodes", [])
+def _node(cluster: ClusterClient, name: str) -> dict[str, Any]:
+    """What both groups and running operations say of a node now, after its story."""
     try:
-        wanted = client.node_id(nodes, thing)
+        story = _of(cluster.story("node", name))
     except ConfigurationError as error:
-        raise ConfigurationError(
-            f"{thing} is no node, group, request or error code",
-            hint=f"cms, cmg, request/ID, a code of lockstep explain, or one of the {error.hint}",
-        ) from None
-    node = next(one for one in nodes if one["id"] == wanted)
+        raise ConfigurationError(f"{name} is no thing that has a story: {error.message}",
+                                 hint=f"{error.hint}; else say {_USAGE}") from None  # fmt: skip
+    wanted = int(str(story["thing"]).rpartition(" ")[2])
+    status = cluster.status()
+    node = next((one for one in status.get("nodes", []) if one["id"] == wanted), None)
+    if node is None:
+        return {**story, "thing": f"node {wanted}", "reasons": [], "fine": "it has left the cluster"}
     title = f"node {wanted} ({node.get('address')})"
+    return {
+        **story,
+        "thing": title,
+        "reasons": _node_reasons(cluster, status, node),
+        "fine": "nothing is wrong",
+    }
+
+
+def _node_reasons(cluster: ClusterClient, status: Mapping[str, Any], node: Mapping[str, Any]) -> Reasons:
+    wanted = node["id"]
     found: Reasons = []
     if not node.get("alive"):
         found.append(_reason("it seems down: no sign of life", "start it; its own log says why it ended"))
@@ -130,4 +215,4 @@ def _node(cluster: ClusterClient, thing: str) -> tuple[str, Reasons]:
         for one in operation.get("waiting") or []:
             if one.get("node") == wanted:
                 found.append(_reason(f"request {operation.get('id')} waits for it: {one.get('reason')}"))
-    return title, found
+    return found

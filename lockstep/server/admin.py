@@ -28,6 +28,7 @@ from lockstep.server.http import (
 from lockstep.server.metrics import CONTENT_TYPE, exposition
 from lockstep.server.operations import Operation, Parameter, Registry
 from lockstep.server.requests import LIVE_PATH, Requests
+from lockstep.server.stories import Stories
 from lockstep.values.errors import (
     ConfigurationError,
     LockstepError,
@@ -55,6 +56,7 @@ _REQUEST_BODY = {
         "tokens": {"type": "array", "items": {"type": "integer"}},
         "source_dc": {"type": "string"},
         "force": {"type": "boolean"},
+        "presume_dead": {"type": "boolean"},
         "reason": {"type": "string"},
         "policy": {"enum": ["wait", "refuse"]},
         "dry_run": {"type": "boolean"},
@@ -97,6 +99,7 @@ class Admin:
         self._cql = cql
         self._requests = Requests(node)
         self._excluded = ExcludeList(node)
+        self._stories = Stories(node)
         self._service = ServiceOperations(node)
         self._connections: dict[HttpConnection, None] = {}
         self.registry = Registry(self._operations())
@@ -174,6 +177,15 @@ class Admin:
                 _FROM,
                 _TO,
                 Parameter("available", "Begin later when the first ones are not kept", "boolean"),
+            ),
+            get(
+                "/v1/story",
+                "What the log did to one thing, entry after entry",
+                later(lambda request, _: self._stories.tell(request)),
+                Parameter("kind", "node, request, operation, epoch or token", required=True),
+                Parameter("id", "Which one; a node also by host id or address", required=True),
+                Parameter("keyspace", "Of a token; all keyspaces when absent"),
+                Parameter("table", "Of the keyspace: only checked to exist"),
             ),
             get("/v1/metadata/diff", "What changed between two epochs", later(self._diff), _FROM, _TO),
             *self._request_operations(),

@@ -170,11 +170,8 @@ class Requests:
             await refuse_moved(self._node, wanted.base)
         if wanted.kind in _BY_ITSELF:
             return await self._plan_newcomer(wanted)
-        if wanted.kind is OperationKind.REMOVE and self._node.liveness.alive(wanted.node):
-            raise Rejected(
-                f"node {wanted.node} is alive: only a dead node is removed",
-                hint=f"`lockstep topology decommission {wanted.node}` lets it hand over its data",
-            )
+        if wanted.kind is OperationKind.REMOVE and not wanted.presume_dead:
+            await self._refuse_alive(wanted.node)
         if wanted.force:
             return await self._force(wanted)
         if wanted.dry_run:
@@ -185,6 +182,16 @@ class Requests:
             if request.requested_epoch == epoch:
                 return await self.one(str(request.id))
         raise LockstepError(f"the request of epoch {epoch} is not in the metadata of this node")
+
+    async def _refuse_alive(self, node: int) -> None:
+        """A node that was not heard lately is asked: this one may have just started, or been cut off."""
+        liveness = self._node.liveness
+        if liveness.alive(node) or await liveness.answers(node):
+            raise Rejected(
+                f"node {node} is alive: only a dead node is removed",
+                hint=f"`lockstep topology decommission {node}` lets it hand over its data; --presume-dead "
+                "removes one that answers and yet must go",
+            )
 
     def _votes(self, node: int) -> bool:
         """Whether either consensus group still needs this node, as far as is known here."""
@@ -211,8 +218,10 @@ class Requests:
                 f"node {wanted.node} is alive: only a dead node is replaced",
                 hint=f"`lockstep topology decommission {wanted.node}` lets it hand over its data",
             )
-        copy, preparation = with_newcomer(now, wanted.kind, wanted.node, wanted.new)
-        return await self._planned(now, copy, preparation, votes=False)
+        votes = wanted.kind is OperationKind.REPLACE and self._votes(wanted.node)
+        before = without_vote(now, NodeId(wanted.node)) if votes else now
+        copy, preparation = with_newcomer(before, wanted.kind, wanted.node, wanted.new)
+        return await self._planned(now, copy, preparation, votes=votes)
 
     async def _plan(self, wanted: _Wanted) -> Document:
         now = before = self._node.cluster
@@ -243,7 +252,8 @@ class Requests:
 
 class _Wanted(msgspec.Struct, frozen=True):
     """`force` gives the node up without moving its data; `reason` is kept with that. `new` is the node that
-    a dry run of a join or replacement is about, `node` whom it replaces. `base`: only while that holds."""
+    a dry run of a join or replacement is about, `node` whom it replaces. `base`: only while that holds.
+    `presume_dead`: remove the node although it seems alive."""
 
     kind: OperationKind
     node: int = 0
@@ -255,6 +265,7 @@ class _Wanted(msgspec.Struct, frozen=True):
     reason: str = ""
     new: Newcomer = Newcomer()
     base: Base | None = None
+    presume_dead: bool = False
 
     @property
     def transformation(self) -> PrepareOperation:

@@ -51,8 +51,8 @@ TOKENS_PER_NODE_MAX: Final = 1536
 #: Plans made for one request at once; each needs a newer epoch, so three is already rare. After so many a
 #: request that still changes plans pauses before each, until its deadline.
 REQUEST_PLANS_MAX: Final = 8
-#: Bytes of fragments in one streaming chunk; small enough to interleave with requests.
-STREAM_CHUNK_BYTES: Final = 256 * 1024
+#: Bytes of fragments in one record of a checkpoint of the model store; far below the largest record.
+CHECKPOINT_PORTION_BYTES: Final = 256 * 1024
 #: Prepared statements kept by a node (least recently used goes first).
 PREPARED_STATEMENTS_MAX: Final = 10_000
 #: Rows that one page may hold whatever the client asks.
@@ -115,6 +115,8 @@ DISK_OPEN_FILES_MAX: Final = 128
 BLOCKING_THREADS_MAX: Final = 8
 #: Ring operations running at once. A new one is planned against every outcome of the running ones: 2^n plans.
 PARALLEL_OPERATIONS_MAX: Final = 4
+#: Steps of one change of replication: each moves data of every range, and its history stays in the metadata.
+REPLICATION_STEPS_MAX: Final = 64
 #: Requests that wait or run at once: a large cluster's worth of nodes; further ones are refused.
 REQUESTS_LIVE_MAX: Final = 1024
 #: Ended requests that the metadata remembers; each is some 100 bytes of every snapshot.
@@ -134,12 +136,42 @@ REPLICA_RETRY_MS: Final = 50
 READ_EXTRA_AFTER_MS: Final = 200
 #: Rounds without a row that answers with hidden rows may cause; the asked rows double in each.
 SHORT_READ_ROUNDS_MAX: Final = 64
-#: Range streams one node serves at once; each pins a store snapshot.
+#: Range streams one node serves at once; each pins a store snapshot and some files on disk.
 STREAMS_OPEN_MAX: Final = 64
-#: A stream nobody asks for this long is closed: its snapshot keeps old files on disk.
+#: A stream nobody asks for this long is closed: its snapshot keeps old files on disk. A target that is started
+#: again within that time goes on in the middle of a file.
 STREAM_IDLE_MS: Final = 60_000
-#: One STREAM_NEXT round trip: reading and sending a chunk takes milliseconds.
+#: One request of a stream: reading and sending a part takes milliseconds, and nobody is let wait for longer
+#: than STREAM_WAIT_MS.
 STREAM_TIMEOUT_MS: Final = 10_000
+#: How long a request of a stream waits for its file to be built, or for its turn under the throttle, before
+#: it is answered with nothing yet; well below the request's own time.
+STREAM_WAIT_MS: Final = 2000
+#: Where a sorted file ends: what is built, sent, checked and made visible as one. Half a second of each, and
+#: what a break can cost when the source is gone.
+STREAM_FILE_BYTES: Final = 64 * 1024 * 1024
+#: Files of one stream on the source's disk: one is made visible at the target, one is sent, one is built.
+STREAM_FILES_KEPT_MAX: Final = 3
+#: Bytes of a sorted file in one answer: large enough that the answer's own cost is small, small enough to
+#: interleave with requests.
+STREAM_PART_BYTES: Final = 1024 * 1024
+#: Parts asked for ahead: the next ones are on their way while one is written, and no stream holds more memory.
+STREAM_PARTS_AHEAD: Final = 4
+#: Where a block of a sorted file ends, which is handled in one go: some hundred microseconds.
+STREAM_BLOCK_BYTES: Final = 256 * 1024
+STREAM_BLOCK_PAIRS: Final = 1000
+#: Files that a source builds at once, whatever the streams: one keeps a core busy.
+STREAM_BUILDS_AT_ONCE_MAX: Final = 2
+#: Fragments looked at to tell how much a range holds; some hundred microseconds.
+STREAM_ESTIMATE_PAIRS: Final = 500
+#: Fragments taken from a snapshot before their size is looked at, so that large ones do not gather.
+STREAM_PAIRS_TAKEN: Final = 32
+#: A longer length prefix of a block is damage: the largest fragments that can be taken together, and more.
+STREAM_BLOCK_BYTES_MAX: Final = 1024 * 1024 * 1024
+#: One record of how far a stream has come: two keys, each at most as long as a mutation.
+STREAM_RECORD_BYTES_MAX: Final = 2 * MUTATION_BYTES_MAX
+#: Times that one damaged file is fetched again; a disk or network that spoils more is not to be trusted.
+STREAM_FILE_ATTEMPTS_MAX: Final = 4
 #: Attempts to continue one broken range stream, each from the last whole partition.
 STREAM_ATTEMPTS_MAX: Final = 10
 #: Times in a row that a node's part of a stage fails for a reason that is not the network before it is given
@@ -268,3 +300,5 @@ SIZE_RANGES_ASKED_MAX: Final = 1024
 SIZE_PAIRS_PER_QUESTION_MAX: Final = 40_000
 #: Pairs read of each range and table at least: an estimate within some ten percent.
 SIZE_PAIRS_PER_RANGE_MIN: Final = 100
+#: Sentences of one story that are told, the newest ones: some screens full.
+STORY_EVENTS_MAX: Final = 500

@@ -238,8 +238,15 @@ def test_why_gives_reasons_with_hints() -> None:
 def test_why_of_a_node_asks_what_both_groups_say_of_it() -> None:
     broken = {"states": [{"node": 2, "answered": True, "state": "Broken", "reason": "kind 99 is not known"}]}
     nodes = [node(1), node(2, epoch=40)]
+    events = [
+        {"epoch": 1, "at_us": 1, "text": "is registered as node 2"},
+        {"epoch": 1, "at_us": 1, "text": "votes on the metadata"},
+        {"epoch": 9, "at_us": 2, "text": "begins to leave the ring"},
+    ]
     answers = {
         "GET /v1/status": status(nodes=nodes),
+        "GET /v1/story?kind=node&id=127.0.0.2": {"thing": "node 2", "from_epoch": 0, "events": events},
+        "GET /v1/story?kind=node&id=7": {"thing": "node 7", "from_epoch": 3, "left_out": 2, "events": events},
         "GET /management/v1/recovery/metastorage/state/local?nodes=2": broken,
         "GET /management/v1/recovery/cmg/state/local?nodes=2": {"states": []},
     }
@@ -247,12 +254,41 @@ def test_why_of_a_node_asks_what_both_groups_say_of_it() -> None:
     assert "it is 2 epochs behind" in result.output
     assert "metastorage: Broken: kind 99 is not known" in result.output
     assert "lockstep explain CANNOT_APPLY" in result.output
+    told = [line.split("  ")[-1].strip() for line in result.output.splitlines()[-3:]]
+    assert told == [event["text"] for event in events]
+    assert result.output.count("epoch 1 ") == 1
+    result, _ = ask(answers, "why", "node:7", "--events", "1")
+    assert result.output.startswith("node 7: it has left the cluster\n  4 earlier events are left out")
+    assert "what was before epoch 4 is not kept" in result.output
+
+
+@pytest.mark.parametrize(
+    ("thing", "path"),
+    [
+        (["request:7"], "kind=request&id=7"),
+        (["operation:3"], "kind=operation&id=3"),
+        (["epoch:12"], "kind=epoch&id=12"),
+        (["token:-123"], "kind=token&id=-123"),
+        (["ks.t:-5"], "kind=token&id=-5&keyspace=ks&table=t"),
+        (["ks:9"], "kind=token&id=9&keyspace=ks"),
+        (["range", "ks", "-77"], "kind=token&id=-77&keyspace=ks"),
+    ],
+)
+def test_why_tells_the_story_of_whatever_is_named(thing: list[str], path: str) -> None:
+    told = {"thing": "it", "from_epoch": 0, "events": [{"epoch": 3, "at_us": 0, "text": "happened"}]}
+    answers = {f"GET /v1/story?{path}": told, "GET /v1/requests/7": {"id": "7", "state": "done"}}
+    result, _ = ask(answers, "why", *thing)
+    assert result.exit_code == 0 and "epoch 3" in result.output and "happened" in result.output, result.output
 
 
 def test_why_explains_codes_and_refuses_what_it_does_not_know() -> None:
     assert "rather than skip it" in run("why", "cannot_apply").output
-    result, _ = ask({"GET /v1/status": status()}, "why", "nothing")
-    assert result.exit_code == 2 and "request/ID" in result.stderr
+    unknown = (
+        400,
+        {"code": "CONFIGURATION", "message": "there never was a node nothing", "hint": "nodes: 1"},
+    )
+    result, _ = ask({"GET /v1/story?kind=node&id=nothing": unknown}, "why", "nothing")
+    assert result.exit_code == 2 and "request:ID" in result.stderr and "never was a node" in result.stderr
 
 
 def test_status_shows_both_groups_and_a_freeze() -> None:

@@ -21,8 +21,8 @@ RUNNING: dict[str, Any] = {
     ],
     "barrier": {"epoch": 13, "seen": [1, 2], "unseen": [{"node": 3, "epoch": 12}, {"node": 5, "epoch": 9}]},
     "work": [
-        {"node": 1, "kind": "stream", "state": "running", "text": "", "bytes": 3 << 20, "total_bytes": 12 << 20,
-         "rate_bytes_s": 1 << 20, "left_s": 9, "files_done": 2, "files_total": 8},
+        {"node": 1, "kind": "stream", "state": "running", "text": "", "bytes": 3 << 20,
+         "total_bytes": 12 << 20, "rate_bytes_s": 1 << 20, "left_s": 9, "files_done": 2, "files_total": 8},
         {"node": 2, "kind": "stream", "state": "waiting", "text": ""},
     ],
     "waiting": [
@@ -70,8 +70,9 @@ def test_a_queued_request_names_its_holder() -> None:
 
 
 def test_an_ended_one_says_why_and_when() -> None:
-    ended = {"id": "8", "kind": "remove", "node": 5, "state": "cancelled", "reason": "cancelled by an operator",
-             "requested_epoch": 5, "began_epoch": 6, "ended_epoch": 9}  # fmt: skip
+    ended = {"id": "8", "kind": "remove", "node": 5, "state": "cancelled",
+             "reason": "cancelled by an operator", "requested_epoch": 5,
+             "began_epoch": 6, "ended_epoch": 9}  # fmt: skip
     assert tree_lines(ended)[1:] == [
         "├─ ! cancelled by an operator",
         "└─ asked for at epoch 5, began at 6, ended at epoch 9",
