@@ -1,8 +1,8 @@
 """What excludes what: the one table that says which change waits for, or is refused during, which other.
 
 Invariant: every pair of a change that is wanted and something that may be under way has a row, and whoever
-refuses one because of the other asks this table. Rows with scope SAME_RANGE and SAME_NODE are decided by
-what the two touch; where that is decided, the row says which scope it is.
+refuses one because of the other asks this table. Rows with scope SAME_RANGE, SAME_KEYSPACE and SAME_NODE are
+decided by what the two touch; where that is decided, the row says which scope it is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Wanted(enum.StrEnum):
     """Changes that may have to wait."""
 
     RING = "ring operation"
+    REPLICATION = "change of a keyspace's replication"
     FORCE = "giving a node up by force"
     SCHEMA_MOVING = "schema change that makes or drops a ring or moves tables to another"
     SCHEMA = "any other schema change"
@@ -34,6 +35,7 @@ class Held(enum.StrEnum):
     """What may be under way."""
 
     RING = "running ring operation"
+    REPLICATION = "running change of a keyspace's replication"
     VOTERS = "running change of the voters"
     VOTE = "vote of a node"
     EXCLUSION = "exclusion of a node"
@@ -44,6 +46,7 @@ class Scope(enum.StrEnum):
     NEVER = "never"
     SAME_NODE = "same node"
     SAME_RANGE = "same range"
+    SAME_KEYSPACE = "same keyspace"
     ALWAYS = "always"
 
 
@@ -61,6 +64,22 @@ _FROZEN = Conflict(Scope.ALWAYS, "operators froze what is not about the service 
 _ROWS: Mapping[tuple[Wanted, Held], Conflict] = {
     (Wanted.RING, Held.RING): Conflict(
         Scope.SAME_RANGE, "a range goes from one group of replicas to one other at a time"
+    ),
+    (Wanted.RING, Held.REPLICATION): Conflict(
+        Scope.ALWAYS, "each of its steps is planned for the token owners as they are"
+    ),
+    (Wanted.REPLICATION, Held.RING): Conflict(
+        Scope.ALWAYS, "a running operation planned the rings and the tables on them as they were"
+    ),
+    (Wanted.REPLICATION, Held.REPLICATION): Conflict(
+        Scope.SAME_KEYSPACE, "a keyspace goes from one replication to one other at a time"
+    ),
+    (Wanted.REPLICATION, Held.FREEZE): _FROZEN,
+    (Wanted.FORCE, Held.REPLICATION): Conflict(
+        Scope.ALWAYS, "a running operation counts on the replicas that it would take away"
+    ),
+    (Wanted.SCHEMA_MOVING, Held.REPLICATION): Conflict(
+        Scope.SAME_KEYSPACE, "the keyspace has a ring of its own until the change has ended"
     ),
     (Wanted.RING, Held.VOTE): Conflict(
         Scope.SAME_NODE, "a node that leaves or is replaced gives its vote to another one first"
@@ -122,8 +141,9 @@ def wanted_of(kind: int) -> Wanted:
 def holders(cluster: ClusterMetadata, held: Held) -> tuple[str, ...]:
     """Names of what is under way of this sort."""
     service = cluster.service
-    if held is Held.RING:
-        return tuple(operation.title() for operation in cluster.operations)
+    if held in (Held.RING, Held.REPLICATION):
+        wanted = held is Held.REPLICATION
+        return tuple(o.title() for o in cluster.operations if bool(o.keyspace) is wanted)
     if held is Held.VOTERS:
         return (service.change.title(),) if service.change is not None else ()
     if held is Held.VOTE:
@@ -163,6 +183,6 @@ def refuse_during(cluster: ClusterMetadata, wanted: Wanted, held: Held, what: st
     if not names:
         return
     if held is Held.RING:
-        ids = ", ".join(f"operation {operation.id}" for operation in cluster.operations)
+        ids = ", ".join(f"operation {o.id}" for o in cluster.operations if not o.keyspace)
         raise Rejected(f"{what} while {ids} holds ranges", hint=hint)
     raise Rejected(f"{what} while {', '.join(names)} is running", hint=hint)

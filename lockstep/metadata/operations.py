@@ -22,6 +22,7 @@ class OperationKind(enum.StrEnum):
     REPLACE = "replace"
     REMOVE = "remove"
     REBUILD = "rebuild"
+    REPLICATION = "replication_change"
 
 
 class Stage(enum.StrEnum):
@@ -43,12 +44,21 @@ class Stage(enum.StrEnum):
 
 
 class Transition(msgspec.Struct, frozen=True, array_like=True):
-    """One range on its way from the replicas `old` to the replicas `new` (ring order, primary first)."""
+    """One range on its way from the replicas `old` to the replicas `new` (ring order, primary first).
+
+    `new_replication`: what counts follow once `new` is read, where that is another setting; None elsewhere.
+    """
 
     replication: Replication
     range: Range
     old: tuple[NodeId, ...]
     new: tuple[NodeId, ...]
+    new_replication: Replication | None = None
+
+    @property
+    def replication_after(self) -> Replication:
+        """The setting that counts once `new` is read."""
+        return self.replication if self.new_replication is None else self.new_replication
 
     @property
     def gained(self) -> tuple[NodeId, ...]:
@@ -73,6 +83,10 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     epoch) of every stage so far, the present one last. `session_id` is the open session of this stage's
     work, or empty. `replaced` is the dead node whose place a replace takes, `source_dc` the data centre a
     rebuild reads from; both are empty elsewhere.
+
+    A change of replication is about `keyspace` and no node (0). It goes along `path`, from the original
+    replication to the target, or back when `is_returning`; it is between path[at] and the next one. One that
+    `is_cancelled` returns once its present step has ended. `step` counts the steps that it began, from 1 on.
     """
 
     id: int
@@ -87,17 +101,36 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
     cancel_reason: str = ""
     replaced: NodeId = NodeId(0)
     source_dc: str = ""
+    keyspace: str = ""
+    path: tuple[Replication, ...] = ()
+    at: int = 0
+    step: int = 0
+    is_returning: bool = False
+    is_cancelled: bool = False
 
     def title(self) -> str:
         """How people refer to it: `operation 7 (bootstrap of node 4)`."""
+        if self.keyspace:
+            return f"operation {self.id} ({self.kind} of keyspace {self.keyspace})"
         if self.replaced:
             return f"operation {self.id} ({self.kind} of node {self.replaced} by node {self.node})"
         return f"operation {self.id} ({self.kind} of node {self.node})"
 
     @property
+    def original(self) -> Replication | None:
+        """The replication that the keyspace had; None where none changes."""
+        return self.path[0] if self.path else None
+
+    @property
+    def target(self) -> Replication | None:
+        """The replication that the keyspace is to have; None where none changes."""
+        return self.path[-1] if self.path else None
+
+    @property
     def subjects(self) -> tuple[NodeId, ...]:
         """Nodes whose place in the ring it changes; another operation leaves them alone."""
-        return (self.node, self.replaced) if self.replaced else (self.node,)
+        nodes = (self.node, self.replaced) if self.replaced else (self.node,)
+        return () if self.keyspace else nodes
 
     @property
     def departing(self) -> NodeId:

@@ -1,7 +1,7 @@
 """Requests for topology operations, as the metadata keeps them from the wish to the end.
 
-Invariant: a node has at most one request that is queued or running; every running operation belongs to
-exactly one running request; a request ends once, and what ended stays readable for a while.
+Invariant: a node, and a keyspace, has at most one request that is queued or running; every running operation
+belongs to exactly one running request; a request ends once, and what ended stays readable for a while.
 """
 
 from __future__ import annotations
@@ -12,12 +12,21 @@ from functools import cached_property
 import msgspec
 
 from lockstep.metadata.operations import OperationKind
+from lockstep.schema.model import Replication
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REQUESTS_ENDED_KEPT_MAX
 
 #: Which kind goes first when several could run. Within a kind the request that came first does.
-PRIORITY: tuple[str, ...] = ("replace", "bootstrap", "remove", "decommission", "move", "rebuild")
+PRIORITY: tuple[str, ...] = (
+    "replace",
+    "bootstrap",
+    "remove",
+    "decommission",
+    "move",
+    "rebuild",
+    "replication_change",
+)
 
 
 class RequestState(enum.StrEnum):
@@ -40,7 +49,8 @@ class Policy(enum.StrEnum):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """`tokens` of a node that is to own them; `replaced` 0: nobody. `actor` says who asked.
+    """`tokens` of a node that is to own them; `replaced` 0: nobody. `actor` says who asked. A change of
+    replication is about `keyspace`, which is to have `target`, and about no node (0).
 
     `operation_id` is set once it runs. `outcome` says in words why it failed or was cancelled.
     """
@@ -61,11 +71,20 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     outcome: str = ""
     #: Its operation is taken back because its work failed.
     is_failing: bool = False
+    keyspace: str = ""
+    target: Replication | None = None
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
         """The nodes that may have no other request meanwhile."""
+        if self.keyspace:
+            return ()
         return (self.node, self.replaced) if self.replaced else (self.node,)
+
+    @property
+    def wish(self) -> tuple[object, ...]:
+        """What it asks for, which never changes."""
+        return (self.kind, self.nodes, self.tokens, self.keyspace, self.target)
 
     @property
     def is_live(self) -> bool:
@@ -73,6 +92,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     def title(self) -> str:
         """How people refer to it: `request 7 (decommission of node 4)`."""
+        if self.keyspace:
+            return f"request {self.id} ({self.kind} of keyspace {self.keyspace})"
         return f"request {self.id} ({self.kind} of node {self.node})"
 
 
@@ -98,6 +119,11 @@ class Requests(msgspec.Struct, frozen=True, dict=True):
     def by_node(self) -> dict[NodeId, Request]:
         """The live request of each node."""
         return {node: request for request in self.live for node in request.nodes}
+
+    @cached_property
+    def by_keyspace(self) -> dict[str, Request]:
+        """The live request of each keyspace."""
+        return {request.keyspace: request for request in self.live if request.keyspace}
 
     @cached_property
     def by_operation(self) -> dict[int, Request]:
@@ -143,6 +169,8 @@ class Requests(msgspec.Struct, frozen=True, dict=True):
         assert len(self.ended) <= REQUESTS_ENDED_KEPT_MAX, "the history is bounded"
         nodes = [node for request in self.live for node in request.nodes]
         assert len(set(nodes)) == len(nodes), "a node has one live request"
+        keyspaces = [request.keyspace for request in self.live if request.keyspace]
+        assert len(set(keyspaces)) == len(keyspaces), "a keyspace has one live request"
         running = sorted(r.operation_id for r in self.live if r.state is RequestState.RUNNING)
         assert tuple(running) == tuple(sorted(operation_ids)), "operations and running requests match"
         assert not any(r.operation_id for r in self.live if r.state is RequestState.QUEUED)
@@ -155,8 +183,11 @@ def begun(requests: Requests, wanted: Request, epoch: int) -> Requests:
     """The requests once the operation that `wanted` says has begun.
 
     `wanted.id` 0: it was asked for just now, and waited for nothing. Raises Rejected when the request is
-    not queued, is for something else, or when one of the nodes has another one.
+    not queued, is for something else, or when one of the nodes, or the keyspace, has another one.
     """
+    busy = requests.by_keyspace.get(wanted.keyspace) if wanted.keyspace else None
+    if busy is not None and busy.id != wanted.id:
+        raise keyspace_busy(busy)
     for node in wanted.nodes:
         other = requests.by_node.get(node)
         if other is not None and other.id != wanted.id:
@@ -172,9 +203,21 @@ def begun(requests: Requests, wanted: Request, epoch: int) -> Requests:
     known = requests.by_id.get(wanted.id)
     if known is None or known.state is not RequestState.QUEUED:
         raise Rejected(f"request {wanted.id} is {known.state if known is not None else 'not known'}")
-    if (known.kind, known.nodes, known.tokens) != (wanted.kind, wanted.nodes, wanted.tokens):
+    if known.wish != wanted.wish:
         raise Rejected(f"{known.title()} asks for something else")
     return requests.with_changed(_running(known, wanted.operation_id, epoch))
+
+
+def keyspace_busy(request: Request) -> Rejected:
+    """The refusal of what would change the replication, or the existence, of the keyspace of `request`."""
+    return Rejected(
+        f"the replication of keyspace {request.keyspace} is being changed by {request.title()}, "
+        f"which is {request.state}",
+        cql_code=0x2300,
+        keyspace=request.keyspace,
+        hint=f"`lockstep topology watch {request.id}` follows it, `lockstep topology cancel {request.id}` "
+        "takes it back",
+    )
 
 
 def _running(request: Request, operation_id: int, epoch: int) -> Request:

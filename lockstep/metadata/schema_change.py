@@ -1,8 +1,8 @@
 """The transformation that changes the schema, and with it the rings that keyspaces use.
 
 Invariant: a schema change never moves data. A new replication gets its ring at once, because nothing is
-stored under it; an existing keyspace keeps its replicas, so that no acknowledged write is lost; and
-rings, and which tables lie on which, stay as they are while an operation holds ranges.
+stored under it; a keyspace with tables keeps its replicas, so that no acknowledged write is lost; and rings,
+and which tables lie on which, stay as they are while an operation holds ranges.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.degraded import of_replications
-from lockstep.metadata.placing import placements_for, refuse_while_locked
+from lockstep.metadata.degraded import Degraded, of_replications
+from lockstep.metadata.placing import moves_data, placements_for, refuse_while_locked
 from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.requests import keyspace_busy
 from lockstep.metadata.transformations import refuse_before_initialize
-from lockstep.placement.deltas import same_placement
-from lockstep.placement.placements import Placements
-from lockstep.schema.changes import SchemaChange, apply_change
+from lockstep.schema.changes import AlterKeyspace, DropKeyspace, SchemaChange, apply_change
 from lockstep.schema.model import Schema
 from lockstep.schema.summaries import ChangeSummary
 from lockstep.values.errors import Rejected
@@ -31,6 +30,7 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
+        self._refuse_while_changing(cluster)
         schema, _ = self._applied(cluster, epoch)
         if schema is cluster.schema:
             return cluster
@@ -40,9 +40,16 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
         if placements is not cluster.placements:
             refuse_while_locked(cluster, _REPLICATION_STAYS)
-        _refuse_moved_data(cluster, schema, placements)
-        degraded = of_replications(cluster.degraded, replications)
+        _refuse_moved_data(cluster, schema)
+        degraded = of_replications(_carried(cluster, schema), replications)
         return msgspec.structs.replace(cluster, schema=schema, placements=placements, degraded=degraded)
+
+    def _refuse_while_changing(self, cluster: ClusterMetadata) -> None:
+        """Raises Rejected when a request is about the replication that this would change or drop."""
+        request = cluster.requests.by_keyspace.get(self.change.keyspace)
+        alters = isinstance(self.change, AlterKeyspace) and self.change.replication is not None
+        if request is not None and (alters or isinstance(self.change, DropKeyspace)):
+            raise keyspace_busy(request)
 
     def summary(self, before: ClusterMetadata, epoch: int) -> ChangeSummary | None:
         """What drivers are told of this change of `before`; None when it found nothing to do."""
@@ -52,7 +59,7 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         return apply_change(before.schema, self.change, epoch, before.directory.data_centers)
 
 
-def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema, placements: Placements) -> None:
+def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema) -> None:
     """Raises Rejected when a keyspace with tables would get other replicas by its new replication."""
     for before, after in cluster.schema.keyspaces_changed_in(schema):
         if before is None or after is None or before.replication == after.replication or not before.by_name:
@@ -60,14 +67,25 @@ def _refuse_moved_data(cluster: ClusterMetadata, schema: Schema, placements: Pla
         # Nodes list the tables of each ring at different times while they fill a new replica: a table
         # that changes rings in between would be in none of the lists.
         refuse_while_locked(cluster, _REPLICATION_STAYS)
-        held, wanted = cluster.placements.ring(before.replication), placements.ring(after.replication)
-        if not same_placement(held, wanted):
+        if moves_data(cluster, before.replication, after.replication):
             raise Rejected(
                 f"keyspace {before.name} has tables, and the new replication would move their data",
                 cql_code=0x2300,
                 keyspace=before.name,
-                hint="create a keyspace with the wanted replication and copy the tables",
+                hint=f"`lockstep topology rf {before.name}` moves it in safe steps, as ALTER KEYSPACE does",
             )
+
+
+def _carried(cluster: ClusterMetadata, schema: Schema) -> tuple[Degraded, ...]:
+    """The degraded ranges, said also of the replication that a keyspace with tables has from now on."""
+    lines = dict.fromkeys(cluster.degraded)
+    for before, after in cluster.schema.keyspaces_changed_in(schema):
+        if before is None or after is None or before.replication == after.replication or not before.by_name:
+            continue
+        for line in cluster.degraded:
+            if line.replication == before.replication:
+                lines[msgspec.structs.replace(line, replication=after.replication)] = None
+    return tuple(lines)
 
 
 KINDS: dict[int, type] = {EntryKind.SCHEMA_CHANGE: ChangeSchema}

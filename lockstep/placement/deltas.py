@@ -153,6 +153,21 @@ def differences(before: Plan, after: Plan) -> tuple[Delta, ...]:
     return tuple(found)
 
 
+def paired(before: Plan, after: Plan) -> tuple[Delta, ...]:
+    """The whole ring, cut where either plan is cut, adjacent ranges with equal replicas joined."""
+    found: list[Delta] = []
+    at_before = at_after = 0
+    while at_before < len(before) and at_after < len(after):
+        range_before, old = before[at_before]
+        range_after, new = after[at_after]
+        shared = range_before.intersection(range_after)
+        assert shared is not None, "both plans cover the ring without gaps"
+        _append_joined(found, Delta(shared, old, new))
+        at_before += range_before.right == shared.right
+        at_after += range_after.right == shared.right
+    return tuple(found)
+
+
 def _append_joined(found: list[Delta], delta: Delta) -> None:
     if found:
         last = found[-1]

@@ -26,6 +26,8 @@ _FIXED = {
     Consistency.TWO: 2,
     Consistency.THREE: 3,
 }
+#: Levels whose reads are monotonic: once returned, a value is seen by every later read of the level.
+MONOTONIC_LEVELS = (Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM)
 _LOCAL = (Consistency.LOCAL_ONE, Consistency.LOCAL_QUORUM, Consistency.LOCAL_SERIAL)
 
 
@@ -93,12 +95,34 @@ def required_reads(
 def required_writes(
     consistency: Consistency, replication: Replication, local_dc: str, group: ReplicaGroup, dc_of: DcOf
 ) -> tuple[Requirement, ...]:
-    """What a write must hear from `group.writes`: the level's counts plus the write-only replicas."""
+    """What a write must hear from `group.writes`: the level's counts plus the write-only replicas.
+
+    EACH_QUORUM also hears those in a data centre that gets its first replica, or loses its last one.
+    """
     write_only = [dc_of(node) for node in group.write_only]
-    return tuple(
+    needs = tuple(
         Requirement(need.dc, need.count + (write_only.count(need.dc) if need.dc else len(write_only)))
         for need in required_reads(consistency, replication, local_dc)
     )
+    if not write_only or consistency is not Consistency.EACH_QUORUM:
+        return needs
+    if replication.strategy != NETWORK_TOPOLOGY:
+        return needs
+    counted = [need.dc for need in needs]
+    others = sorted({dc for dc in write_only if dc not in counted})
+    return needs + tuple(Requirement(dc, write_only.count(dc)) for dc in others)
+
+
+def reads_like_writes(consistency: Consistency, replication: Replication, group: ReplicaGroup) -> bool:
+    """Whether a read hears as many of the group's write replicas as a write must, and repairs the others.
+
+    While a replica is pending, what a quorum read returns must also survive the read switch. While the
+    number of replicas changes, so must ALL: a write that one replica took is otherwise missed by a reader
+    of before.
+    """
+    if not group.write_only:
+        return False
+    return consistency in MONOTONIC_LEVELS or (consistency is Consistency.ALL and replication.apart > 0)
 
 
 def intersects(
@@ -127,50 +151,75 @@ def intersects_by_search(
 
 
 def adjacent_safe(
-    before: ReplicaGroup, after: ReplicaGroup, replication: Replication, dc_of: DcOf
+    before: ReplicaGroup,
+    after: ReplicaGroup,
+    replication: Replication,
+    dc_of: DcOf,
+    later: Replication | None = None,
 ) -> Counterexample | None:
     """None when coordinators one version apart cannot miss each other's acknowledged writes.
 
-    Checked in both directions, and within each version: QUORUM with QUORUM (SERIAL counts the same),
-    ALL with ONE and ONE with ALL, and per data centre LOCAL_QUORUM with LOCAL_QUORUM, which is also
-    EACH_QUORUM with LOCAL_QUORUM.
+    `later` is what counts follow at `after` where that is not `replication`. Checked in both directions,
+    and within each version: QUORUM with QUORUM (SERIAL counts the same), ALL with ONE and ONE with ALL, and
+    per data centre LOCAL_QUORUM with LOCAL_QUORUM and LOCAL_QUORUM with EACH_QUORUM.
     """
-    for reading, writing in ((before, before), (before, after), (after, before), (after, after)):
-        found = _missed_globally(reading, writing, replication) or _missed_in_a_dc(
-            reading, writing, replication, dc_of
-        )
+    one, two = (before, replication), (after, replication if later is None else later)
+    for reading, writing in ((one, one), (one, two), (two, one), (two, two)):
+        found = _missed_globally(*reading, *writing) or _missed_in_a_dc(*reading, *writing, dc_of)
         if found is not None:
             return found
     return None
 
 
 def _missed_globally(
-    reading: ReplicaGroup, writing: ReplicaGroup, replication: Replication
+    reading: ReplicaGroup, read_as: Replication, writing: ReplicaGroup, written_as: Replication
 ) -> Counterexample | None:
-    total, pending = replication.total, len(writing.write_only)
-    for levels, read_count, write_count in (
-        ("QUORUM-QUORUM", majority(total), majority(total)),
-        ("ONE-ALL", 1, total),
-        ("ALL-ONE", total, 1),
+    read_total, write_total, pending = read_as.total, written_as.total, len(writing.write_only)
+    everyone, all_count = reading.reads, read_total
+    if reads_like_writes(Consistency.ALL, read_as, reading):
+        everyone, all_count = reading.writes, read_total + len(reading.write_only)
+    for levels, readers, read_count, write_count in (
+        ("QUORUM-QUORUM", reading.reads, majority(read_total), majority(write_total)),
+        ("ONE-ALL", reading.reads, 1, write_total),
+        ("ALL-ONE", everyone, all_count, 1),
     ):
         acknowledgements = write_count + pending
-        if not intersects(reading.reads, read_count, writing.writes, acknowledgements):
-            return _counterexample(levels, "", reading.reads, read_count, writing.writes, acknowledgements)
+        if not intersects(readers, read_count, writing.writes, acknowledgements):
+            return _counterexample(levels, "", readers, read_count, writing.writes, acknowledgements)
     return None
 
 
 def _missed_in_a_dc(
-    reading: ReplicaGroup, writing: ReplicaGroup, replication: Replication, dc_of: DcOf
+    reading: ReplicaGroup,
+    read_as: Replication,
+    writing: ReplicaGroup,
+    written_as: Replication,
+    dc_of: DcOf,
 ) -> Counterexample | None:
-    for dc, factor in dc_factors(replication):
+    """A data centre without a factor has nobody who reads there, and EACH_QUORUM asks only its pending
+    replicas; SimpleStrategy counts its whole factor, and its EACH_QUORUM is QUORUM."""
+    written = dict(dc_factors(written_as))
+    for dc in dict(dc_factors(read_as)) | written:
         readers = [node for node in reading.reads if dc_of(node) == dc]
         writers = [node for node in writing.writes if dc_of(node) == dc]
         pending = sum(dc_of(node) == dc for node in writing.write_only)
-        read_count, write_count = majority(factor), majority(factor) + pending
-        if not intersects(readers, read_count, writers, write_count):
-            levels = "LOCAL_QUORUM-LOCAL_QUORUM, LOCAL_QUORUM-EACH_QUORUM"
-            return _counterexample(levels, dc, readers, read_count, writers, write_count)
+        read_count = majority(local_factor(read_as, dc))
+        local = majority(local_factor(written_as, dc)) + pending
+        each = local if dc in written else pending
+        if not intersects(readers, read_count, writers, local):
+            return _counterexample("LOCAL_QUORUM-LOCAL_QUORUM", dc, readers, read_count, writers, local)
+        counted = written_as.strategy == NETWORK_TOPOLOGY == read_as.strategy
+        if counted and not intersects(readers, read_count, writers, each):
+            return _counterexample("LOCAL_QUORUM-EACH_QUORUM", dc, readers, read_count, writers, each)
     return None
+
+
+def kept_copies(members: int, factor: int) -> int:
+    """On how many of a group's members a write is at least that every read quorum of it finds.
+
+    A group smaller than a quorum serves no quorum, but what it has may be on one member only.
+    """
+    return max(1, members - majority(factor) + 1) if members else 0
 
 
 def _counterexample(

@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterable
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import ReplicaGroup, RingPlacement
-from lockstep.placement.quorums import DcOf, Requirement, required_reads, required_writes
+from lockstep.placement.quorums import (
+    DcOf,
+    Requirement,
+    reads_like_writes,
+    required_reads,
+    required_writes,
+)
 from lockstep.replication.handshake import Address
 from lockstep.schema.model import Replication
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import PLANS_CACHED_MAX
 from lockstep.values.tokens import Range
-
-#: Levels whose reads are monotonic: once returned, a value is seen by every later read of the level.
-MONOTONIC_LEVELS = (Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM)
 
 
 class Target:
@@ -108,12 +111,8 @@ def needs_of(
     dc_of: DcOf,
     writing: bool,
 ) -> tuple[tuple[Requirement, ...], tuple[NodeId, ...]]:
-    """What a request must hear, and of which replicas.
-
-    While a replica is pending, what a quorum read returns must also survive the read switch, so the read
-    hears as many write replicas as a write must, and repairs those that lack it.
-    """
-    if writing or (group.write_only and consistency in MONOTONIC_LEVELS):
+    """What a request must hear, and of which replicas."""
+    if writing or reads_like_writes(consistency, replication, group):
         return required_writes(consistency, replication, local_dc, group, dc_of), group.writes
     return required_reads(consistency, replication, local_dc), group.reads
 

@@ -99,15 +99,28 @@ NO_UUIDS: Final[HashTrieMap[str, int]] = HashTrieMap()
 class Replication(msgspec.Struct, frozen=True, array_like=True, order=True):
     """`strategy` is SimpleStrategy or NetworkTopologyStrategy (short names).
 
-    `factors` is (("", rf),) for SimpleStrategy and sorted (data centre, rf) pairs otherwise.
+    `factors` is (("", rf),) for SimpleStrategy and sorted (data centre, rf) pairs otherwise. `apart` is the
+    operation that changes the replication of one keyspace, which has a ring of its own meanwhile, and 0 at
+    rest; clients never see it.
     """
 
     strategy: str
     factors: tuple[tuple[str, int], ...]
+    apart: int = 0
 
     @property
     def total(self) -> int:
         return sum(factor for _, factor in self.factors)
+
+    @property
+    def settled(self) -> Replication:
+        """The same setting as clients see it."""
+        return Replication(self.strategy, self.factors) if self.apart else self
+
+    def text(self) -> str:
+        """`SimpleStrategy 3` or `NetworkTopologyStrategy east 3, west 2`, for people."""
+        factors = ", ".join(f"{dc} {factor}" if dc else str(factor) for dc, factor in self.factors)
+        return f"{self.strategy} {factors}"
 
 
 class UserType(msgspec.Struct, frozen=True, array_like=True):

@@ -17,9 +17,9 @@ from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlaceme
 from lockstep.placement.quorums import adjacent_safe, dc_factors, intersects, majority
 from lockstep.schema.model import Replication
 from lockstep.topology.request_invariants import check_requests
-from lockstep.topology.stages import Side, stage_row
+from lockstep.topology.stages import Side, replication_at, stage_row
 from lockstep.values.ids import NodeId
-from lockstep.values.tokens import Range
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
 
 def violations(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str, ...]:
@@ -81,7 +81,11 @@ def _writer_problems(
 def _eligible(directory: Directory, operation: Operation | None) -> dict[NodeId, str]:
     """Node -> data centre of those that can be readers at the operation's stage."""
     eligible = {node.id: node.dc for node in directory.nodes if node.owns_tokens}
-    if operation is not None and stage_row(operation.kind, operation.stage).reads is Side.NEW:
+    if (
+        operation is not None
+        and not operation.keyspace
+        and stage_row(operation.kind, operation.stage).reads is Side.NEW
+    ):
         if operation.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE):
             eligible.pop(operation.node, None)
         else:
@@ -95,7 +99,7 @@ def _transitions(
 ) -> Iterator[tuple[Operation, Transition]]:
     for operation in cluster.operations:
         for transition in operation.transitions:
-            if transition.replication == replication:
+            if replication_at(stage_row(operation.kind, operation.stage), transition) == replication:
                 yield operation, transition
 
 
@@ -106,6 +110,8 @@ def check_locks(cluster: ClusterMetadata) -> tuple[str, ...]:
     if sorted(locks) != [operation.id for operation in cluster.operations]:
         found.append(f"OP-1: locks of {sorted(locks)}, operations {[o.id for o in cluster.operations]}")
     for operation in cluster.operations:
+        if operation.keyspace:
+            found.extend(_apart_problems(cluster, operation))
         lock = locks.get(operation.id)
         wanted = tuple((t.replication, t.range) for t in operation.transitions)
         if lock is not None and lock.ranges != wanted:
@@ -117,16 +123,52 @@ def check_locks(cluster: ClusterMetadata) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _apart_problems(cluster: ClusterMetadata, operation: Operation) -> Iterator[str]:
+    """A keyspace in change has a ring of its own, as its step has reached it, all locked."""
+    users = [k.name for k in cluster.schema.keyspaces if k.replication.apart == operation.id]
+    if users != [operation.keyspace]:
+        yield f"OP-1: the ring of {operation.title()} belongs to {users}"
+        return
+    row = stage_row(operation.kind, operation.stage)
+    ends = operation.path[operation.at], operation.path[operation.at + (-1 if operation.is_returning else 1)]
+    if operation.stage is Stage.ROLLBACK_TO_NORMAL:
+        ends = ends[0], ends[0]
+    reached = ends[1] if row.reads is Side.NEW else ends[0]
+    held = cluster.schema.by_name[operation.keyspace].replication
+    if held.settled != reached:
+        yield f"OP-1: {operation.title()} has reached {reached.text()}, its keyspace has {held.text()}"
+    locked = sorted(t.range for t in operation.transitions)
+    bounds = [range_.left for range_ in locked] + [TOKEN_MAX]
+    if bounds[0] != TOKEN_MIN or any(r.right != bounds[at + 1] for at, r in enumerate(locked)):
+        yield f"OP-1: {operation.title()} does not lock the whole ring of its keyspace"
+
+
+def _followed(before: ClusterMetadata, after: ClusterMetadata) -> list[tuple[Replication, Replication]]:
+    """(then, now) of the rings that keyspaces with tables, or any ring that stayed, went from and to."""
+    pairs = {(ring.replication, ring.replication): None for ring in after.placements.rings}
+    for now in after.schema.keyspaces:
+        then = before.schema.by_name.get(now.name)
+        if then is not None and then.by_name:
+            pairs[then.replication, now.replication] = None
+    return list(pairs)
+
+
+def _changed_at(group: ReplicaGroup, cluster: ClusterMetadata, keyspace: str) -> int:
+    """The newest epoch that matters to a request for the group: replicas refuse what was planned before."""
+    return max(group.epoch, cluster.schema.by_name[keyspace].epoch) if keyspace else group.epoch
+
+
 def check_adjacent(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str, ...]:
     """PLC-2 and the static half of PLC-3 for every range whose group changed."""
     found: list[str] = []
     dc_of = after.directory.dc_by_id.__getitem__
-    for ring in after.placements.rings:
-        former = before.placements.by_replication.get(ring.replication)
+    for then, now in _followed(before, after):
+        ring = after.placements.ring(now)
+        former = before.placements.by_replication.get(then)
         if former is None or former is ring:
             continue
         for range_, old, new in overlaid(former, ring):
-            if (old.reads, old.writes) == (new.reads, new.writes):
+            if (old.reads, old.writes) == (new.reads, new.writes) and then.settled == now.settled:
                 continue
             where = f"({range_.left}, {range_.right}]"
             if new.epoch == after.epoch and given_up(after, ring.replication, range_, before.epoch):
@@ -134,10 +176,10 @@ def check_adjacent(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str
             fresh = [node for node in new.reads if node not in old.writes]
             if fresh:
                 found.append(f"PLC-3: {where} is read from {fresh}, which got no writes before")
-            missed = adjacent_safe(old, new, ring.replication, dc_of)
+            missed = adjacent_safe(old, new, then, dc_of, now)
             if missed is not None:
                 found.append(f"PLC-2: {where} {missed.text()}")
-            if new.epoch != after.epoch:
+            if new.epoch != after.epoch and (then.apart or now.apart or then == now):
                 found.append(f"PLC-2: {where} changed at {after.epoch} and says {new.epoch}")
     return tuple(found)
 
@@ -168,6 +210,9 @@ def check_endings(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str,
     for operation in before.operations:
         if operation.id in after.operations_by_id:
             continue
+        if operation.keyspace:
+            found.extend(_walk_problems(after, operation))
+            continue
         node = after.directory.by_id[operation.node]
         if operation.stage is Stage.ROLLBACK_TO_NORMAL:
             newcomer = operation.kind in (OperationKind.BOOTSTRAP, OperationKind.REPLACE)
@@ -185,6 +230,24 @@ def check_endings(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str,
             found.append(f"OP-1: {operation.title()} left its node {node.state}")
         found.extend(_restored(after, operation, side))
     return tuple(found)
+
+
+def _walk_problems(after: ClusterMetadata, operation: Operation) -> Iterator[str]:
+    """A change of replication ends at its target, or at its original when it was taken back."""
+    rolled_back = operation.stage is Stage.ROLLBACK_TO_NORMAL
+    back = operation.is_cancelled or rolled_back
+    wanted = operation.path[0] if back else operation.path[-1]
+    keyspace = after.schema.by_name.get(operation.keyspace)
+    if keyspace is None or keyspace.replication != wanted:
+        yield f"OP-1: {operation.title()} did not leave its keyspace with {wanted.text()}"
+        return
+    if stage_row(operation.kind, operation.stage).next is not None:
+        yield f"OP-1: {operation.title()} ended in stage {operation.stage}"
+    for transition in operation.transitions:
+        replicas = transition.old if rolled_back else transition.new
+        for placed in after.placements.ring(wanted).overlapping(transition.range):
+            if placed.group.reads != replicas or placed.group.writes != replicas:
+                yield f"OP-1: {operation.title()} left {placed}, not {replicas}"
 
 
 def _restored(after: ClusterMetadata, operation: Operation, side: Side) -> Iterator[str]:
@@ -225,49 +288,77 @@ def check_stale_coordinators(
     """
     newest, oldest = history[-1], history[0].epoch
     found: list[str] = []
-    for ring in newest.placements.rings:
+    for keyspace, replication in _rings_by_keyspace(newest):
+        ring = newest.placements.ring(replication)
         for stale in reversed(history[:-1]):
-            former = stale.placements.by_replication.get(ring.replication)
-            if former is None:
+            then = _replication_then(stale, keyspace, replication)
+            former = stale.placements.by_replication.get(then) if then is not None else None
+            if then is None or former is None:
                 break
             for range_, old, new in overlaid(former, ring):
-                if old.epoch == new.epoch or given_up(newest, ring.replication, range_, stale.epoch):
+                planned = _changed_at(old, stale, keyspace)
+                if planned == _changed_at(new, newest, keyspace):
+                    continue
+                if given_up(newest, ring.replication, range_, stale.epoch):
                     continue
                 willing = [
                     node
                     for node in old.writes
-                    if _willing(history[max(seen.get(node, oldest), oldest) - oldest], ring, range_, old)
+                    if _willing(
+                        history[max(seen.get(node, oldest), oldest) - oldest],
+                        (keyspace, replication),
+                        range_,
+                        planned,
+                    )
                 ]
-                found.extend(_stale_problems(newest, stale.epoch, ring, range_, old, new, willing))
+                where = f"PLC-4: ({range_.left}, {range_.right}]", stale.epoch
+                found.extend(_stale_problems(newest, where, (then, replication), old, new, willing))
     return tuple(found)
 
 
-def _willing(known: ClusterMetadata, ring: RingPlacement, range_: Range, planned: ReplicaGroup) -> bool:
-    """Whether a replica that knows `known` takes a request planned with `planned`."""
-    mine = known.placements.by_replication.get(ring.replication)
-    return mine is None or mine.group_for(range_.right).epoch <= planned.epoch
+def _rings_by_keyspace(cluster: ClusterMetadata) -> list[tuple[str, Replication]]:
+    """Each ring by itself (""), and the ring of every keyspace with tables, which goes from ring to ring."""
+    rings = [("", ring.replication) for ring in cluster.placements.rings]
+    return rings + [(k.name, k.replication) for k in cluster.schema.keyspaces if k.by_name]
+
+
+def _replication_then(stale: ClusterMetadata, keyspace: str, replication: Replication) -> Replication | None:
+    if not keyspace:
+        return replication
+    then = stale.schema.by_name.get(keyspace)
+    return then.replication if then is not None and then.by_name else None
+
+
+def _willing(known: ClusterMetadata, wanted: tuple[str, Replication], range_: Range, planned: int) -> bool:
+    """Whether a replica that knows `known` takes a request for a group that had changed at `planned`."""
+    keyspace, replication = wanted
+    then = _replication_then(known, keyspace, replication)
+    mine = known.placements.by_replication.get(then) if then is not None else None
+    return mine is None or _changed_at(mine.group_for(range_.right), known, keyspace) <= planned
 
 
 def _stale_problems(
     newest: ClusterMetadata,
-    epoch: int,
-    ring: RingPlacement,
-    range_: Range,
+    at: tuple[str, int],
+    counts: tuple[Replication, Replication],
     old: ReplicaGroup,
     new: ReplicaGroup,
     willing: Sequence[NodeId],
 ) -> Iterator[str]:
-    dc_of, replication = newest.directory.dc_by_id, ring.replication
-    for dc, factor in (("", replication.total), *dc_factors(replication)):
+    dc_of, (then, now) = newest.directory.dc_by_id, counts
+    before, after = dict(dc_factors(then)), dict(dc_factors(now))
+    both = ((dc, before[dc], after[dc]) for dc in before if dc in after)
+    for dc, stale_factor, factor in (("", then.total, now.total), *both):
 
         def local(nodes: Sequence[NodeId], dc: str = dc) -> list[NodeId]:
             return [node for node in nodes if dc in ("", dc_of[node])]
 
-        count = majority(factor)
+        stale_count, count = majority(stale_factor), majority(factor)
         readers = local([node for node in old.reads if node in willing])
-        where = f"PLC-4: ({range_.left}, {range_.right}] {dc} at epoch {epoch}"
-        if not intersects(readers, count, local(new.writes), count + len(local(new.write_only))):
+        where = f"{at[0]} {dc} at epoch {at[1]}"
+        if not intersects(readers, stale_count, local(new.writes), count + len(local(new.write_only))):
             yield f"{where}: a stale read misses the newest write"
         writers = local([node for node in old.writes if node in willing])
-        if not intersects(local(new.reads), count, writers, count + len(local(old.write_only))):
+        acknowledged = stale_count + len(local(old.write_only))
+        if not intersects(local(new.reads), count, writers, acknowledged):
             yield f"{where}: the newest read misses a stale write"

@@ -1,8 +1,8 @@
 """Planning an operation: which ranges change, from which replicas to which, and whether it may start.
 
-Invariant: a plan holds whichever of the running operations finish or are cancelled. So it is computed
-against every combination of their outcomes; it is refused when an outcome would change it, or when it
-touches a locked range.
+Invariant: a plan holds whichever of the running operations finish or are cancelled. It is refused when an
+outcome would change it, or when it touches a locked range. So it is computed against every combination of
+outcomes of the operations that it touches; others cannot change it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.conflicts import Held, Wanted, refuse_during
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
 from lockstep.metadata.operations import Operation, OperationKind, Stage, Transition
 from lockstep.metadata.transformations import refuse_bad_tokens, refuse_before_initialize
@@ -21,7 +22,7 @@ from lockstep.placement.deltas import Delta, changes, plan_of
 from lockstep.placement.placements import ReplicaGroup
 from lockstep.placement.quorums import adjacent_safe, dc_factors
 from lockstep.schema.model import Replication
-from lockstep.topology.stages import TABLES, StageRow, group_at
+from lockstep.topology.stages import TABLES, StageRow, group_at, replication_at
 from lockstep.topology.streams import lost_copies
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -68,6 +69,13 @@ def full_change(cluster: ClusterMetadata, asked: Change) -> Change:
     node = cluster.node(asked.node)
     if node is None:
         raise Rejected(f"there is no node {asked.node}")
+    refuse_during(
+        cluster,
+        Wanted.RING,
+        Held.REPLICATION,
+        f"a {asked.kind} cannot begin",
+        "wait for its end (`lockstep topology watch`) or cancel it",
+    )
     if len(cluster.operations) >= PARALLEL_OPERATIONS_MAX:
         holders = ", ".join(operation.title() for operation in cluster.operations)
         raise Rejected(f"at most {PARALLEL_OPERATIONS_MAX} operations run at once: {holders}")
@@ -213,7 +221,7 @@ def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
                 )
         transitions.extend(Transition(replication, d.range, d.old, d.new) for d in deltas)
     for transition in transitions:
-        _refuse_unsafe(cluster, mine.kind, transition)
+        refuse_unsafe(cluster, mine.kind, transition)
     _refuse_lost_copies(cluster, mine, transitions)
     return tuple(transitions)
 
@@ -286,7 +294,7 @@ def _refuse_locked(cluster: ClusterMetadata, replication: Replication, deltas: S
             )
 
 
-def _refuse_unsafe(cluster: ClusterMetadata, kind: OperationKind, transition: Transition) -> None:
+def refuse_unsafe(cluster: ClusterMetadata, kind: OperationKind, transition: Transition) -> None:
     """Prove every pair of stages this transition can go through before it begins."""
     dc_of = cluster.directory.dc_by_id.__getitem__
     rows = {row.stage: row for row in TABLES[kind]}
@@ -303,17 +311,25 @@ def _refuse_step(
         ReplicaGroup(*group_at(row, transition), 0),
         ReplicaGroup(*group_at(target, transition), 0),
     )
-    refuse_unsafe_change(before, after, transition, dc_of)
+    counts = replication_at(row, transition), replication_at(target, transition)
+    refuse_unsafe_change(before, after, transition, dc_of, counts)
 
 
 def refuse_unsafe_change(
-    before: ReplicaGroup, after: ReplicaGroup, transition: Transition, dc_of: Callable[[NodeId], str]
+    before: ReplicaGroup,
+    after: ReplicaGroup,
+    transition: Transition,
+    dc_of: Callable[[NodeId], str],
+    counts: tuple[Replication, Replication],
 ) -> None:
-    """Raises Rejected unless coordinators at either group see each other's writes and no reader is new."""
+    """Raises Rejected unless coordinators at either group see each other's writes and no reader is new.
+
+    `counts`: the replications that coordinators count by before and after.
+    """
     where = f"range ({transition.range.left}, {transition.range.right}]"
     for reader in after.reads:
         if reader not in before.writes:
             raise Rejected(f"{where}: node {reader} would be read before it was written")
-    found = adjacent_safe(before, after, transition.replication, dc_of)
+    found = adjacent_safe(before, after, counts[0], dc_of, counts[1])
     if found is not None:
         raise Rejected(f"{where}: {found.text()}")

@@ -94,8 +94,11 @@ def preview(cluster: ClusterMetadata, wanted: PrepareOperation, dead: tuple[Node
         ordered = [task for order in orders for task in order.tasks]
         need = barrier_need(operation, value, ordered, workers)
         steps.append(StepPreview(row, need.nodes(), workers))
-        value = AdvanceOperation(operation.id, operation.stage).apply(value, operation.stage_epoch + 1)
-    forward = [step.row.stage for step in steps if step.row.on_failure is None]
+        value = AdvanceOperation(operation.id, operation.stage, operation.step).apply(
+            value, operation.stage_epoch + 1
+        )
+    # A change of replication can go back from everywhere.
+    forward = [step.row.stage for step in steps if step.row.on_failure is None and not begun.keyspace]
     return Preview(
         begun,
         tuple(steps),

@@ -72,6 +72,8 @@ def preparation(request: Request, request_id: int) -> PrepareOperation:
         request_id=request_id,
         replaced=request.replaced,
         source_dc=request.source_dc,
+        keyspace=request.keyspace,
+        target=request.target,
     )
 
 
@@ -175,7 +177,7 @@ def _held(cluster: ClusterMetadata, request: Request, follows: str) -> Waiting |
 
 def taking_part(request: Request) -> tuple[NodeId, ...]:
     """Its nodes without the one that is said to be dead."""
-    return () if request.kind is OperationKind.REMOVE else (request.node,)
+    return () if request.kind is OperationKind.REMOVE or request.keyspace else (request.node,)
 
 
 def _running(cluster: ClusterMetadata) -> tuple[tuple[int, bool], ...]:

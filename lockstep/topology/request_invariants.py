@@ -43,7 +43,7 @@ def _steps(before: ClusterMetadata, after: ClusterMetadata) -> Iterator[str]:
             yield f"REQ-1: {old.title()} was {old.state} and is forgotten"
         elif new.state not in _NEXT[old.state]:
             yield f"REQ-1: {old.title()} went from {old.state} to {new.state}"
-        elif (old.kind, old.nodes, old.tokens) != (new.kind, new.nodes, new.tokens):
+        elif old.wish != new.wish:
             yield f"REQ-1: {old.title()} asks for something else now"
         elif not new.is_live and new.ended_epoch != after.epoch:
             yield f"REQ-1: {old.title()} ended at {after.epoch} and says {new.ended_epoch}"
@@ -67,5 +67,9 @@ def _holders(cluster: ClusterMetadata) -> Iterator[str]:
 
 
 def _crowded(live: tuple[Request, ...]) -> Iterator[str]:
+    keyspaces = Counter(request.keyspace for request in live if request.keyspace)
+    yield from (
+        f"REQ-2: keyspace {name} has {count} requests" for name, count in keyspaces.items() if count > 1
+    )
     nodes = Counter(node for request in live for node in request.nodes)
     yield from (f"REQ-2: node {node} has {count} requests" for node, count in nodes.items() if count > 1)

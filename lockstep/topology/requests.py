@@ -14,10 +14,12 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.membership import ServiceWish, SetService, without_leaving, without_vote
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState
+from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState, keyspace_busy
 from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.schema.model import Replication
 from lockstep.topology.planning import STATES
 from lockstep.topology.queue import departing, judged_anew, preparation, taking_part
+from lockstep.topology.replication_change import wanted_keyspace
 from lockstep.topology.transformations import CancelOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -36,6 +38,8 @@ class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):
     source_dc: str = ""
     policy: Policy = Policy.WAIT
     actor: str = ""
+    keyspace: str = ""
+    target: Replication | None = None
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
@@ -49,6 +53,8 @@ class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):
             self.policy,
             self.actor,
             epoch,
+            keyspace=self.keyspace,
+            target=self.target,
         )
         _refuse_unfit(cluster, request)
         if self.policy is Policy.REFUSE:
@@ -107,12 +113,17 @@ def _refuse_unfit(cluster: ClusterMetadata, request: Request) -> None:
         raise Rejected(f"{REQUESTS_LIVE_MAX} requests wait or run already", hint="cancel some, or wait")
     if request.kind.value not in PRIORITY:
         raise Rejected(f"a {request.kind} is not queued")
+    if len(request.actor) > SERVICE_TEXT_CHARACTERS_MAX:
+        raise Rejected(f"an actor has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
+    if request.kind is OperationKind.REPLICATION:
+        _refuse_unfit_keyspace(cluster, request)
+        return
+    if request.keyspace or request.target is not None:
+        raise Rejected(f"a {request.kind} is told no keyspace")
     if request.node == request.replaced:
         raise Rejected(f"node {request.node} cannot replace itself")
     if len(request.tokens) > TOKENS_PER_NODE_MAX:
         raise Rejected(f"a node owns 1 to {TOKENS_PER_NODE_MAX} tokens, not {len(request.tokens)}")
-    if len(request.actor) > SERVICE_TEXT_CHARACTERS_MAX:
-        raise Rejected(f"an actor has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
     for node in request.nodes:
         _refuse_node(cluster, request, node)
     taken = next((token for token in request.tokens if token in requests.by_token), None)
@@ -121,6 +132,16 @@ def _refuse_unfit(cluster: ClusterMetadata, request: Request) -> None:
     needed, info = STATES[request.kind][0], cluster.directory.by_id[request.node]
     if info.state is not needed:
         raise Rejected(f"{request.kind} needs a node in state {needed}; node {info.id} is {info.state}")
+
+
+def _refuse_unfit_keyspace(cluster: ClusterMetadata, request: Request) -> None:
+    stray = (request.node, request.replaced, request.tokens, request.source_dc)
+    if any(stray):
+        raise Rejected(f"a {request.kind} is about a keyspace, not about a node")
+    busy = cluster.requests.by_keyspace.get(request.keyspace)
+    if busy is not None:
+        raise keyspace_busy(busy)
+    wanted_keyspace(cluster, request.keyspace, request.target)
 
 
 def _refuse_node(cluster: ClusterMetadata, request: Request, node: NodeId) -> None:

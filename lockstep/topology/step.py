@@ -174,7 +174,7 @@ def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> 
     row = stage_row(operation.kind, operation.stage)
     orders = work_orders(operation, cluster, _unheard(cluster, reports))
     failed = [order for order in orders if _report(reports, order) is WorkReport.FAILED]
-    if failed and row.on_failure is not None and not operation.is_returning:
+    if failed and row.on_failure is not None and not operation.is_cancelled:
         return Propose(
             CancelOperation(operation.id, _failure_text(reports, failed), failed=True), operation.id
         )

@@ -4,7 +4,8 @@ Invariant: the sources together hold every write that was acknowledged at QUORUM
 the old group. The replica that gives the range up does, as far as the group can tell: replacing it by a
 copy of itself keeps every quorum. Where nobody gives up, or that one is dead, a read quorum of the old
 group does (of each data centre, where the strategy counts per data centre), and with some of it dead,
-any number that every write quorum must meet. Whoever the operation was told is dead is no source.
+any number that every write quorum must meet. Whoever the operation was told is dead is no source. Where a
+replication changes, replicas that stay are filled too, as far as the new counts need it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, OperationKind, Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
+from lockstep.placement.refills import Passage, refilled
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -49,6 +51,8 @@ def stream_plan(
         dead = (*dead, operation.presumed_dead)
     if operation.kind is OperationKind.REBUILD:
         return _refill(operation, dc_of, dead)
+    if operation.keyspace:
+        return tuple(task for t in operation.transitions for task in _replication_tasks(t, dc_of, dead))
     return tuple(task for t in operation.transitions for task in _tasks(t, dc_of, dead))
 
 
@@ -69,6 +73,34 @@ def _tasks(transition: Transition, dc_of: DcOf, dead: Sequence[NodeId]) -> list[
             sources = _read_quorum(transition, dc_of, dead)
         tasks.append(StreamTask(target, transition.replication, transition.range, sources, needs_all=True))
     return tasks
+
+
+def _replication_tasks(transition: Transition, dc_of: DcOf, dead: Sequence[NodeId]) -> list[StreamTask]:
+    """A read quorum of the old group fills the gained replicas. Where one replica only gives up, it alone
+    fills those that stay and need it: what it lacks is on enough of them."""
+    if not transition.old:
+        return []
+    kept = refills(transition, dc_of)
+    sources = _read_quorum(transition, dc_of, dead) if transition.gained or kept else ()
+    giver = transition.lost[0] if len(transition.lost) == 1 and not transition.gained else _NOBODY
+    tasks = []
+    for target in (*transition.gained, *kept):
+        named = (giver,) if giver and giver not in dead else sources
+        others = tuple(node for node in named if node != target)
+        if named and not others:
+            continue
+        tasks.append(
+            StreamTask(target, transition.replication, transition.range, others, needs_all=True)
+        )
+    return tasks
+
+
+def refills(transition: Transition, dc_of: DcOf) -> tuple[NodeId, ...]:
+    """Replicas that stay and are filled before reads move, in ring order."""
+    if transition.new_replication is None:
+        return ()
+    before, after = transition.replication, transition.new_replication
+    return refilled(Passage(transition.old, transition.new, before, after), dc_of)
 
 
 def _refill(operation: Operation, dc_of: DcOf, dead: Sequence[NodeId]) -> tuple[StreamTask, ...]:

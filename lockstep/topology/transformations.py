@@ -6,8 +6,6 @@ and is refused unless every affected range stays safe against the version before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
@@ -15,14 +13,24 @@ from lockstep.metadata.degraded import Degraded, handed_on
 from lockstep.metadata.directory import Directory, NodeState
 from lockstep.metadata.exclusions import Exclusion
 from lockstep.metadata.membership import without_leaving
-from lockstep.metadata.operations import Lock, Operation, OperationKind, Session, Stage, Transition
+from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import Request, begun, failing, finished
-from lockstep.placement.deltas import GroupChange, cut, merged, with_groups
+from lockstep.placement.deltas import GroupChange, with_groups
 from lockstep.placement.placements import Placements
 from lockstep.schema.model import Replication
 from lockstep.topology.planning import STATES, Change, full_change, plan, refuse_unsafe_change
-from lockstep.topology.stages import TABLES, Work, group_at, stage_row
+from lockstep.topology.replication_change import with_replication
+from lockstep.topology.replication_walk import step_ended, walk_begun
+from lockstep.topology.running import (
+    by_replication,
+    lock_of,
+    merged_rings,
+    session_id_of,
+    split,
+    with_session,
+)
+from lockstep.topology.stages import TABLES, Side, group_at, replication_at, stage_row
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 
@@ -33,7 +41,7 @@ class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
     `tokens` are those a node that bootstraps or moves is to own, and empty for other kinds. `replaced` is
     the dead node whose tokens a replace takes, `source_dc` where a rebuild reads; empty is any replica.
     `request_id` names the queued request that it carries out; 0 makes a request of its own, which waited
-    for nothing.
+    for nothing. A change of replication is about `keyspace`, which is to have `target`, and no node (0).
     """
 
     kind: OperationKind
@@ -42,8 +50,14 @@ class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
     request_id: int = 0
     replaced: NodeId = NodeId(0)
     source_dc: str = ""
+    keyspace: str = ""
+    target: Replication | None = None
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        if self.kind is OperationKind.REPLICATION:
+            return walk_begun(cluster, self._request(0), epoch)
+        if self.keyspace or self.target is not None:
+            raise Rejected(f"a {self.kind} is told no keyspace")
         asked = Change(self.kind, self.node, self.tokens, self.replaced, self.source_dc)
         change = full_change(cluster, asked)
         own_tokens = cluster.directory.by_id[self.node].tokens
@@ -56,47 +70,56 @@ class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
             stage=stage,
             stage_epoch=epoch,
             transitions=plan(cluster, change),
-            session_id=_session_id(operation_id, self.kind, stage),
             history=((stage, epoch),),
             replaced=self.replaced,
             source_dc=self.source_dc,
         )
-        lock = Lock(operation_id, tuple((t.replication, t.range) for t in operation.transitions))
+        operation = msgspec.structs.replace(operation, session_id=session_id_of(operation))
         return msgspec.structs.replace(
             cluster,
             directory=_with_state(cluster.directory, self.node, STATES[self.kind][1], own_tokens, epoch),
-            placements=_split(cluster.placements, operation),
+            placements=split(cluster.placements, operation),
             operations=(*cluster.operations, operation),
-            locks=(*cluster.locks, lock),
-            sessions=_with_session(cluster.sessions, operation),
+            locks=(*cluster.locks, lock_of(operation)),
+            sessions=with_session(cluster.sessions, operation),
             next_operation_id=operation_id + 1,
             service=without_leaving(cluster.service, self.node),
-            requests=begun(cluster.requests, self._request(operation), epoch),
+            requests=begun(cluster.requests, self._request(operation_id), epoch),
         )
 
-    def _request(self, operation: Operation) -> Request:
+    def _request(self, operation_id: int) -> Request:
         return Request(
             self.request_id,
             self.kind,
             self.node,
             tuple(sorted(self.tokens)),
-            operation.replaced,
-            operation.source_dc,
-            operation_id=operation.id,
+            self.replaced,
+            self.source_dc,
+            operation_id=operation_id,
+            keyspace=self.keyspace,
+            target=self.target,
         )
 
 
 class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
-    """Leave `stage` for the next one; leaving the last stage ends the operation and releases its locks."""
+    """Leave `stage` for the next one; leaving the last stage ends the operation and releases its locks.
+
+    `step` is that of an operation which goes through its stages more than once, and 0 for others.
+    """
 
     operation_id: int
     stage: Stage
+    step: int = 0
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         operation = _running(cluster, self.operation_id)
         if operation.stage is not self.stage:
             raise Rejected(f"{operation.title()} is in stage {operation.stage}, not {self.stage}")
+        if operation.step != self.step:
+            raise Rejected(f"{operation.title()} is in step {operation.step}, not {self.step}")
         row = stage_row(operation.kind, operation.stage)
+        if row.next is None and operation.keyspace:
+            return step_ended(_handed_on(cluster, operation), operation, epoch)
         if row.next is None or operation.moves_nothing:
             return _ended(cluster, operation, epoch)
         return _entered(cluster, operation, row.next, epoch)
@@ -105,7 +128,8 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
 class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
     """Send an operation back, as long as reads have not moved. `reason` is kept for people.
 
-    `failed`: its work failed, nobody changed their mind; so its request ends as failed.
+    A change of replication can always go back: once reads have moved, its step ends first. `failed`: its work
+    failed, nobody changed their mind; so its request ends as failed.
     """
 
     operation_id: int
@@ -115,18 +139,34 @@ class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         operation = _running(cluster, self.operation_id)
         target = stage_row(operation.kind, operation.stage).on_failure
-        if target is None:
+        if not can_go_back(operation):
             what = (
                 "is already rolling back"
-                if operation.stage is Stage.ROLLBACK_TO_NORMAL
+                if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.is_cancelled
                 else "goes forward only"
             )
             raise Rejected(f"{operation.title()} is in stage {operation.stage} and {what}")
-        cancelled = msgspec.structs.replace(operation, cancel_reason=self.reason)
-        entered = _entered(cluster, cancelled, target, epoch)
+        cancelled = msgspec.structs.replace(
+            operation, cancel_reason=self.reason, is_cancelled=bool(operation.keyspace)
+        )
+        if target is None:
+            entered = msgspec.structs.replace(cluster, operations=_with(cluster, cancelled))
+        else:
+            entered = _entered(cluster, cancelled, target, epoch)
         if not self.failed:
             return entered
         return msgspec.structs.replace(entered, requests=failing(cluster.requests, operation.id))
+
+
+def can_go_back(operation: Operation) -> bool:
+    """Whether a cancel would be accepted now."""
+    if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.is_cancelled:
+        return False
+    return bool(operation.keyspace) or stage_row(operation.kind, operation.stage).on_failure is not None
+
+
+def _with(cluster: ClusterMetadata, changed: Operation) -> tuple[Operation, ...]:
+    return tuple(changed if other.id == changed.id else other for other in cluster.operations)
 
 
 def _running(cluster: ClusterMetadata, operation_id: int) -> Operation:
@@ -144,30 +184,37 @@ def _entered(cluster: ClusterMetadata, operation: Operation, stage: Stage, epoch
         operation,
         stage=stage,
         stage_epoch=epoch,
-        session_id=_session_id(operation.id, operation.kind, stage),
         history=(*operation.history, (stage, epoch)),
     )
-    return msgspec.structs.replace(
+    moved = msgspec.structs.replace(moved, session_id=session_id_of(moved))
+    value: ClusterMetadata = msgspec.structs.replace(
         cluster,
-        placements=_stepped(cluster, moved, epoch),
-        operations=tuple(moved if other.id == moved.id else other for other in cluster.operations),
-        sessions=_with_session(cluster.sessions, moved),
+        placements=_stepped(cluster, operation, moved, epoch),
+        operations=_with(cluster, moved),
+        sessions=with_session(cluster.sessions, moved),
     )
+    left, row = stage_row(operation.kind, operation.stage), stage_row(moved.kind, stage)
+    if not operation.keyspace or left.reads is row.reads:
+        return value
+    assert row.reads is Side.NEW, "reads go back by steps of their own"
+    return with_replication(value, operation.keyspace, replication_at(row, moved.transitions[0]), epoch)
 
 
-def _stepped(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Placements:
-    """Groups of the operation's ranges for its stage, each proved against the present group."""
-    row = stage_row(operation.kind, operation.stage)
+def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, epoch: int) -> Placements:
+    """Groups of the operation's ranges for the stage that it moved to, each proved against the present one,
+    on the rings of the stage that it left."""
+    left, row = (stage_row(one.kind, one.stage) for one in (operation, moved))
     dc_of = cluster.directory.dc_by_id.__getitem__
     changed = []
-    for replication, transitions in by_replication(operation.transitions).items():
-        before = cluster.placements.ring(replication)
+    for transitions in by_replication(operation.transitions).values():
+        counts = replication_at(left, transitions[0]), replication_at(row, transitions[0])
+        before = cluster.placements.ring(counts[0])
         changes = [GroupChange(t.range, *group_at(row, t)) for t in transitions]
         after = with_groups(before, changes, epoch)
         for transition in transitions:
             for placed in before.overlapping(transition.range):
                 entered = after.group_for(min(placed.range.right, transition.range.right))
-                refuse_unsafe_change(placed.group, entered, transition, dc_of)
+                refuse_unsafe_change(placed.group, entered, transition, dc_of, counts)
         changed.append(after)
     return cluster.placements.with_rings(tuple(changed))
 
@@ -178,7 +225,7 @@ def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Cluste
     return msgspec.structs.replace(
         cluster,
         directory=_end_directory(cluster.directory, operation, epoch),
-        placements=_merged(cluster.placements, operation, others),
+        placements=merged_rings(cluster.placements, operation, others),
         operations=others,
         locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
         sessions=tuple(session for session in cluster.sessions if session.operation_id != operation.id),
@@ -204,13 +251,21 @@ def _still_excluded(excluded: tuple[Exclusion, ...], operation: Operation) -> tu
     return tuple(exclusion for exclusion in excluded if exclusion.node != gone)
 
 
+def _handed_on(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
+    degraded = _still_degraded(cluster.degraded, operation)
+    if degraded is cluster.degraded:
+        return cluster
+    changed: ClusterMetadata = msgspec.structs.replace(cluster, degraded=degraded)
+    return changed
+
+
 def _still_degraded(degraded: tuple[Degraded, ...], operation: Operation) -> tuple[Degraded, ...]:
     """Who was filled from replicas that lack writes may lack them too."""
     if not degraded or operation.stage is Stage.ROLLBACK_TO_NORMAL:
         return degraded
     for transition in operation.transitions:
         degraded = handed_on(
-            degraded, transition.replication, transition.range, transition.old, transition.gained
+            degraded, transition.replication_after, transition.range, transition.old, transition.gained
         )
     return degraded
 
@@ -227,54 +282,11 @@ def _end_directory(directory: Directory, operation: Operation, epoch: int) -> Di
     return _with_state(directory, node.id, NodeState.NORMAL, operation.tokens, epoch)
 
 
-def by_replication(transitions: Sequence[Transition]) -> Mapping[Replication, list[Transition]]:
-    """Transitions grouped by replication, in their order."""
-    grouped: dict[Replication, list[Transition]] = {}
-    for transition in transitions:
-        grouped.setdefault(transition.replication, []).append(transition)
-    return grouped
-
-
-def _cuts(operation: Operation, replication: Replication) -> list[int]:
-    """Tokens at which the operation keeps ranges apart: its own tokens and the ends of its transitions."""
-    ends = [t.range for t in operation.transitions if t.replication == replication]
-    return [*operation.tokens, *(range_.left for range_ in ends), *(range_.right for range_ in ends)]
-
-
-def _split(placements: Placements, operation: Operation) -> Placements:
-    rings = [
-        cut(placements.ring(replication), _cuts(operation, replication))
-        for replication in by_replication(operation.transitions)
-    ]
-    return placements.with_rings(tuple(rings))
-
-
-def _merged(placements: Placements, operation: Operation, others: Sequence[Operation]) -> Placements:
-    rings = []
-    for replication in by_replication(operation.transitions):
-        keep = [token for other in others for token in _cuts(other, replication)]
-        rings.append(merged(placements.ring(replication), keep))
-    return placements.with_rings(tuple(rings))
-
-
 def _with_state(
     directory: Directory, node_id: NodeId, state: NodeState, tokens: tuple[int, ...], epoch: int
 ) -> Directory:
     node = directory.by_id[node_id]
     return directory.with_node(msgspec.structs.replace(node, state=state, tokens=tokens, epoch=epoch))
-
-
-def _session_id(operation_id: int, kind: OperationKind, stage: Stage) -> str:
-    """Deterministic, so that every node names the same session; empty when the stage has no work."""
-    return "" if stage_row(kind, stage).work is Work.NONE else f"operation-{operation_id}-{stage}"
-
-
-def _with_session(sessions: Sequence[Session], operation: Operation) -> tuple[Session, ...]:
-    """Close the operation's former session and open that of its present stage, sorted by operation."""
-    kept = [session for session in sessions if session.operation_id != operation.id]
-    if operation.session_id:
-        kept.append(Session(operation.session_id, operation.id, operation.stage, operation.stage_epoch))
-    return tuple(sorted(kept, key=lambda session: session.operation_id))
 
 
 KINDS: dict[int, type] = {

@@ -13,6 +13,7 @@ from lockstep.metadata.excluded import KINDS as EXCLUDED_KINDS
 from lockstep.metadata.membership import KINDS as MEMBERSHIP_KINDS
 from lockstep.metadata.placing import placements_for, refuse_while_locked
 from lockstep.metadata.registry import Registry, Transformation
+from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
 from lockstep.metadata.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import KINDS, Founder, Initialize
 from lockstep.schema.model import Keyspace, Replication, schema_of
@@ -34,6 +35,8 @@ class SetKeyspaces(msgspec.Struct, frozen=True, array_like=True):
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
         if placements is not cluster.placements:
             refuse_while_locked(cluster, "keyspaces cannot change their replication")
+        if any(operation.keyspace for operation in cluster.operations):
+            raise Rejected("keyspaces cannot change while one of them changes its replication")
         degraded = of_replications(cluster.degraded, replications)
         schema = schema_of(keyspaces)
         return msgspec.structs.replace(cluster, schema=schema, placements=placements, degraded=degraded)
@@ -54,6 +57,7 @@ def registry() -> Registry:
         TOPOLOGY_KINDS,
         REQUEST_KINDS,
         FORCE_KINDS,
+        SCHEMA_KINDS,
         EXCLUDED_KINDS,
         {1000: SetKeyspaces},
     )

@@ -1,0 +1,180 @@
+"""The change of a keyspace's replication: what it may be, its steps, and the ring that it has meanwhile.
+
+Invariant: a keyspace in change has a ring of its own, named by its replication and the operation; every
+range of that ring is locked, each step is proved for all of them before the first one begins, and another
+keyspace's ring is never touched.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.conflicts import Held, holders
+from lockstep.metadata.degraded import Degraded
+from lockstep.metadata.operations import Operation, OperationKind, Transition
+from lockstep.metadata.requests import keyspace_busy
+from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.placement.deltas import merged, paired, plan_of, same_placement
+from lockstep.placement.placements import PlacedRange, Placements, RingPlacement
+from lockstep.placement.quorums import dc_factors
+from lockstep.schema.model import Keyspace, Replication
+from lockstep.topology.planning import refuse_unsafe
+from lockstep.topology.replication_steps import replication_steps
+from lockstep.values.errors import Rejected
+from lockstep.values.limits import PARALLEL_OPERATIONS_MAX, REPLICATION_STEPS_MAX
+
+_CONFIGURATION = 0x2300
+
+
+def refused(message: str, keyspace: str = "", hint: str = "") -> Rejected:
+    return Rejected(message, cql_code=_CONFIGURATION, keyspace=keyspace, hint=hint)
+
+
+def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | None) -> Keyspace:
+    """The keyspace whose replication may become `target` as far as names and factors tell."""
+    refuse_before_initialize(cluster)
+    keyspace = cluster.schema.by_name.get(name)
+    if keyspace is None:
+        raise refused(f"Keyspace '{name}' doesn't exist", name)
+    if target is None or target.apart:
+        raise refused(f"the replication that keyspace {name} is to have is missing", name)
+    known = cluster.directory.data_centers
+    unknown = next((dc for dc, _ in dc_factors(target) if dc not in known), None)
+    if unknown is not None:
+        raise refused(f"there is no data centre {unknown!r}", name)
+    if any(factor < 0 for _, factor in target.factors):
+        raise refused("Replication factor must be non-negative", name)
+    if target.total < 1:
+        raise refused(f"keyspace {name} would have no replicas", name, "drop the keyspace instead")
+    if keyspace.replication.settled == target and not keyspace.replication.apart:
+        raise refused(f"keyspace {name} is replicated this way already", name)
+    return keyspace
+
+
+def refuse_start(cluster: ClusterMetadata, keyspace: Keyspace, request_id: int) -> None:
+    """Raises Rejected when the change may not begin now."""
+    other = cluster.requests.by_keyspace.get(keyspace.name)
+    if other is not None and other.id != request_id:
+        raise keyspace_busy(other)
+    hint = "wait for it to finish (`lockstep topology watch`) or cancel it"
+    what = f"the replication of keyspace {keyspace.name} cannot change"
+    moving = holders(cluster, Held.RING)
+    if moving:
+        raise Rejected(f"{what} while {', '.join(moving)} holds ranges", hint=hint)
+    if len(cluster.operations) >= PARALLEL_OPERATIONS_MAX:
+        running = ", ".join(operation.title() for operation in cluster.operations)
+        raise Rejected(f"at most {PARALLEL_OPERATIONS_MAX} operations run at once: {running}")
+
+
+def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -> tuple[Replication, ...]:
+    """The settings from the present one to `target`, every step proved; Rejected when one is not safe."""
+    eligible: dict[str, int] = {}
+    for owner in cluster.directory.owners:
+        eligible[owner.dc] = eligible.get(owner.dc, 0) + 1
+    why: list[Rejected] = []
+
+    def proved(before: Replication, after: Replication) -> bool:
+        try:
+            _prove(cluster, before, after)
+        except Rejected as problem:
+            why.append(problem)
+            return False
+        return True
+
+    path = replication_steps(keyspace.replication, target, eligible, proved)
+    if not path:
+        raise refused(
+            f"no single change of strategy is safe for keyspace {keyspace.name}: {why[0].message}",
+            keyspace.name,
+            "change the factors first",
+        )
+    if len(path) - 1 > REPLICATION_STEPS_MAX:
+        raise refused(
+            f"{len(path) - 1} steps would be needed, and one change has at most {REPLICATION_STEPS_MAX}",
+            keyspace.name,
+            "change the factors in several statements",
+        )
+    for before, after in itertools.pairwise(path):
+        _prove(cluster, before, after)
+        _prove(cluster, after, before)
+    return path
+
+
+def _prove(cluster: ClusterMetadata, before: Replication, after: Replication) -> None:
+    """Raises Rejected unless the step is safe for every range; operations set rings apart."""
+    for transition in transitions_between(cluster, before, after, apart=1):
+        refuse_unsafe(cluster, OperationKind.REPLICATION, transition)
+
+
+def transitions_between(
+    cluster: ClusterMetadata, before: Replication, after: Replication, apart: int
+) -> tuple[Transition, ...]:
+    """One for each range of the ring, also where the replicas stay: their counts change."""
+    circle = cluster.directory.circle
+    named, later = (Replication(one.strategy, one.factors, apart) for one in (before, after))
+    pairs = paired(plan_of(before.settled, circle), plan_of(after.settled, circle))
+    return tuple(Transition(named, delta.range, delta.old, delta.new, later) for delta in pairs)
+
+
+# The ring of its own
+
+
+def apart(replication: Replication, operation_id: int) -> Replication:
+    return Replication(replication.strategy, replication.factors, operation_id)
+
+
+def with_replication(cluster: ClusterMetadata, name: str, to: Replication, epoch: int = 0) -> ClusterMetadata:
+    """The value with the keyspace on the ring named `to`: its own under another name, or the one that is
+    there with the same replicas. With `epoch`, every group and the keyspace changed in it."""
+    keyspace = cluster.schema.by_name[name]
+    ring = cluster.placements.ring(keyspace.replication)
+    shared = cluster.placements.by_replication.get(to)
+    assert shared is None or same_placement(shared, ring), "a ring is shared only with the same replicas"
+    others = {other.replication for other in cluster.schema.keyspaces if other.name != name}
+    rings = dict(cluster.placements.by_replication)
+    if keyspace.replication not in others:
+        del rings[keyspace.replication]
+    if shared is None:
+        ranges = ring.ranges
+        if epoch:
+            ranges = tuple(
+                PlacedRange(placed.range, msgspec.structs.replace(placed.group, epoch=epoch))
+                for placed in ranges
+            )
+        rings[to] = RingPlacement(to, ranges)
+    # What was planned before the ring's last change is planned anew, also when the shared ring is older.
+    newest = max((placed.group.epoch for placed in ring.ranges), default=0)
+    moved = msgspec.structs.replace(
+        keyspace, replication=to, epoch=epoch or max(keyspace.epoch, newest if shared is not None else 0)
+    )
+    return msgspec.structs.replace(
+        cluster,
+        schema=cluster.schema.with_keyspace(moved),
+        placements=Placements(tuple(rings[replication] for replication in sorted(rings))),
+        degraded=_degraded(cluster.degraded, keyspace.replication, to, keyspace.replication in others),
+    )
+
+
+def _degraded(
+    degraded: Sequence[Degraded], replication: Replication, to: Replication, kept: bool
+) -> tuple[Degraded, ...]:
+    """The lines with those of `replication` also, or only, said of `to`; each line once."""
+    lines: dict[Degraded, None] = {}
+    for line in degraded:
+        if line.replication != replication or kept:
+            lines[line] = None
+        if line.replication == replication:
+            lines[msgspec.structs.replace(line, replication=to)] = None
+    return tuple(lines)
+
+
+def at_rest(cluster: ClusterMetadata, operation: Operation, to: Replication) -> ClusterMetadata:
+    """The value once the walk has ended at `to`: the ring merged, and shared where others have it."""
+    held = cluster.schema.by_name[operation.keyspace].replication
+    ring = merged(cluster.placements.ring(held))
+    joined = msgspec.structs.replace(cluster, placements=cluster.placements.with_rings((ring,)))
+    return with_replication(joined, operation.keyspace, to)

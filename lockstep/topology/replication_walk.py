@@ -1,0 +1,113 @@
+"""The operation that changes a keyspace's replication: one pass through the stages for each step of its walk.
+
+Invariant: between two steps the keyspace is at rest on a ring of its own with the replication of the step
+that ended, every range still locked; the walk ends at the target, or back at the original.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.metadata.requests import Request, begun, finished
+from lockstep.placement.deltas import merged
+from lockstep.topology.replication_change import (
+    apart,
+    at_rest,
+    path_to,
+    refuse_start,
+    transitions_between,
+    wanted_keyspace,
+    with_replication,
+)
+from lockstep.topology.running import lock_of, session_id_of, split, with_session
+from lockstep.topology.stages import TABLES
+from lockstep.values.ids import NodeId
+
+_FIRST = TABLES[OperationKind.REPLICATION][0].stage
+
+
+def walk_begun(cluster: ClusterMetadata, request: Request, epoch: int) -> ClusterMetadata:
+    """The value with the change that `request` asks for in its first step; raises Rejected."""
+    keyspace = wanted_keyspace(cluster, request.keyspace, request.target)
+    refuse_start(cluster, keyspace, request.id)
+    assert request.target is not None, "a keyspace was checked with its target"
+    operation = Operation(
+        id=cluster.next_operation_id,
+        kind=OperationKind.REPLICATION,
+        node=NodeId(0),
+        tokens=(),
+        stage=_FIRST,
+        stage_epoch=epoch,
+        transitions=(),
+        keyspace=keyspace.name,
+        path=path_to(cluster, keyspace, request.target),
+    )
+    asked = msgspec.structs.replace(request, operation_id=operation.id)
+    alone = with_replication(cluster, keyspace.name, apart(keyspace.replication, operation.id))
+    value = msgspec.structs.replace(
+        alone,
+        operations=(*cluster.operations, operation),
+        next_operation_id=operation.id + 1,
+        requests=begun(cluster.requests, asked, epoch),
+    )
+    return _step_begun(value, operation, epoch)
+
+
+def step_ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> ClusterMetadata:
+    """The value once the present step has ended, in success or taken back: the next step, or the end.
+
+    The keyspace is on the ring that the step led to, or back on the one that it began from.
+    """
+    rolled_back = operation.stage is Stage.ROLLBACK_TO_NORMAL
+    rested = msgspec.structs.replace(
+        operation,
+        at=operation.at if rolled_back else _next(operation),
+        is_returning=operation.is_cancelled,
+    )
+    if rested.at != (0 if rested.is_returning else len(rested.path) - 1):
+        held = cluster.schema.by_name[operation.keyspace].replication
+        ring = merged(cluster.placements.ring(held))
+        joined = msgspec.structs.replace(cluster, placements=cluster.placements.with_rings((ring,)))
+        return _step_begun(joined, rested, epoch)
+    value = at_rest(cluster, rested, rested.path[rested.at])
+    return msgspec.structs.replace(
+        value,
+        operations=tuple(other for other in cluster.operations if other.id != operation.id),
+        locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
+        sessions=tuple(session for session in cluster.sessions if session.operation_id != operation.id),
+        requests=finished(
+            cluster.requests,
+            operation.id,
+            operation.cancel_reason,
+            rolled_back=rested.is_returning,
+            epoch=epoch,
+        ),
+    )
+
+
+def _next(operation: Operation) -> int:
+    return operation.at - 1 if operation.is_returning else operation.at + 1
+
+
+def _step_begun(cluster: ClusterMetadata, operation: Operation, epoch: int) -> ClusterMetadata:
+    """The value with the operation in the first stage of the step from path[at] on."""
+    ends = operation.path[operation.at], operation.path[_next(operation)]
+    begun_step = msgspec.structs.replace(
+        operation,
+        stage=_FIRST,
+        stage_epoch=epoch,
+        step=operation.step + 1,
+        transitions=transitions_between(cluster, *ends, operation.id),
+        history=(*operation.history, (_FIRST, epoch)),
+    )
+    begun_step = msgspec.structs.replace(begun_step, session_id=session_id_of(begun_step))
+    locks = [lock for lock in cluster.locks if lock.operation_id != operation.id]
+    return msgspec.structs.replace(
+        cluster,
+        placements=split(cluster.placements, begun_step),
+        operations=tuple(begun_step if o.id == operation.id else o for o in cluster.operations),
+        locks=tuple(sorted((*locks, lock_of(begun_step)), key=lambda lock: lock.operation_id)),
+        sessions=with_session(cluster.sessions, begun_step),
+    )

@@ -1,0 +1,66 @@
+"""What goes with a running operation in the metadata: its cuts of the rings, its lock and its session.
+
+Invariant: a lock holds exactly the ranges of the operation's transitions, and a session is open exactly
+while the operation is in a stage with work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lockstep.metadata.operations import Lock, Operation, Session, Transition
+from lockstep.placement.deltas import cut, merged
+from lockstep.placement.placements import Placements
+from lockstep.schema.model import Replication
+from lockstep.topology.stages import Work, stage_row
+
+
+def by_replication(transitions: Sequence[Transition]) -> Mapping[Replication, list[Transition]]:
+    """Transitions grouped by replication, in their order."""
+    grouped: dict[Replication, list[Transition]] = {}
+    for transition in transitions:
+        grouped.setdefault(transition.replication, []).append(transition)
+    return grouped
+
+
+def cuts(operation: Operation, replication: Replication) -> list[int]:
+    """Tokens at which the operation keeps ranges apart: its own tokens and the ends of its transitions."""
+    ends = [t.range for t in operation.transitions if t.replication == replication]
+    return [*operation.tokens, *(range_.left for range_ in ends), *(range_.right for range_ in ends)]
+
+
+def split(placements: Placements, operation: Operation) -> Placements:
+    rings = [
+        cut(placements.ring(replication), cuts(operation, replication))
+        for replication in by_replication(operation.transitions)
+    ]
+    return placements.with_rings(tuple(rings))
+
+
+def merged_rings(placements: Placements, operation: Operation, others: Sequence[Operation]) -> Placements:
+    rings = []
+    for replication in by_replication(operation.transitions):
+        keep = [token for other in others for token in cuts(other, replication)]
+        rings.append(merged(placements.ring(replication), keep))
+    return placements.with_rings(tuple(rings))
+
+
+def lock_of(operation: Operation) -> Lock:
+    return Lock(operation.id, tuple((t.replication, t.range) for t in operation.transitions))
+
+
+def session_id_of(operation: Operation) -> str:
+    """Of the operation's stage: deterministic, so that every node names the same session; empty when the
+    stage has no work."""
+    if stage_row(operation.kind, operation.stage).work is Work.NONE:
+        return ""
+    step = f"-step-{operation.step}" if operation.step else ""
+    return f"operation-{operation.id}{step}-{operation.stage}"
+
+
+def with_session(sessions: Sequence[Session], operation: Operation) -> tuple[Session, ...]:
+    """Close the operation's former session and open that of its present stage, sorted by operation."""
+    kept = [session for session in sessions if session.operation_id != operation.id]
+    if operation.session_id:
+        kept.append(Session(operation.session_id, operation.id, operation.stage, operation.stage_epoch))
+    return tuple(sorted(kept, key=lambda session: session.operation_id))

@@ -1,0 +1,363 @@
+"""A change of a keyspace's replication: its steps, its rings, its way back, and what it excludes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from msgspec import structs
+
+from lockstep.metadata.degraded import Degraded
+from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.requests import Policy, RequestState
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.metadata.transformations import Initialize
+from lockstep.placement.deltas import same_placement
+from lockstep.schema.changes import AlterKeyspace, CreateKeyspace, CreateTable, DropKeyspace, NewColumn
+from lockstep.schema.model import ColumnKind, Replication
+from lockstep.topology.invariants import check_restored, violations
+from lockstep.topology.preview import preview
+from lockstep.topology.replication_steps import replication_steps
+from lockstep.topology.requests import CancelRequest, EnqueueRequest
+from lockstep.topology.stages import TABLES
+from lockstep.topology.step import Propose, Reports, step, work_orders
+from lockstep.topology.streams import refills, stream_plan
+from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.values.ids import NodeId
+from tests.metadata.histories import History, founder, network, registry, simple
+from tests.topology.drills import Coordinator, refused
+
+STAGES = [row.stage for row in TABLES[OperationKind.REPLICATION] if row.stage is not Stage.ROLLBACK_TO_NORMAL]
+
+
+def options(replication: Replication) -> tuple[tuple[str, str], ...]:
+    named = ((dc or "replication_factor", str(factor)) for dc, factor in replication.factors)
+    return (("class", replication.strategy), *named)
+
+
+def with_table(
+    nodes: int,
+    replication: Replication,
+    *,
+    dcs: int = 1,
+    racks: int = 1,
+    others: tuple[Replication, ...] = (),
+) -> History:
+    """Nodes with two tokens each, and keyspace `ks` with a table; `others` are k0, k1 and so on."""
+    history = History(registry())
+    founders = tuple(
+        founder(
+            number,
+            tuple(sorted((number * 37 % 401 - 200, number * 91 % 397 + 300))),
+            f"dc{(number - 1) % dcs + 1}",
+            f"r{(number - 1) // dcs % racks + 1}",
+        )
+        for number in range(1, nodes + 1)
+    )
+    history.submit(Initialize("c", "n", founders, voters=(NodeId(1),)))
+    for name, setting in (("ks", replication), *((f"k{at}", one) for at, one in enumerate(others))):
+        history.submit(ChangeSchema(CreateKeyspace(name, options(setting))))
+    add_table(history, "t")
+    return history
+
+
+def add_table(history: History, name: str) -> None:
+    columns = (NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0),)
+    history.submit(ChangeSchema(CreateTable("ks", name, f"uuid-{name}", columns)))
+
+
+def change(history: History, target: Replication, policy: Policy = Policy.REFUSE) -> None:
+    history.submit(
+        EnqueueRequest(
+            OperationKind.REPLICATION, NodeId(0), policy=policy, actor="a", keyspace="ks", target=target
+        )
+    )
+
+
+def advance(history: History) -> None:
+    operation = history.now.operations[0]
+    history.submit(AdvanceOperation(operation.id, operation.stage, operation.step))
+
+
+def finish(history: History) -> None:
+    for _ in range(1000):
+        if not history.now.operations:
+            return
+        advance(history)
+    raise AssertionError("it does not end")
+
+
+def replication_of(history: History) -> Replication:
+    return history.now.schema.by_name["ks"].replication
+
+
+def all_sound(history: History) -> None:
+    for before, after in itertools.pairwise(history.values):
+        assert violations(before, after) == ()
+        after.validate()
+
+
+def test_one_more_replica_goes_through_the_stages_and_the_keyspace_has_its_own_ring_meanwhile() -> None:
+    history = with_table(4, simple(1), others=(simple(1),))
+    shared = history.now.placements.ring(simple(1))
+    change(history, simple(2))
+    operation = history.now.operations[0]
+    assert operation.title() == "operation 1 (replication_change of keyspace ks)"
+    assert history.now.requests.live[0].title() == "request 1 (replication_change of keyspace ks)"
+    apart = Replication("SimpleStrategy", (("", 1),), 1)
+    assert replication_of(history) == apart and apart.settled == simple(1)
+    assert same_placement(history.now.placements.ring(apart), shared)
+    seen = []
+    while history.now.operations:
+        seen.append((history.now.operations[0].stage, replication_of(history).total))
+        advance(history)
+        assert history.now.placements.ring(simple(1)) is shared
+    assert seen == list(zip(STAGES, [1, 1, 2, 2, 2], strict=True))
+    assert replication_of(history) == simple(2)
+    assert history.now.requests.ended[-1].state is RequestState.DONE
+    assert [ring.replication for ring in history.now.placements.rings] == [simple(1), simple(2)]
+    all_sound(history)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "dcs"),
+    [
+        (simple(1), simple(3), 1),
+        (simple(3), simple(1), 1),
+        (simple(3), simple(9), 1),
+        (simple(9), simple(2), 1),
+        (network(dc1=3), network(dc1=3, dc2=3), 2),
+        (network(dc1=2, dc2=2), network(dc2=3), 2),
+        (network(dc1=1), network(dc2=1), 2),
+        (simple(3), network(dc1=3), 1),
+        (network(dc1=3), simple(2), 1),
+        (simple(2), network(dc1=2, dc2=2), 2),
+        (network(dc1=2, dc2=1), simple(3), 2),
+    ],
+)
+@pytest.mark.parametrize("racks", [1, 2])
+def test_any_replication_becomes_any_other_in_sound_steps(
+    before: Replication, after: Replication, dcs: int, racks: int
+) -> None:
+    history = with_table(6, before, dcs=dcs, racks=racks)
+    change(history, after)
+    finish(history)
+    assert replication_of(history) == after
+    all_sound(history)
+
+
+@pytest.mark.parametrize("advances", range(16))
+def test_a_cancel_at_any_point_leads_back_to_the_original(advances: int) -> None:
+    history = with_table(5, simple(1), others=(simple(3),))
+    before = history.now
+    change(history, simple(3))
+    for _ in range(advances):
+        if not history.now.operations:
+            return
+        advance(history)
+    if not history.now.operations:
+        assert advances > 9
+        return
+    history.submit(CancelRequest(1, "no"))
+    assert "is already rolling back" in refused(history, CancelOperation(1, "no"))
+    finish(history)
+    assert replication_of(history) == simple(1)
+    assert check_restored(before, history.now) == ()
+    assert history.now.requests.ended[-1].state is RequestState.CANCELLED
+    all_sound(history)
+
+
+def test_two_keyspaces_change_at_once_and_ring_operations_wait() -> None:
+    history = with_table(5, simple(2), others=(simple(2),))
+    change(history, simple(3))
+    history.submit(PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="k0", target=simple(1)))
+    leave = EnqueueRequest(OperationKind.DECOMMISSION, NodeId(4), policy=Policy.REFUSE)
+    assert "operation 1 (replication_change of keyspace ks)" in refused(history, leave)
+    history.submit(structs.replace(leave, policy=Policy.WAIT))
+    decision = step(history.now, Reports())
+    assert not isinstance(decision, Propose) or decision.operation_id
+    finish(history)
+    assert replication_of(history) == simple(3)
+    assert history.now.schema.by_name["k0"].replication == simple(1)
+    all_sound(history)
+
+
+def test_a_movement_is_named_to_a_change_that_will_not_wait_and_tables_can_still_be_altered() -> None:
+    history = with_table(5, simple(2))
+    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(4)))
+    enqueue = EnqueueRequest(
+        OperationKind.REPLICATION, NodeId(0), policy=Policy.REFUSE, keyspace="ks", target=simple(3)
+    )
+    message = refused(history, enqueue)
+    assert "keyspace ks" in message and "operation 1 (decommission of node 4)" in message
+    change(history, simple(3), Policy.WAIT)
+    add_table(history, "u")
+    assert history.now.requests.by_keyspace["ks"].state is RequestState.QUEUED
+    world = Coordinator(history, random.Random(1))
+    world.finish()
+    assert replication_of(history) == simple(3)
+    all_sound(history)
+
+
+def test_the_keyspace_is_not_dropped_or_altered_again_meanwhile_and_its_tables_are() -> None:
+    history = with_table(4, simple(1))
+    change(history, simple(2))
+    for body in (DropKeyspace("ks"), AlterKeyspace("ks", options(simple(3)))):
+        assert "request 1 (replication_change of keyspace ks)" in refused(history, ChangeSchema(body))
+    again = EnqueueRequest(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(3))
+    assert "request 1" in refused(history, again)
+    add_table(history, "u")
+    history.submit(ChangeSchema(AlterKeyspace("ks", durable_writes=False)))
+    history.submit(ChangeSchema(CreateKeyspace("new", options(simple(3)))))
+    finish(history)
+    assert replication_of(history) == simple(2)
+    assert not history.now.schema.by_name["ks"].durable_writes
+    all_sound(history)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (network(dc9=1), "there is no data centre 'dc9'"),
+        (simple(-1), "must be non-negative"),
+        (simple(0), "would have no replicas"),
+        (simple(2), "is replicated this way already"),
+    ],
+)
+def test_what_cannot_be_is_refused(target: Replication, message: str) -> None:
+    history = with_table(3, simple(2))
+    wanted = EnqueueRequest(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=target)
+    assert message in refused(history, wanted)
+    assert "doesn't exist" in refused(history, structs.replace(wanted, keyspace="nobody"))
+
+
+def test_a_change_that_moves_nothing_is_immediate_and_keeps_degraded_ranges() -> None:
+    history = with_table(3, simple(3))
+    line = Degraded(simple(3), history.now.placements.rings[0].ranges[0].range, 2, (NodeId(1),))
+    history.values[-1] = structs.replace(history.now, degraded=(line,))
+    entry = ChangeSchema(AlterKeyspace("ks", options(network(dc1=3))))
+    after = entry.apply(history.now, history.now.epoch + 1)
+    assert after.schema.by_name["ks"].replication == network(dc1=3)
+    assert after.degraded == (structs.replace(line, replication=network(dc1=3)),)
+
+
+def test_degraded_ranges_follow_the_keyspace_and_stay_with_those_that_share_its_ring() -> None:
+    history = with_table(4, simple(1), others=(simple(1),))
+    line = Degraded(simple(1), history.now.placements.rings[0].ranges[0].range, 2, (NodeId(1),))
+    value = structs.replace(history.now, degraded=(line,))
+    prepare = PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(2))
+    value = prepare.apply(value, value.epoch + 1)
+    while value.operations:
+        operation = value.operations[0]
+        named = [one.replication.settled.total for one in value.degraded]
+        assert 1 in named and len(named) == 2
+        value = AdvanceOperation(operation.id, operation.stage, operation.step).apply(
+            value, operation.stage_epoch + 1
+        )
+    assert sorted({one.replication for one in value.degraded}) == [simple(1), simple(2)]
+
+
+def test_an_old_copy_of_an_entry_does_not_advance_a_later_step() -> None:
+    history = with_table(4, simple(1))
+    change(history, simple(3))
+    stale = AdvanceOperation(1, Stage.PREPARED, 1)
+    while history.now.operations[0].step == 1:
+        advance(history)
+    assert "is in step 2, not 1" in refused(history, stale)
+
+
+def test_sessions_of_the_same_stage_of_two_steps_differ() -> None:
+    history = with_table(4, simple(1))
+    change(history, simple(3))
+    sessions = []
+    while history.now.operations:
+        sessions += [session.id for session in history.now.sessions]
+        advance(history)
+    assert len(set(sessions)) == len(sessions) and "operation-1-step-2-prepared" in sessions
+
+
+def test_a_new_replica_is_filled_by_a_read_quorum_and_a_lost_one_fills_those_that_stay() -> None:
+    history = with_table(5, simple(3))
+    change(history, simple(4))
+    operation = history.now.operations[0]
+    for task in stream_plan(operation, history.now, ()):
+        assert len(task.sources) == 2
+    finish(history)
+    change(history, simple(3))
+    operation = history.now.operations[0]
+    tasks = stream_plan(operation, history.now, ())
+    for transition in operation.transitions:
+        mine = [task for task in tasks if task.range == transition.range]
+        assert [task.sources for task in mine] == [transition.lost] * 2
+        assert tuple(task.target for task in mine) == refills(
+            transition, history.now.directory.dc_by_id.__getitem__
+        )
+    dead = operation.transitions[0].lost
+    for task in stream_plan(operation, history.now, dead):
+        assert not set(task.sources) & set(dead)
+
+
+def test_the_last_replicas_of_a_data_centre_hand_over_what_only_they_promised() -> None:
+    history = with_table(6, network(dc1=2, dc2=1), dcs=2)
+    change(history, network(dc1=2))
+    tasks = stream_plan(history.now.operations[0], history.now, ())
+    dc_of = history.now.directory.dc_by_id
+    assert tasks and all(dc_of[task.target] == "dc1" for task in tasks)
+    assert all(dc_of[task.sources[0]] == "dc2" for task in tasks)
+
+
+def test_cleanup_is_of_those_that_lost_and_of_the_ring_that_the_keyspace_has_then() -> None:
+    history = with_table(4, simple(3))
+    change(history, simple(2))
+    while history.now.operations[0].stage is not Stage.CLEANUP:
+        advance(history)
+    orders = work_orders(history.now.operations[0], history.now, ())
+    assert orders
+    for order in orders:
+        for replication, range_ in order.ranges:
+            assert replication == replication_of(history)
+            assert order.node not in history.now.group_for(replication, range_.right).writes
+
+
+def test_the_steps_are_one_replica_each_more_first() -> None:
+    def walk(before: Replication, after: Replication, nodes: int = 9) -> list[Replication]:
+        eligible = {"dc1": nodes, "dc2": nodes}
+        return list(replication_steps(before, after, eligible, lambda _one, _other: True))
+
+    assert walk(simple(1), simple(3)) == [simple(1), simple(2), simple(3)]
+    assert walk(network(dc1=2), network(dc2=1)) == [
+        network(dc1=2),
+        network(dc1=2, dc2=1),
+        network(dc1=1, dc2=1),
+        network(dc2=1),
+    ]
+    assert walk(simple(3), network(dc1=3)) == [simple(3), network(dc1=3)]
+    assert walk(simple(1), simple(1000), 2) == [simple(1), simple(2), simple(3), simple(4), simple(1000)]
+    assert walk(simple(1000), simple(3), 2) == [simple(1000), simple(4), simple(3)]
+    there, back = walk(simple(1), simple(1000), 2), walk(simple(1000), simple(1), 2)
+    assert there == back[::-1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_driven_change_with_lagging_nodes_ends_and_keeps_every_invariant(seed: int) -> None:
+    rng = random.Random(seed)
+    history = with_table(6, network(dc1=1, dc2=2), dcs=2, racks=2)
+    change(history, network(dc1=3, dc2=1), Policy.WAIT)
+    world = Coordinator(history, rng)
+    for _ in range(rng.randint(3, 40)):
+        world.round()
+    if seed % 2 and history.now.operations:
+        history.submit(CancelRequest(1, "drill"))
+    world.finish()
+    assert history.now.operations == ()
+    all_sound(history)
+
+
+def test_a_dry_run_goes_through_all_steps() -> None:
+    history = with_table(4, simple(1))
+    wanted = PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(3))
+    found = preview(history.now, wanted)
+    assert [one.row.stage for one in found.steps] == STAGES * 2
+    assert found.last.schema.by_name["ks"].replication == simple(3)
+    assert found.point_of_no_return is None
