@@ -110,9 +110,13 @@ def decommission(node: str, **asked: Any) -> int:
 @_asking
 @click.option("--force", is_flag=True, help="Give up what only NODE had; ranges stay degraded till repaired.")
 @click.option("--reason", default="", metavar="TEXT", help="Why it is forced, for people who look later.")
-def remove(node: str, force: bool, reason: str, **asked: Any) -> int:
+@click.option("--presume-dead", is_flag=True, help="Remove NODE although it answers: it hangs, or must go.")
+def remove(node: str, force: bool, reason: str, presume_dead: bool, **asked: Any) -> int:
     """Give what dead NODE held to other nodes, copied from its other replicas."""
-    return _ask("remove", node, Asked(**asked), **({"force": True, "reason": reason} if force else {}))
+    more: dict[str, Any] = {"force": True, "reason": reason} if force else {}
+    if presume_dead:
+        more["presume_dead"] = True
+    return _ask("remove", node, Asked(**asked), **more)
 
 
 @topology.command()

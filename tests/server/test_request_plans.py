@@ -24,6 +24,8 @@ class Place:
     def __init__(self, dead: tuple[int, ...] = (4,)) -> None:
         self.history: History = started([(100,), (200,), (300,), (400,)], ("ks", simple(2)))
         self.dead = dead
+        #: Nodes that answer when they are asked, whatever was heard of them.
+        self.answering: tuple[int, ...] = ()
         self.silent = 0
         self.rate = 0
         place = self
@@ -36,8 +38,11 @@ class Place:
             async def submit(self, body: Any) -> int:
                 return place.history.submit(body).epoch
 
+        async def answers(node: int) -> bool:
+            return node in self.answering
+
         node = Seen(
-            liveness=SimpleNamespace(alive=lambda node: node not in self.dead),
+            liveness=SimpleNamespace(alive=lambda node: node not in self.dead, answers=answers),
             management=SimpleNamespace(group=None),
             topology=SimpleNamespace(blocking=(), progress={}, follows=lambda: ""),
             runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
@@ -78,6 +83,20 @@ def test_a_live_node_is_neither_removed_nor_given_up() -> None:
     for force in (False, True):
         with pytest.raises(Rejected, match="node 4 is alive"):
             place.ask(kind="remove", node=4, force=force, dry_run=True)
+
+
+def test_a_node_that_was_not_heard_is_asked_before_it_is_removed() -> None:
+    place = Place(dead=(4,))
+    place.answering = (4,)
+    for force in (False, True):
+        with pytest.raises(Rejected, match="node 4 is alive"):
+            place.ask(kind="remove", node=4, force=force, dry_run=True)
+
+
+def test_an_operator_may_remove_a_node_that_seems_alive_by_saying_so() -> None:
+    place = Place(dead=())
+    plan = place.ask(kind="remove", node=4, presume_dead=True, dry_run=True)
+    assert plan["moves"] and all(4 not in (m["source"], m["target"]) for m in plan["moves"])
 
 
 def test_a_forced_removal_tells_what_it_degrades_before_and_does_it_then() -> None:

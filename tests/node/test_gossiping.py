@@ -1,0 +1,92 @@
+"""Gossip between real nodes: everybody learns, few messages do it, and who does not serve is asked last."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.gossip.soft_state import Known
+from lockstep.values.limits import GOSSIP_PARTNERS_MAX
+from tests.node.support import Town
+
+
+def known(town: Town, holder: int, node: int) -> Known:
+    found = town.node(holder).gossip.known(node)
+    assert found is not None
+    return found
+
+
+def test_every_node_learns_what_every_other_says_of_itself() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.wait(5)
+        for holder in (1, 2, 3, 4):
+            for node in (1, 2, 3, 4):
+                told = known(town, holder, node).state
+                assert told.ready and told.load_bytes >= 0 and told.streams == 0
+                assert told.epoch == town.newest.epoch
+                assert told.schema_version == town.newest.schema.digest[:16]
+        assert all(town.node(holder).liveness.prefers(node) for holder in (1, 4) for node in (1, 2, 3, 4))
+
+
+def test_a_restart_shows_as_a_new_generation_everywhere() -> None:
+    with Town() as town:
+        town.found()
+        town.wait(3)
+        before = known(town, 1, 3)
+        town.process(3).crash()
+        town.wait(1)
+        town.start(3)
+        town.until(lambda: town.ready(3))
+        town.wait(4)
+        for holder in (1, 2):
+            after = known(town, holder, 3)
+            assert after.version.generation > before.version.generation
+            assert after.state.started_us > before.state.started_us
+
+
+def test_a_node_that_does_not_serve_is_alive_and_asked_last() -> None:
+    with Town() as town:
+        town.found()
+        town.wait(3)
+        town.node(2).ready = False
+        town.until(lambda: not town.node(1).liveness.prefers(2), limit_s=6)
+        assert town.node(1).liveness.alive(2) and town.node(2).liveness.prefers(2)
+        town.node(2).ready = True
+        town.until(lambda: town.node(1).liveness.prefers(2), limit_s=6)
+
+
+def test_a_silent_node_is_slow_first_and_then_suspected() -> None:
+    with Town() as town:
+        town.found()
+        town.wait(10)
+        town.process(3).crash()
+        liveness = town.node(1).liveness
+        town.until(lambda: not liveness.prefers(3), limit_s=4)
+        assert liveness.alive(3)
+        town.until(lambda: not liveness.alive(3), limit_s=4)
+        assert liveness.phi(3) > 7.5 and (liveness.silent_s(3) or 0) > 1
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_a_node_sends_few_messages_however_many_there_are(count: int) -> None:
+    with Town(founders=count) as town:
+        town.found()
+        before = {number: town.node(number).gossip.sent for number in range(1, count + 1)}
+        town.wait(10)
+        for number, sent in before.items():
+            gossip = town.node(number).gossip
+            # In each second: its own syns and what they lead to, and the acks for as many of others.
+            assert 0 < gossip.sent - sent <= 11 * 3 * GOSSIP_PARTNERS_MAX
+
+
+def test_asking_tells_a_live_node_from_a_dead_one_whatever_was_heard() -> None:
+    with Town() as town:
+        town.found()
+        asked = town.finish(town.begin(1, lambda node: node.liveness.answers(3)))
+        assert asked.value is True
+        town.process(3).crash()
+        assert town.node(1).liveness.alive(3), "it is not suspected yet"
+        asked = town.finish(town.begin(1, lambda node: node.liveness.answers(3)))
+        assert asked.value is False and asked.done_s - asked.begun_s < 1.5
