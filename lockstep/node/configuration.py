@@ -18,7 +18,7 @@ import msgspec
 from lockstep.metadata.feature_names import SUPPORTED
 from lockstep.node import toml_text
 from lockstep.values.errors import ConfigurationError
-from lockstep.values.limits import TOKENS_PER_NODE_MAX
+from lockstep.values.limits import STREAM_FILE_BYTES, TOKENS_PER_NODE_MAX
 
 #: Founders wait for each other, and the loss of any one during that time stops all: enough for a rack of
 #: machines that are set up together, while larger clusters grow by nodes that join.
@@ -102,6 +102,19 @@ class MetadataSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     archive_directory: str = ""
 
 
+class StreamingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Moving ranges to other nodes.
+
+    `throughput_bytes_s`: what this node sends at most over all streams, 0 for no bound. By default 24 MiB,
+    which operators know from Cassandra: a fifth of a gigabit line, and a tenth of what one core can build and
+    send, so that requests keep the rest.
+    """
+
+    throughput_bytes_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 24 * 1024 * 1024
+    #: Where a sorted file ends. A smaller one costs less when a stream breaks and its source is gone.
+    file_bytes: Annotated[int, msgspec.Meta(ge=256, le=1 << 30)] = STREAM_FILE_BYTES
+
+
 class CmsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`processor`: what makes log entries of changes on this node. raft (it may be chosen as a voter), remote
     (it never is, and forwards), local (it is the whole service of a cluster that it founds alone), or a kind
@@ -163,6 +176,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     raft: RaftSection = RaftSection()
     metadata: MetadataSection = MetadataSection()
     cms: CmsSection = CmsSection()
+    streaming: StreamingSection = StreamingSection()
     gossip: GossipSection = GossipSection()
     topology: TopologySection = TopologySection()
     testing: TestingSection = TestingSection()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from lockstep.storage.sorted_file import FileSummary
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 
 
@@ -34,38 +35,69 @@ class ReadReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StreamOpen(msgspec.Struct, frozen=True, array_like=True):
-    """`after` is the last store key the target has, or b"": the source goes on with that key's whole
-    partition again, because its fragments may have been merged since."""
+    """`from_key` is the store key from which on the target still lacks something, or b"": it is the start of
+    a partition, for inside one the source may have merged fragments since."""
 
     session_id: str
     table_id: int
     left: int
     right: int
     epoch: int
-    after: bytes = b""
+    from_key: bytes = b""
 
 
 class StreamOpened(msgspec.Struct, frozen=True, array_like=True):
+    """`total_bytes` is an estimate of the whole range's content; `part_bytes` the largest part to ask for."""
+
     stream_id: int
     epoch: int
+    total_bytes: int
+    file_bytes: int
+    part_bytes: int
 
 
-class StreamNext(msgspec.Struct, frozen=True, array_like=True):
-    """Ask for chunk number `sequence`, counted from 0; the last one served may be asked again."""
+class StreamNextFile(msgspec.Struct, frozen=True, array_like=True):
+    """Ask for the header of file `number`, counted from 0. The target has made visible all before `done`:
+    the source may forget them."""
 
+    session_id: str
     stream_id: int
-    sequence: int
+    number: int
+    done: int
 
 
-class StreamChunk(msgspec.Struct, frozen=True, array_like=True):
-    """`pairs` is the encoded list of (key, value), ascending; `digest` is over all chunks so far and
-    set on the `last` one."""
+class StreamFile(msgspec.Struct, frozen=True, array_like=True):
+    """The header of a sorted file, sent before its content. Not `ready`: it is being built, ask again.
 
-    sequence: int
-    pairs: bytes
-    crc: int
-    last: bool
-    digest: bytes = b""
+    `last`: no file follows; the file of an empty range is the last one and has no entries. `mutations`: the
+    encoded set of the mutation ids that the file covers; empty for tables that do not track mutations.
+    """
+
+    ready: bool
+    version: int = 0
+    number: int = 0
+    table_id: int = 0
+    left: int = 0
+    right: int = 0
+    summary: FileSummary | None = None
+    last: bool = False
+    mutations: bytes = b""
+
+
+class StreamAskPart(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of a file from `offset`; at most the `part_bytes` that the source named."""
+
+    session_id: str
+    stream_id: int
+    number: int
+    offset: int
+    size: int
+
+
+class StreamPart(msgspec.Struct, frozen=True, array_like=True):
+    """Exactly the bytes asked for; or none, when the throttle has no turn for them yet: ask again."""
+
+    data: bytes
 
 
 class StreamClose(msgspec.Struct, frozen=True, array_like=True):

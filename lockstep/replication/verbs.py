@@ -17,8 +17,9 @@ HASH_AT: Final = 24
 FETCH_SNAPSHOT: Final = 25
 MEMBERS: Final = 26
 STREAM_OPEN: Final = 30
-STREAM_NEXT: Final = 31
+STREAM_FILE: Final = 31
 STREAM_CLOSE: Final = 32
+STREAM_PART: Final = 33
 RUN_WORK: Final = 40
 PING: Final = 50
 DESCRIBE_SELF: Final = 51
@@ -47,8 +48,9 @@ NAMES: Final = {
     FETCH_SNAPSHOT: "fetch-snapshot",
     MEMBERS: "members",
     STREAM_OPEN: "stream-open",
-    STREAM_NEXT: "stream-next",
+    STREAM_FILE: "stream-file",
     STREAM_CLOSE: "stream-close",
+    STREAM_PART: "stream-part",
     RUN_WORK: "run-work",
     PING: "ping",
     DESCRIBE_SELF: "describe-self",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from lockstep.runtime.ports import Runtime
 from lockstep.storage import keys
@@ -18,7 +18,7 @@ from lockstep.storage.merging import BackgroundMerge
 from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.reconcile import is_empty
 from lockstep.storage.sizes import estimated_bytes
-from lockstep.storage.store import Batch, Family, Pair, Store, StoreSnapshot
+from lockstep.storage.store import Batch, Family, Pair, RangeCursor, Run, Store
 from lockstep.values import codec
 from lockstep.values.errors import DiskRefused, StorageError
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
@@ -27,18 +27,38 @@ from lockstep.values.tokens import Range
 DIGEST_BYTES = 16
 
 
-class FragmentStream:
+class RangeFragments:
     """The fragments of a range at one instant, in key order. Close it: it pins old versions."""
 
-    def __init__(self, snapshot: StoreSnapshot, lower: bytes, upper: bytes) -> None:
-        self._snapshot = snapshot
-        self._pairs = snapshot.scan(lower, upper)
+    def __init__(self, cursor: RangeCursor) -> None:
+        self._cursor = cursor
 
-    def __iter__(self) -> Iterator[Pair]:
-        return self._pairs
+    def take(self, count: int) -> list[Pair]:
+        """The next ones, fewer than `count` only at the end."""
+        return self._cursor.take(count)
 
     def close(self) -> None:
-        self._snapshot.close()
+        self._cursor.close()
+
+
+class FragmentRun:
+    """Fragments of one range on their way in. Not visible before `StorageEngine.ingest`."""
+
+    def __init__(self, store_run: Run, lower: bytes, upper: bytes) -> None:
+        self.store_run = store_run
+        self.lower = lower
+        self.upper = upper
+
+    @property
+    def count(self) -> int:
+        return self.store_run.count
+
+    def add(self, pairs: Sequence[Pair]) -> None:
+        """StorageError when a key is not above all before, or not of the range."""
+        if pairs:
+            if not self.lower <= pairs[0][0] or not pairs[-1][0] < self.upper:
+                raise StorageError("a fragment is not of the range that it came with")
+            self.store_run.add(pairs)
 
 
 class StorageEngine:
@@ -137,35 +157,44 @@ class StorageEngine:
         await self._commit.synced(sequence)
         return digest.digest()
 
-    async def fragments(self, table_id: int, tokens: Range, after_key: bytes = b"") -> FragmentStream:
-        """A snapshot of a range's fragments, durable, behind the store key `after_key`."""
+    async def fragments(self, table_id: int, tokens: Range, from_key: bytes = b"") -> RangeFragments:
+        """A snapshot of a range's fragments, durable, from the store key `from_key` on."""
         lower, upper = keys.token_bounds(table_id, tokens)
         sequence = self._commit.unsynced_between(lower, upper)
-        snapshot = self._store.snapshot()
+        cursor = self._store.cursor(max(lower, from_key), upper)
         try:
             await self._commit.synced(sequence)
         except BaseException:
-            snapshot.close()
+            cursor.close()
             raise
-        # The smallest bytes above a key are the key followed by a zero byte.
-        return FragmentStream(snapshot, max(lower, after_key + b"\x00") if after_key else lower, upper)
+        return RangeFragments(cursor)
 
-    async def ingest(self, pairs: Iterable[Pair]) -> None:
-        """Add streamed fragments in key order; durable on return. Ingesting them again changes nothing."""
+    def begin_run(self, table_id: int, tokens: Range, path: str) -> FragmentRun:
+        """Fragments of a range from elsewhere, in key order, that become visible together.
+
+        `path`: see `Store.new_run`.
+        """
         self._commit.admit()
-        found = list(pairs)
-        if not found:
-            return
-        prefixes = _prefixes(found)
+        lower, upper = keys.token_bounds(table_id, tokens)
+        return FragmentRun(self._store.new_run(path), lower, upper)
+
+    async def before_ingest(self, run: FragmentRun) -> None:
+        """Finish a run, and wait for what was written of its range: a run may be durable at once, so it must
+        not survive a crash that takes back an older deletion."""
+        await run.store_run.finish()
+        await self._commit.synced(self._commit.unsynced_between(run.lower, run.upper))
+
+    def ingest(self, run: FragmentRun) -> int:
+        """Make a finished run visible in this step; the sequence to await with `synced`. Ingesting the same
+        fragments again changes nothing."""
         try:
-            sequence = self._store.ingest(found)
+            sequence = self._store.ingest(run.store_run)
         except DiskRefused as error:
             self._commit.fail(error)
             raise
-        for prefix in prefixes:
-            self._commit.wrote(prefix, sequence)
+        self._commit.wrote_range(run.lower, run.upper, sequence)
         self._runtime.probes.reach("storage.batch.written")
-        await self._commit.synced(sequence)
+        return sequence
 
     def size_bytes(self) -> int:
         """About what this node stores."""
@@ -191,6 +220,20 @@ class StorageEngine:
         self._commit.admit()
         await self._commit.synced(self._write_deletions(ranges))
 
+    def local_fact(self, name: bytes) -> bytes | None:
+        """What this node keeps under a name of its own; never streamed."""
+        return self._store.get(Family.LOCAL.key(name))
+
+    def keep_local_fact(self, name: bytes, value: bytes) -> int:
+        """Replace it: durable together with or after everything written before; the sequence to await."""
+        try:
+            sequence = self._store.write([("put", Family.LOCAL.key(name), value)])
+        except DiskRefused as error:
+            self._commit.fail(error)
+            raise
+        self._commit.wrote(Family.LOCAL.key(name), sequence)
+        return sequence
+
     def _write_deletions(self, ranges: Sequence[tuple[bytes, bytes]]) -> int:
         sequence = 0
         for lower, upper in ranges:
@@ -207,22 +250,13 @@ class StorageEngine:
         """(bytes of a range as they are streamed, pairs looked at): see `storage.sizes`."""
         return estimated_bytes(self._store, table_id, tokens, pairs_max)
 
+    @property
+    def failed(self) -> bool:
+        """Whether the store died: it takes nothing any more until it is opened again."""
+        return self._commit.failed
+
     async def close(self) -> None:
         """End background work, wait for a sync in flight, release the store."""
         await self._merge.stop()
         await self._commit.settle()
         self._store.close()
-
-
-def _prefixes(pairs: Sequence[Pair]) -> list[bytes]:
-    """The partitions touched; StorageError when a key is not a fragment's."""
-    prefixes: list[bytes] = []
-    end = b""
-    for store_key, _ in pairs:
-        if store_key[:1] != Family.DATA.value:
-            raise StorageError(f"{store_key.hex()} is not the key of a fragment")
-        if store_key >= end:
-            prefix = keys.split_partition(store_key)[2]
-            prefixes.append(prefix)
-            end = keys.partition_end(prefix)
-    return prefixes

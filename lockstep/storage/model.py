@@ -9,12 +9,13 @@ nothing is written to its log. What a restart reads is made durable before it is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lockstep.runtime.ports import Disk
 from lockstep.storage.ordered import OrderedMap, OrderedView
-from lockstep.storage.store import Batch, Operation, Pair, check_batch, checked_pairs
+from lockstep.storage.store import Batch, Operation, Pair, Run, check_ascending, check_batch
 from lockstep.values import codec, limits
 from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
 
@@ -179,12 +180,48 @@ class ModelStore:
     def snapshot(self) -> ModelSnapshot:
         return ModelSnapshot(self, self._map.view())
 
-    def ingest(self, pairs: Iterable[Pair]) -> int:
-        return self._write([("put", key, value) for key, value in checked_pairs(pairs)])
+    def cursor(self, lower: bytes, upper: bytes) -> ModelCursor:
+        return ModelCursor(self._map.view().scan(lower, upper))
+
+    def new_run(self, path: str) -> ModelRun:
+        return ModelRun()
+
+    def ingest(self, run: Run) -> int:
+        assert isinstance(run, ModelRun), "a run is ingested by the store that began it"
+        return self._write([("put", key, value) for key, value in run.pairs])
 
     def close(self) -> None:
         self._failure = self._failure or f"{self._directory} is closed"
         self.closed = True
+
+
+class ModelCursor:
+    def __init__(self, pairs: Iterator[Pair]) -> None:
+        self._pairs = pairs
+
+    def take(self, count: int) -> list[Pair]:
+        return list(itertools.islice(self._pairs, count))
+
+    def close(self) -> None:
+        self._pairs = iter(())
+
+
+class ModelRun:
+    """In memory: simulated files are small, and the log that an ingested run joins is on the disk."""
+
+    def __init__(self) -> None:
+        self.pairs: list[Pair] = []
+
+    @property
+    def count(self) -> int:
+        return len(self.pairs)
+
+    def add(self, pairs: Sequence[Pair]) -> None:
+        check_ascending(pairs, self.pairs[-1][0] if self.pairs else b"")
+        self.pairs.extend(pairs)
+
+    async def finish(self) -> None:
+        return
 
 
 class ModelSnapshot:
@@ -224,7 +261,7 @@ def _portions(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
     for pair in pairs:
         portion.append(pair)
         size += len(pair[0]) + len(pair[1])
-        if size >= limits.STREAM_CHUNK_BYTES:
+        if size >= limits.CHECKPOINT_PORTION_BYTES:
             yield portion
             portion, size = [], 0
     if portion:

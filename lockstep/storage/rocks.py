@@ -8,13 +8,14 @@ could not be read raises instead of looking complete. After a failed write or sy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
 from lockstep.runtime.ports import Tasks
-from lockstep.storage.store import Batch, Pair, check_batch, checked_pairs
+from lockstep.storage.rocks_runs import RocksCursor, RocksRun
+from lockstep.storage.store import Batch, Pair, Run, check_batch
 from lockstep.values import limits
 from lockstep.values.errors import CorruptFile, DiskRefused, PreconditionError, StorageError
 
@@ -97,6 +98,8 @@ class RocksStore:
         import rocksdict
 
         self._path = path
+        #: The node's directory, in which the database is one.
+        self._files_root = path.rpartition("/")[0] or "."
         self._tasks = tasks
         self._database: Any = database
         self._new_batch = rocksdict.WriteBatch
@@ -210,25 +213,26 @@ class RocksStore:
     def path(self) -> str:
         return self._path
 
-    def ingest(self, pairs: Iterable[Pair]) -> int:
-        found = checked_pairs(pairs)
-        if len(found) <= limits.STORE_BATCH_ROWS_MAX:
-            return self.write([("put", key, value) for key, value in found])
+    def cursor(self, lower: bytes, upper: bytes) -> RocksCursor:
+        self._write_staged()
+        return RocksCursor(self._path, self._database, self._new_read_options, lower, upper)
+
+    def new_run(self, path: str) -> RocksRun:
+        return RocksRun(self._library, self._tasks, self._database, f"{self._files_root}/{path}")
+
+    def ingest(self, run: Run) -> int:
+        assert isinstance(run, RocksRun), "a run is ingested by the store that began it"
         if self._failure is not None:
             raise DiskRefused(self._failure)
+        # What is staged was written before: it may not come out above the run.
         self._write_staged()
-        path = f"{self._path}/ingest.sst"
-        try:
-            writer = self._library.SstFileWriter(self._library.Options(raw_mode=True))
-            writer.open(path)
-            for key, value in found:
-                writer[key] = value
-            writer.finish()
-            options = self._library.IngestExternalFileOptions()
-            options.set_move_files(True)
-            self._database.ingest_external_file([path], options)
-        except Exception as error:
-            raise self._died(f"cannot ingest into {self._path}: {error}") from error
+        if run.count:
+            try:
+                options = self._library.IngestExternalFileOptions()
+                options.set_move_files(True)
+                self._database.ingest_external_file([run.path], options)
+            except Exception as error:
+                raise self._died(f"cannot ingest into {self._path}: {error}") from error
         self._sequence += 1
         return self._sequence
 

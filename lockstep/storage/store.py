@@ -10,8 +10,7 @@ up in separate files on the lower levels.
 from __future__ import annotations
 
 import enum
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
 from lockstep.values import limits
@@ -50,6 +49,31 @@ class StoreSnapshot(Protocol):
     def close(self) -> None: ...
 
 
+class RangeCursor(Protocol):
+    """The pairs of a range as of its opening, taken many at a time. Close it: it pins old versions."""
+
+    def take(self, count: int) -> list[Pair]:
+        """The next pairs in key order, fewer than `count` only at the end of the range. CorruptFile."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Run(Protocol):
+    """Many pairs, in strictly ascending key order, that are to become visible together."""
+
+    @property
+    def count(self) -> int: ...
+
+    def add(self, pairs: Sequence[Pair]) -> None:
+        """Append pairs with keys above all before; StorageError when they are not. DiskRefused."""
+        ...
+
+    async def finish(self) -> None:
+        """Nothing is added any more: do what can be done before `Store.ingest`, off the loop."""
+        ...
+
+
 class Store(Protocol):
     """Errors: DiskRefused once a write or sync failed (the store is then dead: reopen it), CorruptFile
     when content cannot be read back."""
@@ -70,9 +94,18 @@ class Store(Protocol):
 
     def snapshot(self) -> StoreSnapshot: ...
 
-    def ingest(self, pairs: Iterable[Pair]) -> int:
-        """Add many pairs in strictly ascending key order. Not atomic as a whole; durable after the
-        next sync, as a write. Returns the sequence."""
+    def cursor(self, lower: bytes, upper: bytes) -> RangeCursor:
+        """As `scan` of a snapshot taken now, for whoever reads a whole range."""
+        ...
+
+    def new_run(self, path: str) -> Run:
+        """Begin a run; `path` (below the node's directory) is where it may keep a file until it is ingested,
+        which whoever began it removes."""
+        ...
+
+    def ingest(self, run: Run) -> int:
+        """Make a finished run visible, whole and in this step, above what was written before; durable after
+        the next sync. Returns its sequence. It may survive a crash that older, unsynced writes do not."""
         ...
 
     def size_bytes(self) -> int:
@@ -90,10 +123,9 @@ def check_batch(batch: Batch) -> None:
         raise StorageError(f"a batch of {len(batch)} operations is over {limits.STORE_BATCH_ROWS_MAX}")
 
 
-def checked_pairs(pairs: Iterable[Pair]) -> list[Pair]:
-    """The pairs as a list; StorageError unless keys ascend strictly."""
-    found = list(pairs)
-    for (left, _), (right, _) in itertools.pairwise(found):
-        if left >= right:
-            raise StorageError("pairs to ingest must be in strictly ascending key order")
-    return found
+def check_ascending(pairs: Sequence[Pair], after: bytes) -> None:
+    """StorageError unless keys ascend strictly, the first being above `after`."""
+    for key, _ in pairs:
+        if key <= after:
+            raise StorageError("pairs of a run must be in strictly ascending key order")
+        after = key

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep.runtime.ports import Disk, Runtime
+from lockstep.storage.engine import StorageEngine
 from lockstep.storage.model import open_model_store
 from lockstep.storage.rocks import open_rocks_store
-from lockstep.storage.store import Store
+from lockstep.storage.store import Pair, Store
 from lockstep.values.errors import DiskRefused
+from lockstep.values.tokens import Range
 
 T = TypeVar("T")
 
@@ -145,3 +147,19 @@ async def open_store(kind: str, directory: Path, runtime: Runtime) -> Store:
 
 def content_of(store: Store) -> dict[bytes, bytes]:
     return dict(store.scan(b"", b"\xff"))
+
+
+async def ingest(store: Store, pairs: list[Pair]) -> None:
+    """Make pairs visible as one run."""
+    run = store.new_run("ingested.run")
+    run.add(pairs)
+    await run.finish()
+    store.ingest(run)
+
+
+async def take_in(engine: StorageEngine, table_id: int, tokens: Range, pairs: list[Pair]) -> None:
+    """Make fragments of a range visible and durable, as the target of a stream does."""
+    run = engine.begin_run(table_id, tokens, "taken.run")
+    run.add(pairs)
+    await engine.before_ingest(run)
+    await engine.synced(engine.ingest(run))

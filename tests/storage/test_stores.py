@@ -17,7 +17,7 @@ from lockstep.storage.store import Operation, Store
 from lockstep.values import limits
 from lockstep.values.errors import CorruptFile, DiskRefused, PreconditionError, StorageError
 
-from .support import LoopTasks, LossyDisk, content_of, open_store, runtime_of
+from .support import LoopTasks, LossyDisk, content_of, ingest, open_store, runtime_of
 
 BOTH = pytest.mark.parametrize("kind", ["model", "rocks"])
 
@@ -119,17 +119,66 @@ def test_a_snapshot_allows_its_newest_scan_until_it_is_closed(kind: str, tmp_pat
 
 
 @BOTH
-def test_ingest_adds_sorted_pairs_and_refuses_others(kind: str, tmp_path: Path) -> None:
+def test_a_run_becomes_visible_whole_and_unsorted_pairs_are_refused(kind: str, tmp_path: Path) -> None:
     async def body() -> None:
         store = await open_store(kind, tmp_path, runtime_of())
-        store.write([("put", b"k000001", b"replaced")])
+        store.write([("put", b"k000001", b"replaced"), ("put", b"a", b"kept")])
         many = [(b"k%06d" % n, b"v") for n in range(limits.STORE_BATCH_ROWS_MAX + 500)]
-        store.ingest(many)
-        store.ingest([(b"z1", b"1"), (b"z2", b"2")])
-        assert content_of(store) == {**dict(many), b"z1": b"1", b"z2": b"2"}
+        run = store.new_run("one.run")
+        run.add(many[:1000])
+        run.add(many[1000:])
+        await run.finish()
+        assert content_of(store) == {b"a": b"kept", b"k000001": b"replaced"}
+        assert run.count == len(many)
+        store.ingest(run)
+        await ingest(store, [(b"z1", b"1"), (b"z2", b"2")])
+        assert content_of(store) == {**dict(many), b"z1": b"1", b"z2": b"2", b"a": b"kept"}
+        await ingest(store, [])
+        for unsorted in ([(b"b", b""), (b"a", b"")], [(b"b", b""), (b"b", b"")]):
+            with pytest.raises(StorageError):
+                store.new_run("two.run").add(unsorted)
+        later = store.new_run("three.run")
+        later.add([(b"m", b"")])
         with pytest.raises(StorageError):
-            store.ingest([(b"b", b""), (b"a", b"")])
+            later.add([(b"l", b"")])
         store.close()
+
+    asyncio.run(body())
+
+
+@BOTH
+def test_a_run_hides_deletions_made_before_it_but_none_made_after(kind: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        store = await open_store(kind, tmp_path, runtime_of())
+        store.write([("put", b"k1", b"old")])
+        store.write([("delete_range", b"k", b"l")])
+        await ingest(store, [(b"k1", b"new"), (b"k2", b"new"), (b"k3", b"new")])
+        store.write([("delete", b"k2")])
+        store.write([("delete_range", b"k3", b"k4")])
+        assert content_of(store) == {b"k1": b"new"}
+        store.close()
+
+    asyncio.run(body())
+
+
+@BOTH
+def test_a_cursor_shows_its_instant_and_ends_with_fewer_than_asked_for(kind: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        store = await open_store(kind, tmp_path, runtime_of())
+        store.write([("put", b"k%d" % n, b"v") for n in range(8)])
+        cursor = store.cursor(b"k1", b"k6")
+        store.write([("put", b"k11", b"later"), ("delete", b"k4")])
+        await ingest(store, [(b"k21", b"later")])
+        assert [key for key, _ in cursor.take(2)] == [b"k1", b"k2"]
+        assert [key for key, _ in cursor.take(3)] == [b"k3", b"k4", b"k5"]
+        assert cursor.take(3) == [] == cursor.take(3)
+        cursor.close()
+        empty = store.cursor(b"x", b"y")
+        assert empty.take(1) == []
+        empty.close()
+        store.close()
+        if kind == "rocks":
+            (await open_store(kind, tmp_path, runtime_of())).close()
 
     asyncio.run(body())
 
@@ -285,7 +334,7 @@ def test_a_corrupt_block_of_rocksdb_raises_instead_of_ending_the_scan(tmp_path: 
     async def body() -> None:
         tasks = LoopTasks()
         store = await open_rocks_store(str(tmp_path / "db"), tasks)
-        store.ingest([(b"k%06d" % n, Random(n).randbytes(100)) for n in range(5000)])
+        await ingest(store, [(b"k%06d" % n, Random(n).randbytes(100)) for n in range(5000)])
         store.close()
         (table,) = (tmp_path / "db").glob("*.sst")
         content = bytearray(table.read_bytes())
@@ -295,6 +344,11 @@ def test_a_corrupt_block_of_rocksdb_raises_instead_of_ending_the_scan(tmp_path: 
         for reverse in (False, True):
             with pytest.raises(CorruptFile):
                 list(store.scan(b"", b"\xff", reverse))
+        cursor = store.cursor(b"", b"\xff")
+        with pytest.raises(CorruptFile):
+            while len(cursor.take(100)) == 100:
+                pass
+        cursor.close()
         store.close()
 
     asyncio.run(body())

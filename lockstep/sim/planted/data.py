@@ -14,7 +14,7 @@ from lockstep.replication import plans as plans_module
 from lockstep.replication import reads as reads_module
 from lockstep.replication.messages import WriteReply
 from lockstep.replication.replica import ReplicaService
-from lockstep.replication.streaming import StreamService
+from lockstep.replication.stream_source import StreamService
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
 from lockstep.storage import keys
@@ -44,6 +44,8 @@ def _stream_early() -> contextlib.AbstractContextManager[None]:
         early = await engine.fragments(request.table_id, Range(request.left, request.right))
 
         class Stale:
+            estimated_bytes = engine.estimated_bytes
+
             async def fragments(self, *_: Any) -> Any:
                 return early
 

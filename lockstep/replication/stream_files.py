@@ -1,0 +1,146 @@
+"""What a target of streams has on disk: files on their way in, and how far each stream has come.
+
+    streams/in-<stream>-state     one record for each step, the last one counts
+    streams/in-<stream>-<number>  content of a file as far as it arrived; with `.run`: what the store made
+
+Invariants. A position is recorded as durable only after the files before it were made visible durably. What
+belongs to a session that is closed is removed, when it closes or at the next start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+
+from lockstep.replication.handshake import Address
+from lockstep.runtime.ports import Disk
+from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
+from lockstep.values.errors import CorruptFile
+from lockstep.values.limits import STREAM_RECORD_BYTES_MAX
+
+DIRECTORY = "streams"
+_PREFIX = "in-"
+_STATE = "-state"
+_NAME_BYTES = 12
+
+
+class StreamKey(msgspec.Struct, frozen=True, array_like=True):
+    """One stream to this node, whatever breaks meanwhile."""
+
+    session_id: str
+    table_id: int
+    left: int
+    right: int
+    source: Address
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """How far a stream has come.
+
+    `next_key`: from where on something is lacking. `stream_id` (0: none) is the source's, `number` its file
+    that comes next, `fetched` the digests of that one and its followers as far as their fetching began.
+    """
+
+    key: StreamKey
+    next_key: bytes = b""
+    moved_bytes: int = 0
+    fragments: int = 0
+    files: int = 0
+    done: bool = False
+    stream_id: int = 0
+    number: int = 0
+    total_bytes: int = 0
+    file_bytes: int = 0
+    part_bytes: int = 0
+    fetched: tuple[tuple[int, bytes], ...] = ()
+
+
+_POSITION = decoder(Position)
+
+
+class StreamFiles:
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def load(self, key: StreamKey) -> Position:
+        """What is known of the stream; a new one begins at its range's start."""
+        path = self._state(key)
+        if not self._disk.exists(path):
+            return Position(key)
+        found, end = self._last(path)
+        if found is None or found.key != key:
+            self._disk.remove(path)
+            return Position(key)
+        if end < self._disk.size(path):
+            self._disk.truncate(path, end)
+        return found
+
+    def note(self, position: Position) -> None:
+        """Remember, if nothing worse happens than the end of this process."""
+        self._disk.append(self._state(position.key), frame_record(encode(position)))
+
+    async def record(self, position: Position) -> None:
+        """Remember durably."""
+        path = self._state(position.key)
+        is_new = not self._disk.exists(path)
+        await self._disk.append_synced(path, frame_record(encode(position)))
+        if is_new or position.files == 1 or position.done:
+            await self._disk.sync_names(DIRECTORY)
+
+    def content(self, key: StreamKey, number: int) -> str:
+        """Path of a file on its way in."""
+        return f"{DIRECTORY}/{_PREFIX}{_name(key)}-{number}"
+
+    def run(self, key: StreamKey, number: int) -> str:
+        """Path of what the store makes of that file."""
+        return f"{self.content(key, number)}.run"
+
+    def arrived(self, key: StreamKey, number: int) -> int:
+        """Bytes of a file that are here."""
+        path = self.content(key, number)
+        return self._disk.size(path) if self._disk.exists(path) else 0
+
+    def discard(self, key: StreamKey, number: int = -1) -> None:
+        """Remove content of one file, or of all that are on their way in on this stream."""
+        stem = f"{_PREFIX}{_name(key)}-"
+        wanted = [str(number), f"{number}.run"] if number >= 0 else None
+        for name in self._disk.names(DIRECTORY):
+            is_content = name.startswith(stem) and not name.endswith(_STATE)
+            if is_content and (wanted is None or name[len(stem) :] in wanted):
+                self._disk.remove(f"{DIRECTORY}/{name}")
+
+    def forget_closed(self, session_open: Callable[[str], bool]) -> int:
+        """Remove everything of closed sessions, and what nobody can tell the session of; how many files."""
+        names = self._disk.names(DIRECTORY)
+        kept = []
+        for name in names:
+            if name.startswith(_PREFIX) and name.endswith(_STATE):
+                found, _ = self._last(f"{DIRECTORY}/{name}")
+                if found is not None and session_open(found.key.session_id):
+                    kept.append(name.removesuffix(_STATE) + "-")
+        gone = [name for name in names if name.startswith(_PREFIX) and not name.startswith(tuple(kept))]
+        for name in gone:
+            self._disk.remove(f"{DIRECTORY}/{name}")
+        return len(gone)
+
+    def _last(self, path: str) -> tuple[Position | None, int]:
+        """The last whole record, and where it ends."""
+        found: Position | None = None
+        end = 0
+        try:
+            content = self._disk.read(path)
+            for at, body in scan_records(path, content, record_bytes_max=STREAM_RECORD_BYTES_MAX):
+                found, end = _POSITION.decode(body), at
+        except (CorruptFile, *UNREADABLE):
+            # Only a convenience is lost: the stream begins anew.
+            return None, 0
+        return found, end
+
+    def _state(self, key: StreamKey) -> str:
+        return f"{DIRECTORY}/{_PREFIX}{_name(key)}{_STATE}"
+
+
+def _name(key: StreamKey) -> str:
+    return hashlib.blake2b(encode(key), digest_size=_NAME_BYTES).hexdigest()

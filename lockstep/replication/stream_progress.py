@@ -1,0 +1,123 @@
+"""How far streams are: counts for one piece of work, and what one running stream shows of itself.
+
+Invariant: counts only grow, but estimates may be corrected either way; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from lockstep.replication.handshake import Address
+from lockstep.runtime.ports import Clock
+from lockstep.values.tokens import Range
+
+#: A rate is told over the last one to two of these.
+RATE_WINDOW_S = 5.0
+
+
+class Rate:
+    """Bytes a second lately."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[float, int]] = []
+
+    def note(self, now_s: float, total: int) -> None:
+        marks = self._marks
+        if not marks:
+            marks.append((now_s, total))
+        elif now_s - marks[-1][0] >= RATE_WINDOW_S:
+            self._marks = [marks[-1], (now_s, total)]
+
+    def of(self, now_s: float, total: int) -> int:
+        if not self._marks:
+            return 0
+        since_s, before = self._marks[0]
+        return int((total - before) / (now_s - since_s)) if now_s > since_s else 0
+
+
+class StreamProgress:
+    """Counts that the streams of one piece of work add to. Estimates come from the `views` under it."""
+
+    def __init__(self) -> None:
+        self.moved_bytes = 0
+        self.fragments = 0
+        self.files = 0
+        self.views: list[StreamView] = []
+        self.rate = Rate()
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the streams that have begun; 0 while none said how much it is."""
+        return sum(max(view.total_bytes, view.bytes) for view in self.views)
+
+    @property
+    def files_total(self) -> int:
+        return sum(view.files_total for view in self.views)
+
+    def rate_bytes_s(self, now_s: float) -> int:
+        return self.rate.of(now_s, self.moved_bytes)
+
+    def left_s(self, now_s: float) -> int:
+        """Seconds left for the streams that have begun, at the present rate; -1 when nobody can tell."""
+        return left_s(self.total_bytes - self.moved_bytes, self.rate_bytes_s(now_s))
+
+
+class StreamView:
+    """One running stream, seen from this node. `direction` is in or out; `files` are those that are done."""
+
+    def __init__(
+        self, session_id: str, peer: Address, direction: str, table_id: int, tokens: Range, clock: Clock
+    ) -> None:
+        self.session_id = session_id
+        self.peer = peer
+        self.direction = direction
+        self.table_id = table_id
+        self.range = tokens
+        self.since_us = clock.wall_us()
+        self.files = 0
+        self.bytes = 0
+        self.total_bytes = 0
+        self.file_bytes = 0
+        self._ended = False
+        self._clock = clock
+        self._rate = Rate()
+        self._rate.note(clock.monotonic_s(), 0)
+
+    def moved(self, size: int) -> None:
+        self.bytes += size
+        self._rate.note(self._clock.monotonic_s(), self.bytes)
+
+    def ended(self) -> None:
+        """What was moved is all there is."""
+        self._ended = True
+        self.total_bytes = self.bytes
+
+    @property
+    def files_total(self) -> int:
+        if self._ended or not self.file_bytes:
+            return self.files
+        return max(self.files, -(-self.total_bytes // self.file_bytes))
+
+    @property
+    def rate_bytes_s(self) -> int:
+        return self._rate.of(self._clock.monotonic_s(), self.bytes)
+
+    @property
+    def left_s(self) -> int:
+        return left_s(self.total_bytes - self.bytes, self.rate_bytes_s)
+
+
+def left_s(left_bytes: int, rate_bytes_s: int) -> int:
+    """Seconds for so many bytes, rounded up; -1 when the rate says nothing."""
+    if left_bytes <= 0:
+        return 0
+    return -(-left_bytes // rate_bytes_s) if rate_bytes_s else -1
+
+
+class StreamCounts:
+    """Of one direction, since this node started."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.files = 0
+        self.streams = 0
+        self.damaged = 0
+        self.resumed = 0

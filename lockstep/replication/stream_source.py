@@ -1,0 +1,328 @@
+"""The source of range streams: builds sorted files from a snapshot and serves them part by part.
+
+Invariants. A source takes its snapshot only after it has applied the stream's epoch and made durable every
+write it accepted under older ones. Every request names its session and is refused once that is closed here.
+Of one stream at most STREAM_FILES_KEPT_MAX files are on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Protocol
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.replication import verbs
+from lockstep.replication.handshake import Address, PeerInfo
+from lockstep.replication.internode import Internode
+from lockstep.replication.messages import (
+    StreamAskPart,
+    StreamClose,
+    StreamFile,
+    StreamNextFile,
+    StreamOpen,
+    StreamOpened,
+    StreamPart,
+)
+from lockstep.replication.replica import ReplicaService
+from lockstep.replication.stream_progress import StreamCounts, StreamView
+from lockstep.replication.throttle import Throttle
+from lockstep.runtime.ports import Runtime
+from lockstep.storage.sorted_file import FORMAT_VERSION, FileSummary, RangeFiles
+from lockstep.storage.store import Pair
+from lockstep.values.errors import LockstepError, NotReplica, Overloaded, SessionClosed
+from lockstep.values.limits import (
+    STREAM_BUILDS_AT_ONCE_MAX,
+    STREAM_ESTIMATE_PAIRS,
+    STREAM_FILE_BYTES,
+    STREAM_FILES_KEPT_MAX,
+    STREAM_IDLE_MS,
+    STREAM_PART_BYTES,
+    STREAM_WAIT_MS,
+    STREAMS_OPEN_MAX,
+)
+from lockstep.values.tokens import Range
+
+#: Below a node's directory; a file of an incarnation means nothing to the next one.
+DIRECTORY = "streams"
+_PREFIX = "out-"
+
+
+class Fragments(Protocol):
+    """A snapshot of a range's fragments, taken in key order; fewer than asked for only at the end."""
+
+    def take(self, count: int) -> list[Pair]: ...
+
+    def close(self) -> None: ...
+
+
+class SourceEngine(Protocol):
+    """What a source needs of its node's storage."""
+
+    async def fragments(self, table_id: int, tokens: Range, from_key: bytes = b"") -> Fragments: ...
+
+    def estimated_bytes(self, table_id: int, tokens: Range, pairs_max: int) -> tuple[int, int]: ...
+
+
+class _BuiltFile:
+    def __init__(self, path: str, summary: FileSummary, last: bool) -> None:
+        self.path = path
+        self.summary = summary
+        self.last = last
+
+
+class _OpenStream:
+    def __init__(self, number: int, fragments: Fragments, file_bytes: int, view: StreamView) -> None:
+        self.number = number
+        self.view = view
+        self.fragments = fragments
+        self.maker = RangeFiles(fragments.take, file_bytes)
+        #: Complete files that the target has not done with, and how many were ever built.
+        self.files: dict[int, _BuiltFile] = {}
+        self.built = 0
+        self.building: asyncio.Event | None = None
+        self.error: LockstepError | None = None
+        self.ended = False
+        self.closed = False
+        self.used_s = 0.0
+
+
+class StreamService:
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        engine: SourceEngine,
+        replica: ReplicaService,
+        metadata: Callable[[], ClusterMetadata],
+        catch_up: Callable[[int, Address], Awaitable[None]],
+        *,
+        throughput_bytes_s: int = 0,
+        file_bytes: int = STREAM_FILE_BYTES,
+    ) -> None:
+        """`throughput_bytes_s` bounds all streams of this source together; 0 is no bound."""
+        self._runtime = runtime
+        self._engine = engine
+        self._replica = replica
+        self._metadata = metadata
+        self._catch_up = catch_up
+        self._file_bytes = file_bytes
+        self._streams: dict[int, _OpenStream] = {}
+        self._opening = 0
+        self._builds = asyncio.Semaphore(STREAM_BUILDS_AT_ONCE_MAX)
+        self.throttle = Throttle(runtime.clock, throughput_bytes_s)
+        self.counts = StreamCounts()
+        internode.register(verbs.STREAM_OPEN, StreamOpen, StreamOpened, self._open)
+        internode.register(verbs.STREAM_FILE, StreamNextFile, StreamFile, self._file)
+        internode.register(verbs.STREAM_PART, StreamAskPart, StreamPart, self._part)
+        internode.register(verbs.STREAM_CLOSE, StreamClose, StreamClose, self._close)
+
+    def clean(self) -> None:
+        """Remove the files of an earlier incarnation."""
+        for name in self._runtime.disk.names(DIRECTORY):
+            if name.startswith(_PREFIX):
+                self._runtime.disk.remove(f"{DIRECTORY}/{name}")
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    async def _open(self, peer: PeerInfo, request: StreamOpen) -> StreamOpened:
+        await self._catch_up(request.epoch, peer.endpoint)
+        self._require_session(request.session_id)
+        if len(self._streams) + self._opening >= STREAMS_OPEN_MAX:
+            raise Overloaded("too many range streams are open on this node")
+        tokens = Range(request.left, request.right)
+        self._opening += 1
+        try:
+            await self._replica.drain(request.epoch)
+            self._runtime.probes.reach("stream.source.drained")
+            fragments = await self._engine.fragments(request.table_id, tokens, request.from_key)
+        finally:
+            self._opening -= 1
+        if not self._metadata().session_open(request.session_id):
+            fragments.close()
+            raise SessionClosed(f"session {request.session_id} was closed")
+        clock = self._runtime.clock
+        view = StreamView(request.session_id, peer.endpoint, "out", request.table_id, tokens, clock)
+        view.file_bytes = self._file_bytes
+        view.total_bytes = self._engine.estimated_bytes(request.table_id, tokens, STREAM_ESTIMATE_PAIRS)[0]
+        # Drawn, so that a target never takes a stream of this source's next life for the one it knew.
+        number = 1 + self._runtime.random.below(1 << 62)
+        stream = self._streams[number] = _OpenStream(number, fragments, self._file_bytes, view)
+        stream.used_s = clock.monotonic_s()
+        self.counts.streams += 1
+        self._watch(number)
+        self._build_next(stream)
+        part_bytes = self.throttle.part_bytes(STREAM_PART_BYTES)
+        return StreamOpened(number, self._metadata().epoch, view.total_bytes, self._file_bytes, part_bytes)
+
+    async def _file(self, peer: PeerInfo, request: StreamNextFile) -> StreamFile:
+        stream = self._stream(request.stream_id, request.session_id)
+        self._release(stream, request.done)
+        if request.number not in stream.files:
+            if request.number != stream.built or stream.ended:
+                raise NotReplica(f"this stream goes on with file {stream.built}, not {request.number}")
+            await self._wait_for_file(stream)
+        built = stream.files.get(request.number)
+        if stream.error is not None and built is None:
+            self._drop(stream.number)
+            raise Overloaded(f"the source cannot build its next file: {stream.error.message}")
+        if built is None:
+            return StreamFile(False)
+        if built.summary.entries:
+            self._runtime.probes.reach("stream.source.file")
+        self._build_next(stream)
+        view = stream.view
+        return StreamFile(
+            True,
+            FORMAT_VERSION,
+            request.number,
+            view.table_id,
+            view.range.left,
+            view.range.right,
+            built.summary,
+            built.last,
+        )
+
+    async def _wait_for_file(self, stream: _OpenStream) -> None:
+        self._build_next(stream)
+        if stream.building is not None:
+            try:
+                async with asyncio.timeout(STREAM_WAIT_MS / 1000):
+                    await stream.building.wait()
+            except TimeoutError:
+                return
+
+    async def _part(self, peer: PeerInfo, request: StreamAskPart) -> StreamPart:
+        stream = self._stream(request.stream_id, request.session_id)
+        built = stream.files.get(request.number)
+        if built is None:
+            raise NotReplica(f"file {request.number} of this stream is not here")
+        if not 0 < request.size <= STREAM_PART_BYTES:
+            raise NotReplica(f"a part has at most {STREAM_PART_BYTES} bytes, not {request.size}")
+        if not await self.throttle.take(request.size, STREAM_WAIT_MS):
+            return StreamPart(b"")
+        disk = self._runtime.disk
+        try:
+            data = await self._runtime.tasks.run_blocking(
+                lambda: disk.read_at(built.path, request.offset, request.size)
+            )
+        except (OSError, LockstepError) as error:
+            if stream.closed:
+                self._require_session(request.session_id)
+                raise NotReplica(f"stream {request.stream_id} is not open here") from error
+            self._drop(stream.number)
+            raise Overloaded(f"the source cannot read its file: {error}") from error
+        self.counts.bytes += len(data)
+        stream.view.moved(len(data))
+        return StreamPart(data)
+
+    async def _close(self, peer: PeerInfo, request: StreamClose) -> StreamClose:
+        self._drop(request.stream_id)
+        return request
+
+    def _stream(self, number: int, session_id: str) -> _OpenStream:
+        stream = self._streams.get(number)
+        if stream is None or stream.view.session_id != session_id:
+            self._require_session(session_id)
+            raise NotReplica(f"stream {number} is not open here")
+        if not self._metadata().session_open(session_id):
+            self._drop(number)
+            raise SessionClosed(f"session {session_id} was closed")
+        stream.used_s = self._runtime.clock.monotonic_s()
+        return stream
+
+    def _require_session(self, session_id: str) -> None:
+        if not self._metadata().session_open(session_id):
+            raise SessionClosed(f"session {session_id} is not open")
+
+    # -- building ---------------------------------------------------------------------------------
+
+    def _build_next(self, stream: _OpenStream) -> None:
+        """Begin the next file, unless it is on its way, there is none, or one waits already."""
+        if (
+            stream.building is None
+            and not stream.ended
+            and not stream.closed
+            and len(stream.files) < STREAM_FILES_KEPT_MAX
+        ):
+            stream.building = asyncio.Event()
+            self._runtime.tasks.spawn(self._build(stream, stream.building), f"stream.build.{stream.number}")
+
+    async def _build(self, stream: _OpenStream, done: asyncio.Event) -> None:
+        path = f"{DIRECTORY}/{_PREFIX}{stream.number:x}-{stream.built}"
+        try:
+            async with self._builds:
+                await self._write(stream, path)
+            if stream.closed:
+                self._remove(path)
+            else:
+                stream.files[stream.built] = _BuiltFile(path, stream.maker.summary(), stream.maker.ended)
+                stream.ended = stream.maker.ended
+                stream.built += 1
+        except LockstepError as error:
+            self._remove(path)
+            stream.error = error
+        finally:
+            stream.building = None
+            done.set()
+
+    async def _write(self, stream: _OpenStream, path: str) -> None:
+        """A turn of the loop for each block: handing pairs over costs the interpreter, so a thread would
+        hold up requests for longer than a block does."""
+        stream.maker.begin()
+        disk = self._runtime.disk
+        while not stream.closed and (block := stream.maker.next_block()):
+            disk.append(path, block)
+            self._runtime.probes.reach("stream.source.block")
+            await asyncio.sleep(0)
+
+    # -- ending -----------------------------------------------------------------------------------
+
+    def _watch(self, number: int) -> None:
+        """Look again when the stream would have been idle for too long."""
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        idle_s = self._runtime.clock.monotonic_s() - stream.used_s
+        left_s = STREAM_IDLE_MS / 1000 - idle_s
+        if left_s <= 0 or not self._metadata().session_open(stream.view.session_id):
+            self._drop(number)
+        else:
+            asyncio.get_running_loop().call_later(left_s, self._watch, number)
+
+    def _release(self, stream: _OpenStream, number: int) -> None:
+        """The target has done with every file before `number`."""
+        for older in [one for one in stream.files if one < number]:
+            self._remove(stream.files.pop(older).path)
+            stream.view.files += 1
+            self.counts.files += 1
+
+    def _drop(self, number: int) -> None:
+        stream = self._streams.pop(number, None)
+        if stream is not None:
+            stream.closed = True
+            stream.fragments.close()
+            for built in stream.files.values():
+                self._remove(built.path)
+            stream.files = {}
+
+    def _remove(self, path: str) -> None:
+        if self._runtime.disk.exists(path):
+            self._runtime.disk.remove(path)
+
+    def forget_closed(self) -> None:
+        """Drop the streams of sessions that are closed by now."""
+        for number in list(self._streams):
+            if not self._metadata().session_open(self._streams[number].view.session_id):
+                self._drop(number)
+
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    def views(self) -> Iterator[StreamView]:
+        return iter([stream.view for stream in self._streams.values()])
+
+    def stop(self) -> None:
+        """Release every snapshot; call before the store is closed."""
+        for number in list(self._streams):
+            self._drop(number)

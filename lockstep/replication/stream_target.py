@@ -1,0 +1,413 @@
+"""The target of range streams: fetches sorted files, verifies them whole, and makes each visible at once.
+
+Invariants. A file becomes visible in the same step in which its session was seen open in this node's own
+metadata, after its digest was verified, and never in part. What was made visible is never asked for again
+while the session lasts: its position is durable and outlives both ends. Nothing is written for a closed
+session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from lockstep.replication import verbs
+from lockstep.replication.handshake import Address
+from lockstep.replication.internode import Internode
+from lockstep.replication.messages import (
+    StreamAskPart,
+    StreamClose,
+    StreamFile,
+    StreamNextFile,
+    StreamOpen,
+    StreamOpened,
+    StreamPart,
+)
+from lockstep.replication.session_guards import SessionGuards
+from lockstep.replication.stream_files import Position, StreamFiles, StreamKey
+from lockstep.replication.stream_progress import StreamCounts, StreamProgress, StreamView
+from lockstep.runtime.ports import Runtime
+from lockstep.storage.sorted_file import FORMAT_VERSION, BlockReader, FileSummary
+from lockstep.storage.store import Pair
+from lockstep.values.errors import (
+    DiskRefused,
+    FrameCorrupt,
+    LockstepError,
+    NotReplica,
+    Overloaded,
+    PeerError,
+    ReplicaRefusal,
+    SessionClosed,
+    StorageError,
+)
+from lockstep.values.limits import (
+    REPLICA_RETRY_MS,
+    STREAM_ATTEMPTS_MAX,
+    STREAM_FILE_ATTEMPTS_MAX,
+    STREAM_PART_BYTES,
+    STREAM_PARTS_AHEAD,
+    STREAM_TIMEOUT_MS,
+)
+from lockstep.values.tokens import Range
+
+
+class FragmentRun(Protocol):
+    @property
+    def count(self) -> int: ...
+
+    def add(self, pairs: Sequence[Pair]) -> None: ...
+
+
+class TargetEngine(Protocol):
+    """What a target needs of its node's storage."""
+
+    def begin_run(self, table_id: int, tokens: Range, path: str) -> Any: ...
+
+    async def before_ingest(self, run: Any) -> None: ...
+
+    def ingest(self, run: Any) -> int: ...
+
+    async def synced(self, sequence: int) -> None: ...
+
+
+class StreamReport(msgspec.Struct, frozen=True, array_like=True):
+    """Of the whole stream, also of what earlier attempts brought."""
+
+    moved_bytes: int
+    fragments: int
+    files: int
+
+
+class _FileDamaged(FrameCorrupt):
+    """A file that arrived is not what its header says."""
+
+
+class _Copy:
+    """One stream to this node while it is worked on."""
+
+    def __init__(self, position: Position, epoch: int, view: StreamView, progress: StreamProgress) -> None:
+        self.position = position
+        self.epoch = epoch
+        self.view = view
+        self.progress = progress
+        #: Times that the file which comes next was damaged.
+        self.damaged = 0
+        self.failures = 0
+        #: Bytes that arrived, whatever became of them: shows whether an attempt got anywhere.
+        self.arrived = 0
+
+    @property
+    def key(self) -> StreamKey:
+        return self.position.key
+
+    def moved(self, size: int, now_s: float) -> None:
+        self.arrived += size
+        self.view.moved(size)
+        self.progress.moved_bytes += size
+        self.progress.rate.note(now_s, self.progress.moved_bytes)
+
+
+class StreamClient:
+    def __init__(
+        self, runtime: Runtime, internode: Internode, engine: TargetEngine, guards: SessionGuards
+    ) -> None:
+        self._runtime = runtime
+        self._internode = internode
+        self._engine = engine
+        self._guards = guards
+        self._files = StreamFiles(runtime.disk)
+        self._views: dict[StreamKey, StreamView] = {}
+        self.counts = StreamCounts()
+
+    def forget_closed(self, session_open: Callable[[str], bool]) -> None:
+        """Remove what streams of closed sessions left; at the start, and when sessions were closed."""
+        if self._files.forget_closed(session_open):
+            self._runtime.probes.reach("stream.target.forgotten")
+
+    def views(self) -> Iterator[StreamView]:
+        return iter(list(self._views.values()))
+
+    async def stream_range(
+        self,
+        *,
+        source: Address,
+        session_id: str,
+        table_id: int,
+        range: Range,
+        epoch: int,
+        progress: StreamProgress | None = None,
+    ) -> StreamReport:
+        """Copy what `source` holds of a range; durable on return. What an earlier call under the same session
+        brought, maybe before a restart, is not copied again.
+
+        SessionClosed when the session ended; FrameCorrupt when a file arrives damaged again and again;
+        PeerError when the source stays unreachable through STREAM_ATTEMPTS_MAX attempts without progress;
+        storage errors as they are.
+        """
+        self._guards.require(session_id)
+        key = StreamKey(session_id, table_id, range.left, range.right, source)
+        position = self._files.load(key)
+        view = StreamView(session_id, source, "in", table_id, range, self._runtime.clock)
+        view.files, view.bytes, view.total_bytes = position.files, position.moved_bytes, position.total_bytes
+        view.file_bytes = position.file_bytes
+        copy = _Copy(position, epoch, view, progress if progress is not None else StreamProgress())
+        copy.progress.views.append(view)
+        copy.progress.moved_bytes += position.moved_bytes
+        copy.progress.files += position.files
+        copy.progress.rate.note(self._runtime.clock.monotonic_s(), copy.progress.moved_bytes)
+        self._views[key] = view
+        self.counts.streams += 1
+        try:
+            while not copy.position.done:
+                await self._attempt(copy)
+        finally:
+            self._views.pop(key, None)
+        view.ended()
+        return StreamReport(copy.position.moved_bytes, copy.position.fragments, copy.position.files)
+
+    async def _attempt(self, copy: _Copy) -> None:
+        """Go on until all is here, or something breaks that another attempt may mend."""
+        before = copy.arrived, copy.position.files
+        try:
+            await self._copy(copy)
+        except SessionClosed:
+            raise
+        except _FileDamaged as error:
+            self._damaged(copy, error)
+        except NotReplica as error:
+            # The source knows nothing of this stream (any more): it is opened anew, behind what is here.
+            await self._broken(copy, before, error)
+            self._forget_stream(copy)
+        except (PeerError, ReplicaRefusal, Overloaded) as error:
+            await self._broken(copy, before, error)
+
+    async def _broken(self, copy: _Copy, before: tuple[int, int], error: LockstepError) -> None:
+        """Pause before another attempt; raises the error after too many that led nowhere."""
+        moved = (copy.arrived, copy.position.files) != before
+        copy.failures = 1 if moved else copy.failures + 1
+        if copy.failures >= STREAM_ATTEMPTS_MAX:
+            raise error
+        self._guards.require(copy.key.session_id)
+        await self._runtime.probes.linger("stream.target.broken")
+        await asyncio.sleep(copy.failures * REPLICA_RETRY_MS / 1000)
+
+    def _damaged(self, copy: _Copy, error: LockstepError) -> None:
+        copy.damaged += 1
+        self.counts.damaged += 1
+        self._runtime.probes.reach("stream.target.damaged")
+        key = copy.key
+        if copy.damaged >= STREAM_FILE_ATTEMPTS_MAX:
+            raise FrameCorrupt(
+                f"a file of table {key.table_id} from {key.source[0]}:{key.source[1]} was damaged "
+                f"{copy.damaged} times: {error.message}",
+                hint="look at the source's disk and network; another source is tried if there is one",
+            ) from error
+        self._guards.require(key.session_id)
+        if copy.damaged % 2 == 0:
+            # The same bytes again did not help: let the source build its files anew.
+            self._internode.send(key.source, verbs.STREAM_CLOSE, StreamClose(copy.position.stream_id))
+            self._forget_stream(copy)
+        else:
+            self._files.discard(key)
+            copy.position = replace(copy.position, fetched=())
+
+    def _forget_stream(self, copy: _Copy) -> None:
+        self._guards.require(copy.key.session_id)
+        self._files.discard(copy.key)
+        copy.position = replace(copy.position, stream_id=0, number=0, fetched=())
+
+    # -- one attempt ------------------------------------------------------------------------------
+
+    async def _copy(self, copy: _Copy) -> None:
+        self._guards.require(copy.key.session_id)
+        if copy.position.stream_id or copy.position.next_key:
+            self.counts.resumed += 1
+            self._runtime.probes.reach("stream.target.resumed")
+        if not copy.position.stream_id:
+            await self._open(copy)
+        arrived: asyncio.Queue[StreamFile] = asyncio.Queue(1)
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._fetch(copy, arrived), name="stream.fetch")
+                both.create_task(self._take_in(copy, arrived), name="stream.take_in")
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from failures
+        self._internode.send(copy.key.source, verbs.STREAM_CLOSE, StreamClose(copy.position.stream_id))
+
+    async def _open(self, copy: _Copy) -> None:
+        key, position = copy.key, copy.position
+        request = StreamOpen(key.session_id, key.table_id, key.left, key.right, copy.epoch, position.next_key)
+        opened: StreamOpened = await self._ask(key, verbs.STREAM_OPEN, request)
+        self._guards.require(key.session_id)
+        copy.position = replace(
+            position,
+            stream_id=opened.stream_id,
+            number=0,
+            total_bytes=opened.total_bytes,
+            file_bytes=opened.file_bytes,
+            part_bytes=min(max(opened.part_bytes, 1), STREAM_PART_BYTES),
+            fetched=(),
+        )
+        copy.view.total_bytes, copy.view.file_bytes = opened.total_bytes, opened.file_bytes
+
+    async def _fetch(self, copy: _Copy, arrived: asyncio.Queue[StreamFile]) -> None:
+        number = copy.position.number
+        while True:
+            header = await self._header(copy, number)
+            assert header.summary is not None, "a header that is ready was checked"
+            if header.summary.entries:
+                await self._fetch_content(copy, number, header.summary)
+            await arrived.put(header)
+            if header.last:
+                return
+            number += 1
+
+    async def _header(self, copy: _Copy, number: int) -> StreamFile:
+        key = copy.key
+        while True:
+            ask = StreamNextFile(key.session_id, copy.position.stream_id, number, copy.position.number)
+            header: StreamFile = await self._ask(key, verbs.STREAM_FILE, ask)
+            self._guards.require(key.session_id)
+            if header.ready:
+                break
+        if header.version != FORMAT_VERSION:
+            raise FrameCorrupt(f"the source sends files of version {header.version}")
+        of = (header.number, header.table_id, header.left, header.right)
+        if of != (number, key.table_id, key.left, key.right) or header.summary is None:
+            raise FrameCorrupt("the header of another file came")
+        if header.summary.entries and header.summary.first_key < copy.position.next_key:
+            raise FrameCorrupt("a file begins before the position it was asked for")
+        return header
+
+    async def _fetch_content(self, copy: _Copy, number: int, summary: FileSummary) -> None:
+        """Append what is not here yet, several parts being on their way at once."""
+        key, disk = copy.key, self._runtime.disk
+        path = self._files.content(key, number)
+        offset = self._files.arrived(key, number)
+        if (number, summary.digest) not in copy.position.fetched or offset > summary.size_bytes:
+            self._files.discard(key, number)
+            offset = 0
+            copy.position = replace(copy.position, fetched=(*copy.position.fetched, (number, summary.digest)))
+            self._files.note(copy.position)
+        elif offset:
+            self._runtime.probes.reach("stream.target.continued")
+        asked, ahead = offset, deque[tuple[StreamAskPart, asyncio.Future[StreamPart]]]()
+        try:
+            while offset < summary.size_bytes:
+                while asked < summary.size_bytes and len(ahead) < STREAM_PARTS_AHEAD:
+                    size = min(copy.position.part_bytes, summary.size_bytes - asked)
+                    ask = StreamAskPart(key.session_id, copy.position.stream_id, number, asked, size)
+                    ahead.append((ask, self._begin(key, ask)))
+                    asked += size
+                ask, coming = ahead[0]
+                part = await coming
+                self._guards.require(key.session_id)
+                if not part.data:
+                    ahead[0] = ask, self._begin(key, ask)
+                    continue
+                ahead.popleft()
+                if len(part.data) != ask.size:
+                    raise FrameCorrupt("a part of another size came")
+                disk.append(path, part.data)
+                offset += ask.size
+                self.counts.bytes += ask.size
+                copy.moved(ask.size, self._runtime.clock.monotonic_s())
+                self._runtime.probes.reach("stream.target.chunk")
+        finally:
+            for _, coming in ahead:
+                if not coming.cancel() and not coming.cancelled():
+                    coming.exception()  # Heard, so that nobody calls it lost.
+
+    # -- what has arrived -------------------------------------------------------------------------
+
+    async def _take_in(self, copy: _Copy, arrived: asyncio.Queue[StreamFile]) -> None:
+        while True:
+            header = await arrived.get()
+            assert header.summary is not None, "only checked headers are handed on"
+            if header.summary.entries:
+                await self._take_file(copy, header.number, header.summary)
+            if header.last:
+                break
+        with self._guards.hold(copy.key.session_id):
+            copy.position = replace(copy.position, done=True)
+            await self._files.record(copy.position)
+
+    async def _take_file(self, copy: _Copy, number: int, summary: FileSummary) -> None:
+        """Verify a file and make it visible, whole."""
+        key = copy.key
+        run = await self._prepare(copy, number, summary)
+        self._runtime.probes.reach("stream.target.file")
+        # No await between the guard's look at the session and the store's step that makes the file visible.
+        with self._guards.hold(key.session_id):
+            sequence = self._engine.ingest(run)
+            await self._engine.synced(sequence)
+            self._runtime.probes.reach("stream.target.ingested")
+            position = copy.position
+            copy.position = replace(
+                position,
+                next_key=summary.next_key,
+                moved_bytes=position.moved_bytes + summary.size_bytes,
+                fragments=position.fragments + summary.entries,
+                files=position.files + 1,
+                number=number + 1,
+                fetched=tuple(one for one in position.fetched if one[0] > number),
+            )
+            await self._files.record(copy.position)
+        self._files.discard(key, number)
+        copy.damaged = 0
+        copy.view.files += 1
+        copy.progress.files += 1
+        copy.progress.fragments += summary.entries
+        self.counts.files += 1
+
+    async def _prepare(self, copy: _Copy, number: int, summary: FileSummary) -> Any:
+        """Read a file back, block by block, into a run; _FileDamaged unless all of it is right."""
+        key, disk, tasks = copy.key, self._runtime.disk, self._runtime.tasks
+        path, run_path = self._files.content(key, number), self._files.run(key, number)
+        if disk.exists(run_path):
+            disk.remove(run_path)
+        self._guards.require(key.session_id)
+        run = self._engine.begin_run(key.table_id, Range(key.left, key.right), run_path)
+        reader = BlockReader(path)
+
+        def read(offset: int) -> list[memoryview]:
+            return reader.feed(disk.read_at(path, offset, STREAM_PART_BYTES))
+
+        try:
+            for offset in range(0, summary.size_bytes, STREAM_PART_BYTES):
+                # Reading, hashing and checking give the interpreter up; handing pairs over does not.
+                for block in await tasks.run_blocking(partial(read, offset)):
+                    self._guards.require(key.session_id)
+                    run.add(reader.pairs_of(block))
+                    await asyncio.sleep(0)
+            reader.check(summary)
+        except DiskRefused:
+            raise
+        except StorageError as error:
+            raise _FileDamaged(error.message) from error
+        self._guards.require(key.session_id)
+        await self._engine.before_ingest(run)
+        return run
+
+    def _begin(self, key: StreamKey, ask: StreamAskPart) -> asyncio.Future[StreamPart]:
+        return self._internode.begin(key.source, verbs.STREAM_PART, ask, STREAM_TIMEOUT_MS)
+
+    async def _ask(self, key: StreamKey, verb: int, request: Any) -> Any:
+        return await self._internode.request(key.source, verb, request, STREAM_TIMEOUT_MS)
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one of both that says most: a closed session, then damage, then anything."""
+    found = [_first(one) if isinstance(one, BaseExceptionGroup) else one for one in failures.exceptions]
+    for kind in (SessionClosed, _FileDamaged):
+        for one in found:
+            if isinstance(one, kind):
+                return one
+    unexpected = [one for one in found if not isinstance(one, LockstepError)]
+    return unexpected[0] if unexpected else found[0]

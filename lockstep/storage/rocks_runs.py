@@ -1,0 +1,125 @@
+"""Whole ranges in and out of RocksDB: cursors that take many pairs at once, and runs that become table files.
+
+Invariants. A cursor owns its read options and the bound's bytes for as long as it lives: the library keeps a
+bare pointer into them. The library ends a walk at a block it cannot read as if that were the end, so a cursor
+that ends looks at the same instant with an iterator that tells. A run's file is complete before it is
+ingested.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.runtime.ports import Tasks
+from lockstep.storage.store import Pair, check_ascending
+from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
+
+#: What the library writes before it asks the kernel to begin with writing it out: so the sync at a file's
+#: end, during which the interpreter stands still, has little left to do.
+_BYTES_PER_SYNC = 1024 * 1024
+
+
+class RocksCursor:
+    def __init__(self, path: str, database: Any, new_options: Any, lower: bytes, upper: bytes) -> None:
+        self._path = path
+        self._lower, self._upper = lower, upper
+        self._options = new_options()
+        self._options.set_iterate_upper_bound(self._upper)
+        # A range is read once: it would only push out what requests need.
+        self._options.fill_cache(False)
+        self._pairs: Any = database.items(from_key=lower, read_opt=self._options)
+        self._witness: Any = database.iter(self._options)
+        self._last = b""
+
+    def take(self, count: int) -> list[Pair]:
+        if self._pairs is None:
+            raise StorageError("the cursor is closed")
+        found: list[Pair] = list(itertools.islice(self._pairs, count))
+        if found:
+            if not self._lower <= found[0][0] or not found[-1][0] < self._upper:
+                raise CorruptFile(self._path, 0, "a scan left its bounds")
+            self._last = found[-1][0]
+        if len(found) < count:
+            self._check_end()
+        return found
+
+    def _check_end(self) -> None:
+        """CorruptFile unless the range really ends behind the last pair."""
+        witness = self._witness
+        witness.seek(self._last or self._lower)
+        if self._last and witness.valid():
+            witness.next()
+        try:
+            witness.status()
+        except Exception as error:
+            raise CorruptFile(self._path, 0, str(error)) from error
+        if witness.valid():
+            raise CorruptFile(self._path, 0, "a scan ended before its range did")
+
+    def close(self) -> None:
+        self._pairs = self._witness = None
+
+
+class RocksRun:
+    """A table file in the making; `path` is absolute or relative to the process."""
+
+    def __init__(self, library: Any, tasks: Tasks, database: Any, path: str) -> None:
+        self.path = path
+        self._library = library
+        self._tasks = tasks
+        self._database = database
+        self._writer: Any = None
+        self._last = b""
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def add(self, pairs: Sequence[Pair]) -> None:
+        if not pairs:
+            return
+        if self._writer is None:
+            self._writer = self._open()
+        try:
+            # The library refuses keys that do not ascend. No step of the interpreter's own for a pair.
+            deque(itertools.starmap(self._writer.__setitem__, pairs), 0)
+        except Exception as error:
+            check_ascending(pairs, self._last)
+            raise DiskRefused(f"cannot write {self.path}: {error}") from error
+        self._last = pairs[-1][0]
+        self._count += len(pairs)
+
+    def _open(self) -> Any:
+        library = self._library
+        table = library.BlockBasedOptions()
+        table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
+        options = library.Options(raw_mode=True)
+        options.set_block_based_table_factory(table)
+        options.set_compression_type(library.DBCompressionType.lz4())
+        options.set_bytes_per_sync(_BYTES_PER_SYNC)
+        writer = library.SstFileWriter(options)
+        try:
+            writer.open(self.path)
+        except Exception as error:
+            raise DiskRefused(f"cannot write {self.path}: {error}") from error
+        return writer
+
+    async def finish(self) -> None:
+        if self._writer is None:
+            return
+        writer, self._writer, database = self._writer, None, self._database
+        try:
+            await self._tasks.run_blocking(writer.finish)
+            # Ingestion flushes what is in memory of the file's range, with the interpreter standing still;
+            # now it does not. What is written until then is little.
+            await self._tasks.run_blocking(database.flush)
+        except Exception as error:
+            raise DiskRefused(f"cannot write {self.path}: {error}") from error
+
+
+#: As in `RocksSettings`: an ingested file is read like any other.
+_BLOOM_BITS_PER_KEY = 10

@@ -1,0 +1,176 @@
+"""The format of a sorted file: fragments of one range in key order, cut into checked blocks.
+
+    block = u32 length | u32 CRC-32 | MessagePack list of (key, value)
+
+Invariants. Equal fragments make equal bytes, whatever the store. A block is handed on only when its checksum
+holds; a file's digest covers every byte of it, in order. A file ends with a whole partition unless that one
+alone is larger than a file may be: then `next_key` is where the partition begins.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import struct
+import zlib
+from collections.abc import Callable
+from itertools import chain
+
+import msgspec
+
+from lockstep.storage import keys
+from lockstep.storage.store import Pair
+from lockstep.values import codec
+from lockstep.values.errors import CorruptFile
+from lockstep.values.limits import (
+    STREAM_BLOCK_BYTES,
+    STREAM_BLOCK_BYTES_MAX,
+    STREAM_BLOCK_PAIRS,
+    STREAM_PAIRS_TAKEN,
+)
+
+FORMAT_VERSION = 1
+#: SHA-256: today's processors have instructions for it, so it is the fastest of the strong ones.
+new_digest = hashlib.sha256
+_PAIRS: msgspec.msgpack.Decoder[list[Pair]] = codec.decoder(list[Pair])
+_HEADER = struct.Struct(">II")
+
+
+class FileSummary(msgspec.Struct, frozen=True, array_like=True):
+    """What a finished file holds, in store keys. `next_key`: from where on whoever has this file and all
+    before it still lacks something. `digest` is over the whole content."""
+
+    entries: int
+    size_bytes: int
+    first_key: bytes
+    last_key: bytes
+    next_key: bytes
+    digest: bytes
+
+
+class RangeFiles:
+    """Turns the fragments that `take` gives into one file after the other, a block at a time.
+
+    `bytes_max` is where a file ends at the next end of a partition; twice that, where it ends anyway.
+    """
+
+    def __init__(self, take: Callable[[int], list[Pair]], bytes_max: int) -> None:
+        self._take = take
+        self._bytes_max = bytes_max
+        self._left: list[Pair] = []
+        #: Nothing is left to make files of, once the present one is complete.
+        self.ended = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the file that is complete."""
+        self._digest = new_digest()
+        self._entries = 0
+        self._bytes = 0
+        self._first = self._last = self._next = b""
+        self._complete = False
+
+    def next_block(self) -> bytes:
+        """The file's next block; empty when it is complete."""
+        if self._complete:
+            return b""
+        pairs = self._pairs()
+        if not pairs:
+            self._complete = True
+            return b""
+        if self._bytes >= self._bytes_max:
+            pairs = self._cut(pairs)
+        return self._block(pairs) if pairs else b""
+
+    def _pairs(self) -> list[Pair]:
+        """What follows, some hundred kilobytes of it."""
+        found, self._left = self._left, []
+        size = 0
+        while not self.ended and len(found) < STREAM_BLOCK_PAIRS and size < STREAM_BLOCK_BYTES:
+            taken = self._take(STREAM_PAIRS_TAKEN)
+            found += taken
+            size += sum(map(len, chain.from_iterable(taken)))
+            self.ended = len(taken) < STREAM_PAIRS_TAKEN
+        return found
+
+    def _cut(self, pairs: list[Pair]) -> list[Pair]:
+        """The file is large enough: what of `pairs` still belongs to the partition it ends with."""
+        prefix = keys.split_partition(self._last)[2]
+        at = bisect.bisect_left(pairs, (keys.partition_end(prefix),))
+        if at == len(pairs) and self._bytes < 2 * self._bytes_max:
+            return pairs
+        self._complete = True
+        if at == len(pairs):
+            self._next, self._left, at = prefix, pairs, 0
+        else:
+            self._left = pairs[at:]
+        self.ended = False if self._left else self.ended
+        return pairs[:at]
+
+    def _block(self, pairs: list[Pair]) -> bytes:
+        data = codec.frame_record(codec.encode(pairs))
+        self._digest.update(data)
+        if not self._entries:
+            self._first = pairs[0][0]
+        self._last = pairs[-1][0]
+        self._entries += len(pairs)
+        self._bytes += len(data)
+        return data
+
+    def summary(self) -> FileSummary:
+        """Of the complete file; without entries when there was nothing left."""
+        next_key = self._next
+        if self._entries and not next_key:
+            next_key = keys.partition_end(keys.split_partition(self._last)[2])
+        return FileSummary(
+            self._entries, self._bytes, self._first, self._last, next_key, self._digest.digest()
+        )
+
+
+class BlockReader:
+    """Cuts a file's bytes into blocks again; `name` is for errors. Holds at most one unfinished block."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._rest = b""
+        self._digest = new_digest()
+        self._bytes = 0
+        self._entries = 0
+
+    def feed(self, data: bytes) -> list[memoryview]:
+        """The bodies of the blocks that `data` completes, for `pairs_of`. CorruptFile."""
+        self._digest.update(data)
+        self._bytes += len(data)
+        content = self._rest + data if self._rest else data
+        view, at = memoryview(content), 0
+        found: list[memoryview] = []
+        while len(content) - at >= _HEADER.size:
+            length, crc = _HEADER.unpack_from(content, at)
+            start = at + _HEADER.size
+            if not 0 < length <= STREAM_BLOCK_BYTES_MAX:
+                raise CorruptFile(self._name, at, f"a block of {length} bytes")
+            if start + length > len(content):
+                break
+            body = view[start : start + length]
+            if zlib.crc32(body) != crc:
+                raise CorruptFile(self._name, at, "a block differs from its checksum")
+            found.append(body)
+            at = start + length
+        self._rest = content[at:]
+        return found
+
+    def pairs_of(self, body: memoryview) -> list[Pair]:
+        """The fragments of a block."""
+        try:
+            pairs = _PAIRS.decode(body)
+        except codec.UNREADABLE as error:
+            raise CorruptFile(self._name, 0, f"a block does not decode: {error}") from error
+        self._entries += len(pairs)
+        return pairs
+
+    def check(self, summary: FileSummary) -> None:
+        """CorruptFile unless everything that was fed is exactly the file of this summary."""
+        if self._rest or self._bytes != summary.size_bytes or self._entries != summary.entries:
+            raise CorruptFile(self._name, self._bytes, "the file is not as long as its header says")
+        if self._digest.digest() != summary.digest:
+            raise CorruptFile(self._name, 0, "the file differs from its digest")
