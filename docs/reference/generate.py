@@ -65,6 +65,8 @@ MEANINGS = {
     "metadata.archive_directory": "where log and snapshots go before they are removed; one for each node",
     "cms.processor": "raft; remote: never a voter; local: alone, without a group; or another package's kind",
     "cms.replace_after_ms": "a voter that is unreachable for longer loses its vote to another node; 0: never",
+    "gossip.phi_threshold": "how unlikely a silence must be (one in ten to this power) before its node is "
+    "suspected; 10 to 12 suits machines that pause",
     "testing.faults": "opens the admin calls that cut connections; never where data matters",
     "testing.hide_kinds": 'kinds of metadata entries that this node does not know, such as `"set_service"`',
     "testing.log_version": "version of the metadata log that this node says it reads; -1: its own",

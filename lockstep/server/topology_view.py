@@ -155,6 +155,7 @@ class TopologyTables:
             "fence_version": self.fence_version(cluster),
             "transition_state": first.stage.value if first is not None else None,
             "session": first.session_id or None if first is not None else None,
+            "enabled_features": list(cluster.features.enabled),
             "tablet_balancing_enabled": False,
             "upgrade_state": "done",
             "global_topology_request": request_type(foremost) if foremost is not None else None,
@@ -197,7 +198,15 @@ class TopologyTables:
             "done": not request.is_live,
             "error": request.outcome or None,
             "end_time": self._committed_ms(request.ended_epoch) if request.ended_epoch else None,
+            "new_keyspace_rf_change_ks_name": request.keyspace or None,
+            "new_keyspace_rf_change_data": _options(request.target) if request.target is not None else None,
         }
+
+
+def _options(target: Replication) -> dict[str, str]:
+    """A replication as the options of a keyspace."""
+    factors = {dc or "replication_factor": str(factor) for dc, factor in target.factors}
+    return {"class": target.strategy, **factors}
 
 
 def _node_row(cluster: ClusterMetadata, info: NodeInfo) -> VirtualRow:
@@ -217,6 +226,7 @@ def _node_row(cluster: ClusterMetadata, info: NodeInfo) -> VirtualRow:
         "request_id": request_uuid(request.id) if request is not None else None,
         "replaced_id": parse_uuid(cluster.directory.by_id[replaced].host_id) if replaced else None,
         "rebuild_option": request.source_dc or None if request is not None else None,
+        "supported_features": list(info.features),
         "shard_count": 1,
         "cleanup_status": _cleanup_status(cluster, info),
     }

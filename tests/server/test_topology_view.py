@@ -139,6 +139,31 @@ def test_a_select_of_everything_works(text: str) -> None:
     assert len(select(view.virtual, text)) == (4 if text.endswith("topology") else 1)
 
 
+def test_a_change_of_replication_is_global() -> None:
+    view = View()
+    view.history.submit(EnqueueRequest(OperationKind.REPLICATION, NodeId(0), keyspace="k", target=simple(2)))
+    columns = "request_type, target_host, new_keyspace_rf_change_ks_name, new_keyspace_rf_change_data"
+    options = {"class": "SimpleStrategy", "replication_factor": "2"}
+    ((*shown, data),) = view.requests(columns)
+    assert shown == ["keyspace_rf_change", None, "k"] and dict(data) == options
+    assert view.shared("global_topology_request, global_topology_request_id, global_requests") == [
+        "keyspace_rf_change",
+        request_uuid(1),
+        [request_uuid(1)],
+    ]
+    view.history.submit(
+        PrepareOperation(OperationKind.REPLICATION, NodeId(0), request_id=1, keyspace="k", target=simple(2))
+    )
+    assert view.shared("global_requests, ongoing_rf_changes") == [None, [request_uuid(1)]]
+
+
+def test_features_show_as_nodes_and_the_cluster_have_them() -> None:
+    view = View()
+    assert view.node(4, "supported_features") == [sorted(view.history.now.directory.by_id[X].features)]
+    enabled = list(view.history.now.features.enabled)
+    assert view.shared("enabled_features") == [enabled or None]
+
+
 def test_the_oldest_transition_shows_and_a_rebuild_is_none() -> None:
     view = View()
     view.history.submit(PrepareOperation(OperationKind.REBUILD, NodeId(1)))
