@@ -40,8 +40,9 @@ format: $(VENV)/.stamp-dev ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on
+sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on, and the crash matrix
 	$(BIN)/lockstep sim run --seed $(SEED) --seeds $(SEEDS) $(ARGS)
+	$(BIN)/lockstep sim matrix --seed $(SEED)
 
 sim-planted: $(VENV)/.stamp-dev ## SEEDS=n look for each planted bug in up to n seeds
 	$(BIN)/lockstep sim planted --seeds $(SEEDS) $(ARGS)

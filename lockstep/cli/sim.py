@@ -120,6 +120,27 @@ def coordinator(only: str, verbose: bool) -> int:
     return 1 if failed else 0
 
 
+@sim.command()
+@click.option("--only", default="", help="KIND/STAGE/POINT/VICTIM/FAULT, or the first parts of it; * is any.")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--pairs", is_flag=True, help="So few cells that every pair of two values is in one of them.")
+@click.option("--trace", is_flag=True, help="Print who did what when; for one cell.")
+@click.option("--last", default=1_000_000, help="Only the last lines of the trace.")
+def matrix(only: str, seed: int, pairs: bool, trace: bool, last: int) -> int:
+    """Strike every operation at every step, with every victim and every fault."""
+    from lockstep.sim.matrix import report
+
+    if trace:
+        result, story = report.told_story(only, seed, last)
+        click.echo(story)
+        click.echo(report.failure_text(result) if result.violation else f"{result.cell.name} holds")
+        return 1 if result.violation else 0
+
+    verdict = report.run_matrix(only, seed, pairs=pairs, told=click.echo)
+    click.echo(report.text_of(verdict))
+    return 1 if verdict.failed else 0
+
+
 def _runner() -> ModuleType:
     """The simulator is large, so it is imported only when it is used."""
     from lockstep.sim import runner

@@ -122,6 +122,8 @@ class SimCluster:
         self.parked: dict[str, None] = {}
         #: Nodes that left once: also a founder then joins like any other.
         self._rejoining: dict[str, None] = {}
+        #: Which dead node a new one of this name is to replace.
+        self.replacing: dict[str, int] = {}
         #: Ids of nodes that left and whose disks are gone.
         self.retired: dict[int, None] = {}
         self._serving: dict[str, Node] = {}
@@ -180,7 +182,11 @@ class SimCluster:
     def node_id(self, name: str) -> int:
         """0 for a node that is in no directory."""
         host = self.processes[name].host
-        found = [n.id for n in self.newest.directory.nodes if n.address == host and n.state != NodeState.LEFT]
+        found = [
+            node.id
+            for node in self.newest.directory.nodes
+            if node.address == host and node.state != NodeState.LEFT and node.id not in self.retired
+        ]
         return found[0] if found else 0
 
     def name_of(self, node_id: int) -> str:
@@ -233,7 +239,11 @@ class SimCluster:
         seeds = tuple(f"{process.host}:7000" for process in self.processes.values() if process.host != host)
         return Configuration(
             node=NodeSection(name=name, data_directory="."),
-            cluster=ClusterSection(founders=founders if founding else (), seeds=() if founding else seeds),
+            cluster=ClusterSection(
+                founders=founders if founding else (),
+                seeds=() if founding else seeds,
+                replaces=self.replacing.get(name, 0),
+            ),
             network=NetworkSection(address=host),
             placement=PlacementSection(num_tokens=shape.tokens),
             timeouts=TimeoutsSection(write_ms=shape.write_ms, read_ms=shape.read_ms),

@@ -32,6 +32,7 @@ from lockstep.sim.operators import Operators
 from lockstep.sim.replaced import replaced
 from lockstep.sim.replay import check_replays
 from lockstep.sim.schema_operators import SchemaOperators
+from lockstep.sim.streams import Stream
 from lockstep.sim.watch import Watch
 from lockstep.sim.workload import Client, Load, Workload, draw_load
 from lockstep.sim.world import World, WorldSettings
@@ -124,21 +125,13 @@ class Run:
         if scenario.duplicate:
             duplicate = self.world.stream("duplicate").choice(scenario.duplicate)
             shape = msgspec.structs.replace(shape, duplicate=duplicate)
-        load: Load = draw_load(draw)
-        if scenario.clients:
-            load = msgspec.structs.replace(load, clients=scenario.clients)
+        load = self._load(draw)
         self.cluster = SimCluster(self.world, shape)
         self.cluster.append_bytes_max = self.world.stream("appends").choice(scenario.append_bytes)
         self.watch = Watch(self.cluster, load.rows)
         tables = ["t1", "t2"]
         self.workload = Workload(self.cluster, load, tables)
-        self.operators = Operators(
-            self.cluster,
-            busy_s=scenario.busy_s,
-            cancel=scenario.cancel,
-            churn_ms=scenario.churn_ms,
-            tables=tables,
-        )
+        self.operators = self._operators(tables)
         self.schema_operators: SchemaOperators | None = None
         if scenario.schema_ms:
             self.schema_operators = SchemaOperators(self.operators, scenario.schema_ms, tables)
@@ -154,6 +147,23 @@ class Run:
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
         self.judged = 0
+
+    def _load(self, draw: Stream) -> Load:
+        """What clients ask, drawn."""
+        load: Load = draw_load(draw)
+        if self.scenario.clients:
+            load = msgspec.structs.replace(load, clients=self.scenario.clients)
+        return load
+
+    def _operators(self, tables: list[str]) -> Operators:
+        scenario = self.scenario
+        return Operators(
+            self.cluster,
+            busy_s=scenario.busy_s,
+            cancel=scenario.cancel,
+            churn_ms=scenario.churn_ms,
+            tables=tables,
+        )
 
     def result(self) -> SeedResult:
         invariant = violation = ""

@@ -46,6 +46,8 @@ class Watch:
         #: Entries of the log by epoch, as they were first applied.
         self.entries: dict[int, LogEntry] = {}
         self.listeners: list[StageListener] = []
+        #: Told (value before, value after) of each new epoch, before the listeners.
+        self.appliers: list[Callable[[ClusterMetadata, ClusterMetadata], None]] = []
         self.inspected = 0
         self._rows = rows
         self._contents: dict[str, DurableContent] = {}
@@ -86,6 +88,8 @@ class Watch:
         self._service(before, after)
         self.management.first_applied(before, after)
         check_stale(self.log.values, self._seen_by_id(after))
+        for told in self.appliers:
+            told(before, after)
         self._stages(before, after)
 
     def _replayed(self, name: str, value: ClusterMetadata, epoch: int) -> Iterator[ClusterMetadata]:
@@ -173,7 +177,14 @@ class Watch:
             if cluster.node_id(name) == node.id:
                 contents[node.id] = self._content(name)
         writes = AcknowledgedWrites(cluster.history.events, self._rows)
-        self.inspected += check_held(invariant, metadata, writes.newest, contents, only)
+        self.inspected += check_held(
+            invariant,
+            metadata,
+            writes.newest,
+            contents,
+            only,
+            tuple(NodeId(node) for node in cluster.retired),
+        )
 
     def _inspect_pending(self, metadata: ClusterMetadata, operation: Operation) -> None:
         pending = {node: None for transition in operation.transitions for node in transition.gained}

@@ -180,10 +180,12 @@ def check_held(
     newest: Mapping[Place, State],
     contents: Mapping[NodeId, DurableContent],
     only: Mapping[Replication, Sequence[Range]] | None = None,
+    gone: Sequence[NodeId] = (),
 ) -> int:
     """Every read quorum of each range meets a replica that durably holds the newest acknowledged write.
 
-    `only` limits the check to some ranges. Returns how many registers were judged.
+    `only` limits the check to some ranges; `gone` are nodes that never answer again, so no
+    quorum has them. Returns how many registers were judged.
     """
     for content in contents.values():
         content.refresh()
@@ -196,7 +198,7 @@ def check_held(
         token = token_of(key)
         if only is not None and not any(r.contains(token) for r in only.get(replication, ())):
             continue
-        readers = cluster.group_for(replication, token).reads
+        readers = [node for node in cluster.group_for(replication, token).reads if node not in gone]
         place = clustering_bytes(clustering)
         states = {node: contents[node].state(table.id, key, place) for node in readers if node in contents}
         judged += 1

@@ -1,0 +1,126 @@
+"""A batch of cells: run in processes of their own, counted, each failure with the command that repeats it.
+
+Invariant: every cell that was asked for is run or counted as not applicable with its reason; the text and the
+exit code follow from (cells, seed) alone.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from lockstep.sim.checkers.violation import Violation
+from lockstep.sim.matrix.cells import Cell, chosen, why_not
+from lockstep.sim.matrix.pairs import pairwise
+from lockstep.sim.matrix.run import CellResult, Ending, run_cell, undisturbed
+from lockstep.sim.report import story_text
+from lockstep.values.errors import ConfigurationError
+
+#: Which cells have the same undisturbed run.
+_Alike = tuple[str, int]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`skipped`: how many cells do not apply, by reason."""
+
+    results: tuple[CellResult, ...]
+    skipped: dict[str, int]
+
+    @property
+    def failed(self) -> tuple[CellResult, ...]:
+        return tuple(result for result in self.results if result.violation)
+
+
+def run_matrix(
+    only: str, seed: int, *, pairs: bool = False, told: Callable[[str], None] = lambda _: None
+) -> Verdict:
+    """Run the cells that `only` names (all without it), or so few that each pair of values is among them;
+    `told` each failure at once."""
+    cells = chosen(only)
+    if not cells:
+        raise ConfigurationError(
+            f"{only!r} names no cell", hint="KIND/STAGE/POINT/VICTIM/FAULT, with * for any of a part"
+        )
+    skipped: dict[str, int] = {}
+    apply: list[Cell] = []
+    for cell in cells:
+        reason = why_not(cell)
+        if reason:
+            skipped[reason] = skipped.get(reason, 0) + 1
+        else:
+            apply.append(cell)
+    results = []
+    for result in _run_all(pairwise(apply) if pairs else apply, seed):
+        if result.violation:
+            told(failure_text(result))
+        results.append(result)
+    return Verdict(tuple(sorted(results, key=lambda result: result.cell)), skipped)
+
+
+def _run_all(cells: Sequence[Cell], seed: int) -> Iterator[CellResult]:
+    """Cells that share an undisturbed run are run by one process, one after the other."""
+    groups: dict[_Alike, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.kind, cell.factor), []).append(cell)
+    jobs = min(os.cpu_count() or 1, len(groups))
+    if jobs <= 1:
+        for group in groups.values():
+            yield from run_group(group, seed)
+        return
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, context) as pool:
+        waiting = [pool.submit(run_group, group, seed) for group in groups.values()]
+        for done in concurrent.futures.as_completed(waiting):
+            yield from done.result()
+
+
+def run_group(cells: Sequence[Cell], seed: int) -> list[CellResult]:
+    """Cells with one undisturbed run, in this process."""
+    try:
+        wanted: Ending = undisturbed(cells[0], seed)
+    except Violation as found:
+        return [
+            CellResult(cell=cell, seed=seed, invariant=found.invariant, violation=str(found))
+            for cell in cells
+        ]
+    results = []
+    for cell in cells:
+        began = time.process_time()
+        result, _ = run_cell(cell, seed, wanted)
+        results.append(msgspec.structs.replace(result, cpu_s=time.process_time() - began))
+    return results
+
+
+def told_story(only: str, seed: int, last: int) -> tuple[CellResult, str]:
+    """One cell again, with the last lines of what happened in it."""
+    cells = [cell for cell in chosen(only) if not why_not(cell)]
+    if len(cells) != 1:
+        raise ConfigurationError(f"{only!r} names {len(cells)} cells that apply", hint="name one, whole")
+    result, run = run_cell(cells[0], seed, trace=True)
+    return result, story_text((run.cluster.story or [])[-last:])
+
+
+def failure_text(result: CellResult) -> str:
+    return (
+        f"FAILED {result.cell.name} ({result.invariant})\n  {result.violation}\n"
+        f"  again: lockstep sim matrix --only {result.cell.name} --seed {result.seed} --trace"
+    )
+
+
+def text_of(verdict: Verdict) -> str:
+    """What was not run and why, how much it cost, and the count."""
+    results, failed = verdict.results, verdict.failed
+    lines = [f"not applicable: {count:>4}  {why}" for why, count in sorted(verdict.skipped.items())]
+    cpu_s = sum(result.cpu_s for result in results)
+    lines.append(
+        f"{sum(r.events for r in results):,} events, {sum(r.acknowledged for r in results):,} requests "
+        f"succeeded, {sum(r.judged for r in results):,} registers judged, {cpu_s:.1f} CPU s"
+    )
+    skipped = sum(verdict.skipped.values())
+    lines.append(f"matrix: {len(results)} cells run, {skipped} not applicable, {len(failed)} failed")
+    return "\n".join(lines)
