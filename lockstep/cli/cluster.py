@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli import options, render
+from lockstep.cli import options, plans, render
 from lockstep.values.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -69,10 +69,27 @@ def start(name: str, nodes: tuple[str, ...]) -> None:
 @click.argument("name")
 @click.option("--dc", default="dc1", show_default=True, help="Its data centre.")
 @click.option("--rack", default="rack1", show_default=True, help="Its rack.")
-def add(name: str, dc: str, rack: str) -> None:
+@click.option("--replaces", default="", metavar="NODE", help="Take the place of this dead node.")
+@options.dry_run
+@options.output
+def add(name: str, dc: str, rack: str, replaces: str, dry_run: bool, output: str) -> None:
     """Add a node; returns when it has joined and serves."""
-    node = _open(name).add(dc=dc, rack=rack)
-    click.echo(f"{node.name} joined at {node.address}")
+    local = _open(name)
+    if not dry_run:
+        node = local.add(dc=dc, rack=rack, replaces=replaces)
+        if output == "json":
+            render.json_out({"name": node.name, "address": node.address}, "local-node/1")
+        else:
+            click.echo(f"{node.name} joined at {node.address}")
+        return
+    node = local.next_node(dc=dc, rack=rack, replaces=replaces)
+    kind = {"kind": "replace", "node": node.replaces} if replaces else {"kind": "bootstrap"}
+    new = {"address": node.address, "dc": node.dc, "rack": node.rack}
+    plan = local.any_admin().post("/v1/requests", {**kind, "new": new, "dry_run": True})
+    if output == "json":
+        render.json_out(plan, "request-plan/1")
+    else:
+        plans.show(plan)
 
 
 @cluster.command()

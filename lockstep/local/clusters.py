@@ -156,19 +156,59 @@ class LocalCluster:
             self._wait_voters(stopped[-1])
         return [node.name for node in stopped]
 
-    def add(self, *, dc: str = "dc1", rack: str = "rack1", timeout_s: float = START_TIMEOUT_S) -> LocalNode:
-        """Add one node and start it; returns when it has joined and serves."""
+    def add(
+        self,
+        *,
+        dc: str = "dc1",
+        rack: str = "rack1",
+        replaces: str = "",
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> LocalNode:
+        """Add one node and start it; returns when it has joined and serves.
+
+        `replaces` names a dead node, whose place in the ring, data centre and rack the new one takes.
+        """
         content = self.file
-        index = 1 + max(int(node.name.removeprefix("n")) for node in content.nodes)
-        if index > layout.LOCAL_NODES_MAX:
-            raise ConfigurationError(f"a local cluster has at most {layout.LOCAL_NODES_MAX} nodes")
-        node = LocalNode(f"n{index}", layout.address_at(content.first_address, index - 1), dc, rack)
+        node = self.next_node(dc=dc, rack=rack, replaces=replaces)
         _require_free_ports(content, node)
         content = msgspec.structs.replace(content, nodes=(*content.nodes, node))
         layout.write_configuration(self.paths, content, node)
         layout.write(self.paths, content)
         self.start([node.name], timeout_s)
         return node
+
+    def next_node(self, *, dc: str = "dc1", rack: str = "rack1", replaces: str = "") -> LocalNode:
+        """The node that `add` would start; nothing is made yet."""
+        content = self.file
+        index = 1 + max(int(node.name.removeprefix("n")) for node in content.nodes)
+        if index > layout.LOCAL_NODES_MAX:
+            raise ConfigurationError(f"a local cluster has at most {layout.LOCAL_NODES_MAX} nodes")
+        address = layout.address_at(content.first_address, index - 1)
+        if not replaces:
+            return LocalNode(f"n{index}", address, dc, rack)
+        dead = content.node(replaces)
+        if self.state(replaces) is not State.STOPPED:
+            raise PreconditionError(
+                f"{replaces} runs: only a dead node is replaced",
+                hint=f"lockstep cluster kill {self.name} {replaces}",
+            )
+        return LocalNode(f"n{index}", address, dead.dc, dead.rack, replaces=self.node_id(replaces))
+
+    def node_id(self, name: str) -> int:
+        """The id that the cluster knows a node by. PeerError when nobody answers, ConfigurationError when the
+        node is no member."""
+        address = self.file.node(name).address
+        for node in self.any_admin().get("/v1/nodes").get("nodes", []):
+            if node["address"] == address:
+                return int(node["id"])
+        raise ConfigurationError(f"{name} at {address} is no member of the cluster", hint="lockstep status")
+
+    def any_admin(self, timeout_s: float = 10.0) -> AdminClient:
+        """A client of the first node that runs. PreconditionError when none does."""
+        for name, state in self.states().items():
+            if state is State.RUNNING:
+                return self.admin(name, timeout_s)
+        raise PreconditionError(f"no node of {self.name} runs", hint=f"lockstep cluster start {self.name}")
 
     def forget(self, name: str) -> None:
         """Drop a stopped node that has left the cluster, with its directory; it is never started again."""

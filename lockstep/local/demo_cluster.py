@@ -103,6 +103,17 @@ class DemoCluster:
                 raise PeerTimeout(f"{', '.join(late) or 'the cluster'} did not come back")
             time.sleep(POLL_S)
 
+    def wait_until_dead(self, name: str) -> None:
+        """Until the cluster has noticed that the node is gone: only a dead one is replaced."""
+        address = self.local.file.node(name).address
+        deadline = time.monotonic() + OPERATION_TIMEOUT_S
+        while time.monotonic() < deadline:
+            self.refresh()
+            if any(n.get("address") == address and not n.get("alive") for n in self.status.get("nodes", [])):
+                return
+            time.sleep(POLL_S)
+        raise PeerTimeout(f"nobody noticed that {name} is gone")
+
     def decommission(self, name: str) -> None:
         """Ask for it, wait until it is done, and end the process of the node that left."""
         address = self.local.file.node(name).address

@@ -39,6 +39,8 @@ STATUS_INTERVAL_S: Final = 0.4
 #: Loading and reading back take as long as there are rows; nothing else that is waited for takes longer.
 COMMAND_TIMEOUT_S: Final = 3600.0
 NODES: Final = 3
+#: How many it is grown to.
+GROWN: Final = 5
 
 
 Result = TypeVar("Result")
@@ -140,34 +142,52 @@ class Tour:
             self._command(StartTraffic(self._options.ops_per_s))
             self.view.traffic = True
             settle()
-        with self._phase("join") as phase, self._event("fourth node joins"):
-            added = self._while(local.add)
-            self._while(self._cluster.wait_until_all_serve)
-            phase.told = f"{added.name} at {added.address} owns its share"
-        settle()
-        with self._phase("kill") as phase:
-            victim = self._cluster.leader()
-            phase.told = f"SIGKILL to {victim}, which leads the metadata group"
-            with self._event(f"{victim} killed, restarted"):
-                self._while(lambda: local.kill(victim))
+        with self._phase("grow") as phase:
+            names: list[str] = []
+            while len(names) < GROWN - NODES:
+                with self._event(f"n{NODES + len(names) + 1} joins"):
+                    phase.told = f"n{NODES + len(names) + 1} takes its share from all the others"
+                    names.append(self._while(local.add).name)
+                    self._while(self._cluster.wait_until_all_serve)
                 settle()
-                phase.told = f"{victim} starts again"
-                begin_s = time.monotonic()
-                self._while(lambda: local.start([victim]))
-                self._while(self._cluster.wait_until_all_serve)
-            phase.told = (
-                f"{victim}, the metadata leader; back {time.monotonic() - begin_s:.1f} s after its start"
-            )
+            phase.told = f"{' and '.join(names)} own their shares"
+        self._replace_killed()
         settle()
-        with self._phase("decommission") as phase:
-            leaving = self._cluster.leader()
-            phase.told = f"{leaving}, which leads the metadata group, hands its vote and its ranges over"
-            with self._event(f"{leaving} leaves"):
-                self._while(lambda: self._cluster.decommission(leaving))
+        with self._phase("shrink") as phase:
+            left: list[str] = []
+            while len(left) < GROWN - NODES:
+                left.append(self._decommission_leader(phase))
+                settle()
             self._cluster.refresh()
             voters = self._cluster.voters()
-            phase.told = f"{leaving}, the metadata leader, left; now {voters} vote on metadata"
-        settle()
+            phase.told = f"{' and '.join(left)} left, each as metadata leader; {voters} vote now"
+
+    def _replace_killed(self) -> None:
+        local, cluster = self._cluster.local, self._cluster
+        with self._phase("replace") as phase:
+            victim = cluster.leader()
+            phase.told = f"SIGKILL to {victim}, which leads the metadata group"
+            with self._event(f"{victim} killed"):
+                self._while(lambda: local.kill(victim))
+                self._while(lambda: cluster.wait_until_dead(victim))
+            self._settle()
+            with self._event(f"{victim} replaced"):
+                phase.told = f"a new node takes the place of {victim}, from its other replicas"
+                begin_s = time.monotonic()
+                added = self._while(lambda: local.add(replaces=victim))
+                self._while(cluster.wait_until_all_serve)
+            took_s = time.monotonic() - begin_s
+            phase.told = (
+                f"{added.name} took the place of {victim}, the killed metadata leader, in {took_s:.1f} s"
+            )
+
+    def _decommission_leader(self, phase: Phase) -> str:
+        """The name of the node that left."""
+        leaving = self._cluster.leader()
+        phase.told = f"{leaving}, which leads the metadata group, hands its vote and its ranges over"
+        with self._event(f"{leaving} leaves"):
+            self._while(lambda: self._cluster.decommission(leaving))
+        return leaving
 
     def _prove(self, given: DemoInput) -> None:
         with self._phase("proof") as phase:
@@ -289,9 +309,9 @@ def _phases(options: Options) -> list[Phase]:
         Phase("start", f"Start {NODES} nodes"),
         Phase("load", "Load the input"),
         Phase("traffic", "Write and read at QUORUM"),
-        Phase("join", "A fourth node joins"),
-        Phase("kill", "Kill a node, restart it"),
-        Phase("decommission", "Decommission the leader"),
+        Phase("grow", f"Grow to {GROWN} nodes"),
+        Phase("replace", "Kill the leader, replace it"),
+        Phase("shrink", f"Shrink back to {NODES} nodes"),
         Phase("proof", "Read every acknowledged row back"),
     ]
     return [*phases, Phase("spark", "Spark job and report")] if options.spark else phases

@@ -114,9 +114,9 @@ def show(verdict: list[Check], results: Results, seconds: float, stream: TextIO)
 
 
 _OPERATIONS: Final = (
-    ("join", "a fourth node joined"),
-    ("kill", "the metadata leader was killed and came back"),
-    ("decommission", "the next metadata leader was decommissioned"),
+    ("grow", "grown from 3 to 5 nodes"),
+    ("replace", "the metadata leader was killed and replaced"),
+    ("shrink", "shrunk back to 3, each time by the metadata leader"),
 )
 _MARKS: Final = {True: "ok", False: "FAIL", None: ""}
 

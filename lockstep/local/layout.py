@@ -24,18 +24,22 @@ from lockstep.values.errors import ConfigurationError, PreconditionError
 LOCAL_NODES_MAX: Final = 64
 #: Nodes that start a cluster together; further ones join one after another.
 LOCAL_FOUNDERS_MAX: Final = 3
+#: Nodes that a joining one asks: founders and some that came later.
+LOCAL_SEEDS_MAX: Final = 8
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class LocalNode(msgspec.Struct, frozen=True):
-    """A node of a local cluster as its directory records it."""
+    """A node of a local cluster as its directory records it. `replaces`: the id of the node whose place it
+    took, 0 when nobody's."""
 
     name: str
     address: str
     dc: str = "dc1"
     rack: str = "rack1"
     founder: bool = False
+    replaces: int = 0
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
@@ -135,7 +139,8 @@ def write_configuration(paths: Paths, content: ClusterFile, node: LocalNode) -> 
         "node": {"name": node.name, "data_directory": str(paths.data(node.name))},
         "cluster": {
             "name": content.name,
-            **({"founders": founders} if node.founder else {"seeds": founders}),
+            **({"founders": founders} if node.founder else {"seeds": _seeds(content, node)}),
+            **({"replaces": node.replaces} if node.replaces else {}),
         },
         "network": {
             "address": node.address,
@@ -150,6 +155,12 @@ def write_configuration(paths: Paths, content: ClusterFile, node: LocalNode) -> 
     configuration = parse(toml_text.emit(tables), source=f"settings of cluster {content.name}")
     paths.node(node.name).mkdir(parents=True, exist_ok=True)
     paths.configuration(node.name).write_text(render(configuration))
+
+
+def _seeds(content: ClusterFile, node: LocalNode) -> list[str]:
+    """Founders first, then the others: any of them may be gone by the time that this one starts."""
+    others = sorted((n for n in content.nodes if n.name != node.name), key=lambda n: not n.founder)
+    return [f"{n.address}:{content.internode_port}" for n in others[:LOCAL_SEEDS_MAX]]
 
 
 def planned_nodes(count: int, dcs: Sequence[tuple[str, int]], first_address: str) -> tuple[LocalNode, ...]:

@@ -68,12 +68,13 @@ def test_a_small_tour_holds_and_leaves_only_its_report(
     assert counts["writes_acknowledged"] > 100
     assert counts["read_back"] == 400 + counts["writes_acknowledged"]
     epochs = {phase["name"]: phase["epoch_after"] - phase["epoch_before"] for phase in verdict["phases"]}
-    assert epochs["join"] >= 4
-    # A voter: the wish, the change of voters, and the operation.
-    assert epochs["decommission"] >= 8
-    assert epochs["kill"] == 0
+    # Two joins, a replacement of a voter, two leaves of voters: the wish, the voters' change, the operation.
+    assert epochs["grow"] >= 2 * 7
+    assert epochs["replace"] >= 8
+    assert epochs["shrink"] >= 2 * 8
+    assert "n6 took the place of" in said.err and "left, each as metadata leader" in said.err
     assert "acknowledged rows lost" in said.out
-    assert "A fourth node joins" in said.err
+    assert "Grow to 5 nodes" in said.err
 
 
 @pytest.mark.cluster
@@ -114,7 +115,7 @@ def test_a_change_that_fails_ends_the_tour_with_its_reason_and_the_logs(
     with socket.create_server(("127.0.55.4", PORTS[0])):
         assert run(options(nothing_stays, "127.0.55.1")) == 1
     said = capsys.readouterr().out
-    assert "FAIL  a fourth node joined" in said
+    assert "FAIL  grown from 3 to 5 nodes" in said
     assert "n4 cannot listen on 127.0.55.4" in said
     assert "FAIL  acknowledged rows lost" in said
     verdict = json.loads((nothing_stays / "report" / "verdict.json").read_text())

@@ -17,7 +17,7 @@ from lockstep.local.demo_tour import Results
 from lockstep.local.demo_view import NodeLine, Phase, PhaseState, View, node_lines
 from lockstep.values.errors import LockstepError
 
-KEYS = ("start", "load", "traffic", "join", "kill", "decommission", "proof", "spark")
+KEYS = ("start", "load", "traffic", "grow", "replace", "shrink", "proof", "spark")
 
 
 def good() -> tuple[Results, View]:
@@ -52,7 +52,7 @@ def test_a_good_tour_holds_and_says_its_numbers() -> None:
     results, view = good()
     assert failing(results, view) == []
     made = {check.name: check.value for check in demo_verdict.checks(results, view, with_spark=True)}
-    assert made["a fourth node joined"] == "1.5 s, epochs 5 to 9"
+    assert made["grown from 3 to 5 nodes"] == "1.5 s, epochs 5 to 9"
     assert made["acknowledged rows read back"] == "150 of 150"
     assert made["raw errors that the driver retried"] == "3"
 
@@ -81,9 +81,12 @@ def _state(key: str, state: PhaseState) -> Callable[[Results, View], None]:
         (_count(wrong_reads=1), "reads under topology changes, all right"),
         (_count(reads=0), "reads under topology changes, all right"),
         (_count(client_errors=1), "client errors after the driver's retries"),
-        (_state("join", PhaseState.FAILED), "a fourth node joined"),
-        (_state("kill", PhaseState.SKIPPED), "the metadata leader was killed and came back"),
-        (_state("decommission", PhaseState.FAILED), "the next metadata leader was decommissioned"),
+        (_state("grow", PhaseState.FAILED), "grown from 3 to 5 nodes"),
+        (_state("replace", PhaseState.SKIPPED), "the metadata leader was killed and replaced"),
+        (
+            _state("shrink", PhaseState.FAILED),
+            "shrunk back to 3, each time by the metadata leader",
+        ),
         (_state("proof", PhaseState.FAILED), "acknowledged rows lost"),
         (lambda results, _view: setattr(results, "logs_agree", False), "metadata log equal on all nodes"),
         (lambda results, _view: setattr(results, "spark", None), "Spark read both tables"),
