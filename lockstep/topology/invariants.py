@@ -144,11 +144,11 @@ def _apart_problems(cluster: ClusterMetadata, operation: Operation) -> Iterator[
 
 
 def _followed(before: ClusterMetadata, after: ClusterMetadata) -> list[tuple[Replication, Replication]]:
-    """(then, now) of the rings that keyspaces with tables, or any ring that stayed, went from and to."""
+    """(then, now) of the rings that stayed, and of those that keyspaces with data went from and to."""
     pairs = {(ring.replication, ring.replication): None for ring in after.placements.rings}
     for now in after.schema.keyspaces:
         then = before.schema.by_name.get(now.name)
-        if then is not None and then.by_name:
+        if then is not None and (then.by_name or then.replication.apart or now.replication.apart):
             pairs[then.replication, now.replication] = None
     return list(pairs)
 
@@ -319,14 +319,14 @@ def check_stale_coordinators(
 def _rings_by_keyspace(cluster: ClusterMetadata) -> list[tuple[str, Replication]]:
     """Each ring by itself (""), and the ring of every keyspace with tables, which goes from ring to ring."""
     rings = [("", ring.replication) for ring in cluster.placements.rings]
-    return rings + [(k.name, k.replication) for k in cluster.schema.keyspaces if k.by_name]
+    return rings + [(k.name, k.replication) for k in cluster.schema.keyspaces if k.by_name or k.replication.apart]
 
 
 def _replication_then(stale: ClusterMetadata, keyspace: str, replication: Replication) -> Replication | None:
     if not keyspace:
         return replication
     then = stale.schema.by_name.get(keyspace)
-    return then.replication if then is not None and then.by_name else None
+    return then.replication if then is not None and (then.by_name or then.replication.apart) else None
 
 
 def _willing(known: ClusterMetadata, wanted: tuple[str, Replication], range_: Range, planned: int) -> bool:

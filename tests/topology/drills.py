@@ -10,9 +10,13 @@ from lockstep.metadata.registry import Registry, Transformation
 from lockstep.metadata.transformations import Initialize, Register
 from lockstep.schema.model import Replication
 from lockstep.topology.force_remove import ForceRemove, MarkRepaired
-from lockstep.topology.stages import stage_row
 from lockstep.topology.step import Idle, Propose, Reports, RunWorkOrders, WorkKey, WorkReport, step, work_key
-from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.topology.transformations import (
+    AdvanceOperation,
+    CancelOperation,
+    PrepareOperation,
+    can_go_back,
+)
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, SetKeyspaces, founder, network, simple
@@ -76,6 +80,10 @@ def random_change(history: History, rng: random.Random) -> Transformation:
     if draw < 0.42 and normal:
         return random_work_on(history, rng, rng.choice(normal))
     if draw < 0.46:
+        if draw < 0.44:
+            wanted = random_replication(rng, dcs)
+            name = rng.choice("ab")
+            return PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace=name, target=wanted)
         names = rng.sample(["a", "b", "c"], rng.randint(1, 3))
         return SetKeyspaces(tuple((name, random_replication(rng, dcs)) for name in names))
     if draw < 0.475 and normal:
@@ -87,7 +95,7 @@ def random_change(history: History, rng: random.Random) -> Transformation:
         return CancelOperation(rng.choice(now.operations).id, "drill")
     if now.operations:
         chosen = rng.choice(now.operations)
-        return AdvanceOperation(chosen.id, chosen.stage)
+        return AdvanceOperation(chosen.id, chosen.stage, chosen.step)
     return PrepareOperation(OperationKind.DECOMMISSION, NodeId(rng.randint(1, NODES_MAX)))
 
 
@@ -165,7 +173,7 @@ def run_to(history: History, operation_id: int, stage: Stage) -> Operation:
     """Advance one operation, ignoring barriers, until it is in `stage`."""
     while history.now.operations_by_id[operation_id].stage is not stage:
         operation = history.now.operations_by_id[operation_id]
-        history.submit(AdvanceOperation(operation_id, operation.stage))
+        history.submit(AdvanceOperation(operation_id, operation.stage, operation.step))
     return history.now.operations_by_id[operation_id]
 
 
@@ -173,11 +181,11 @@ def run_out(history: History, operation_id: int) -> None:
     """Advance one operation, ignoring barriers, to its end."""
     while operation_id in history.now.operations_by_id:
         operation = history.now.operations_by_id[operation_id]
-        history.submit(AdvanceOperation(operation_id, operation.stage))
+        history.submit(AdvanceOperation(operation_id, operation.stage, operation.step))
 
 
 def may_cancel(operation: Operation) -> bool:
-    return stage_row(operation.kind, operation.stage).on_failure is not None
+    return can_go_back(operation)
 
 
 def refused(history: History, body: Transformation) -> str:

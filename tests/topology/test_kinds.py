@@ -151,7 +151,7 @@ def test_a_rebuild_streams_what_the_node_owns_from_the_others_and_moves_nothing(
     ]
     assert headline(operation).endswith("step 1 of 1")
     assert explain(operation, history.now, Reports(acknowledged=everybody))[1] == "next: rebuild on node 4"
-    key = (1, Stage.REBUILDING, D)
+    key = (1, "operation-1-rebuilding", D)
     done = step(history.now, Reports(acknowledged=everybody, work={key: WorkReport.DONE}))
     assert done == Propose(AdvanceOperation(1, Stage.REBUILDING), 1)
     run_out(history, 1)
@@ -162,7 +162,7 @@ def test_a_rebuild_streams_what_the_node_owns_from_the_others_and_moves_nothing(
 def test_a_rebuild_that_fails_returns_the_node_to_normal() -> None:
     history = four()
     history.submit(REBUILD_D)
-    key = (1, Stage.REBUILDING, D)
+    key = (1, "operation-1-rebuilding", D)
     everybody = dict.fromkeys((A, B, C, D), history.now.epoch)
     reports = Reports(acknowledged=everybody, work={key: WorkReport.FAILED}, texts={key: "disk full"})
     decision = step(history.now, reports)

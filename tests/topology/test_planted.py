@@ -114,7 +114,7 @@ def test_an_operation_that_ends_too_early_is_found(stage: Stage) -> None:
 
 
 def test_a_cancel_that_leaves_its_cuts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformations, "_merged", lambda placements, *_: placements)
+    monkeypatch.setattr(transformations, "merged_rings", lambda placements, *_: placements)
     history = three_nodes()
     before = history.now
     history.submit(JOIN)

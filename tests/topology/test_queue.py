@@ -292,7 +292,7 @@ def test_a_running_operation_waits_for_the_thaw_and_says_so() -> None:
     history.submit(SetService(ServiceWish.FREEZE, text="upgrade"))
     everyone = dict.fromkeys(history.now.directory.by_id, history.now.epoch)
     operation = history.now.operations[0]
-    done = {(operation.id, operation.stage, node): WorkReport.DONE for node in everyone}
+    done = {(operation.id, operation.session_id, node): WorkReport.DONE for node in everyone}
     decision = step(history.now, Reports(everyone, done))
     assert isinstance(decision, Wait) and decision.blockers == ((3, "the metadata is frozen: upgrade"),)
     history.submit(SetService(ServiceWish.THAW))
