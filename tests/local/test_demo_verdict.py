@@ -176,7 +176,7 @@ def test_lines_tell_each_phase_once_when_it_begins_and_ends() -> None:
     assert lines[0] == "input: 100 rows"
     assert lines.count("proof …") == 1
     assert lines.count("✗ proof: told (1.5 s)") == 1
-    assert lines.count("✓ join: told (1.5 s)") == 1
+    assert lines.count("✓ grow: told (1.5 s)") == 1
 
 
 def test_nodes_of_a_status_are_named_as_the_local_cluster_names_them() -> None:
