@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.consensus.messages import Entry
 from lockstep.gossip.failure_detector import FailureDetector
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.announcing import Announcer
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.configuration import Configuration, split_address
@@ -49,7 +50,8 @@ from lockstep.replication.handshake import Address, Hello, PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.session_guards import SessionGuards
-from lockstep.replication.streaming import StreamClient, StreamService
+from lockstep.replication.stream_source import StreamService
+from lockstep.replication.stream_target import StreamClient
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store import Store
@@ -94,6 +96,7 @@ class Parts(NodeFacts, abc.ABC):
         self.replica: ReplicaService
         self.coordinator: Coordinator
         self.streams: StreamService
+        self.stream_client: StreamClient
         self.sizes: RangeSizes
         self.membership: Membership
 
@@ -254,17 +257,14 @@ class Parts(NodeFacts, abc.ABC):
             self.new_mutation_id,
             self.liveness.prefers,
         )
-        self.streams = StreamService(
-            runtime, internode, self.engine, self.replica, cluster, self.catch_up.reach
-        )
-        streams = StreamClient(runtime, internode, self.engine, self.guards)
+        self._build_streaming()
         self.work = WorkService(
             runtime,
             state,
             internode,
             self.catch_up,
             self.engine,
-            streams,
+            self.stream_client,
             self._own_id,
             self.liveness.alive,
             self.replica.drain,
@@ -296,6 +296,33 @@ class Parts(NodeFacts, abc.ABC):
             self.log,
         )
         self.membership.founding = self._founding()
+
+    def _build_streaming(self) -> None:
+        """Both ends of range streams; what is left of closed sessions goes now, and whenever one closes."""
+        settings, state = self.configuration.streaming, self.state
+        self.streams = StreamService(
+            self.runtime,
+            self.internode,
+            self.engine,
+            self.replica,
+            self._cluster_now,
+            self.catch_up.reach,
+            throughput_bytes_s=settings.throughput_bytes_s,
+            file_bytes=settings.file_bytes,
+        )
+        self.stream_client = StreamClient(self.runtime, self.internode, self.engine, self.guards)
+
+        def forget(cluster: ClusterMetadata) -> None:
+            self.streams.forget_closed()
+            self.stream_client.forget_closed(cluster.session_open)
+
+        def applied(before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+            if before.sessions is not after.sessions:
+                forget(after)
+
+        self.streams.clean()
+        forget(state.current)
+        state.listen(applied, parts_only=True)
 
     def _founding(self) -> Founding | None:
         founders = self._founders()

@@ -18,7 +18,8 @@ from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.replication.session_guards import SessionGuards
-from lockstep.replication.streaming import StreamClient, StreamProgress
+from lockstep.replication.stream_progress import StreamProgress
+from lockstep.replication.stream_target import StreamClient
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.model import Replication
 from lockstep.storage.engine import StorageEngine
