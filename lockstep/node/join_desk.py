@@ -53,7 +53,7 @@ class JoinDesk:
         self._host_id = host_id
         self._log = log
         internode.register(verbs.JOIN_ASK, AskJoin, JoinTerms, self._tell)
-        internode.register(verbs.JOIN_PRESENT, Presentation, JoinAnswer, self._judge)
+        internode.register(verbs.JOIN_PRESENT, Presentation, JoinAnswer, self.judge)
 
     async def _tell(self, _peer: PeerInfo, _question: AskJoin) -> JoinTerms:
         cluster = self._state.current
@@ -67,7 +67,8 @@ class JoinDesk:
             unfit(cluster, self._host_id()),
         )
 
-    async def _judge(self, peer: PeerInfo, presented: Presentation) -> JoinAnswer:
+    async def judge(self, peer: PeerInfo, presented: Presentation) -> JoinAnswer:
+        """The answer to a presentation; it is carried out when the newcomer has validated the metadata."""
         attempt = presented.attempt
         problem = unfit(self._state.current, self._host_id())
         if problem:

@@ -17,7 +17,7 @@ from lockstep.node.configuration import Configuration, split_address
 from lockstep.node.identity import IdentityFile
 from lockstep.node.management import Management
 from lockstep.node.members import Members
-from lockstep.node.messages import EpochQuery, EpochReply, SelfDescription
+from lockstep.node.messages import AskMembers, EpochQuery, EpochReply, SelfDescription
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.processors.kinds import RAFT
 from lockstep.replication import verbs
@@ -140,6 +140,10 @@ class Joiner:
             return state
         state = told_terms(state)
         try:
+            if not self._state.epoch:
+                self._members.learn(
+                    await self._internode.request(address, verbs.MEMBERS, AskMembers(0), ASK_TIMEOUT_MS)
+                )
             return await self._present(state, address)
         except PeerError as error:
             self._say(address, "join.waits", error.message)

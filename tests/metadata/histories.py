@@ -10,6 +10,7 @@ from lockstep.metadata.degraded import of_replications
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.excluded import KINDS as EXCLUDED_KINDS
+from lockstep.metadata.features import KINDS as FEATURE_KINDS
 from lockstep.metadata.membership import KINDS as MEMBERSHIP_KINDS
 from lockstep.metadata.placing import placements_for, refuse_while_locked
 from lockstep.metadata.registry import Registry, Transformation
@@ -59,6 +60,7 @@ def registry() -> Registry:
         FORCE_KINDS,
         SCHEMA_KINDS,
         EXCLUDED_KINDS,
+        FEATURE_KINDS,
         {1000: SetKeyspaces},
     )
 

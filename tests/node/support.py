@@ -56,6 +56,8 @@ class Town:
         self.cluster_lines: dict[str, str] = {}
         #: Kinds of processors beside the built-in ones.
         self.processors: dict[str, Factory] = {}
+        #: Lines of a node's section [placement].
+        self.placement: dict[str, str] = {}
         #: More lines of a node's configuration: whole sections.
         self.extra_lines: dict[str, str] = {}
 
@@ -78,8 +80,9 @@ class Town:
         lines = self.cluster_lines.get(name)
         if lines is None:
             lines = f"founders=[{quoted}]" if host in self.founders else f"seeds=[{quoted}]"
+        placement = self.placement.get(name, "num_tokens=2")
         return parse(
-            f'[network]\naddress="{host}"\n[cluster]\n{lines}\n[placement]\nnum_tokens=2\n'
+            f'[network]\naddress="{host}"\n[cluster]\n{lines}\n[placement]\n{placement}\n'
             "[timeouts]\nmetadata_ms=5000\n" + self.extra_lines.get(name, "")
         )
 
