@@ -16,12 +16,21 @@ from lockstep.values.tokens import Range
 
 
 class Degraded(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """`missing`: replicas that may lack writes of before `since_epoch`; empty when writes may be nowhere."""
+    """`missing`: replicas that may lack writes of before `since_epoch`; empty when writes may be nowhere.
+
+    `inherited`: those that owned the range at once at that epoch, whatever they had stored of it before.
+    """
 
     replication: Replication
     range: Range
     since_epoch: int
     missing: tuple[NodeId, ...]
+    inherited: tuple[NodeId, ...] = ()
+
+    @property
+    def lacking(self) -> tuple[NodeId, ...]:
+        """Those that got nothing of what was there before; where writes may be nowhere others lack some too."""
+        return self.missing or self.inherited
 
 
 def without_node(degraded: Sequence[Degraded], node: NodeId) -> tuple[Degraded, ...]:

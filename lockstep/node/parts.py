@@ -24,6 +24,7 @@ from lockstep.node.gossiping import Gossip
 from lockstep.node.group_reports import GroupReports
 from lockstep.node.histories import Histories
 from lockstep.node.identity import IdentityFile
+from lockstep.node.inherited import InheritedRanges
 from lockstep.node.join_desk import JoinDesk
 from lockstep.node.kinds import kinds_of
 from lockstep.node.liveness import Liveness
@@ -218,6 +219,7 @@ class Parts(NodeFacts, abc.ABC):
             own_id=self._own_id,
             is_leader=self._leads,
             alive=self._alive,
+            heard_since=lambda node, wall_us: self.liveness.heard_since(node, wall_us),
             follows=self.management.unsettled,
             stragglers=self.guards.stragglers,
             relax_after_ms=self.configuration.topology.relax_after_ms,
@@ -271,6 +273,7 @@ class Parts(NodeFacts, abc.ABC):
             self.guards,
         )
         self.before_breaking = self.work.before_breaking
+        self.inherited = InheritedRanges(runtime, state, self.engine, self._own_id)
         self.sizes = RangeSizes(internode, self.engine, cluster, self._own_id, lambda: self.work.rate_bytes_s)
         self.gossip = Gossip(
             runtime,

@@ -26,7 +26,6 @@ from lockstep.storage.engine import StorageEngine
 from lockstep.topology.stages import STREAMING, Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
 from lockstep.values.errors import (
-    DiskRefused,
     FrameCorrupt,
     LockstepError,
     NotReplica,
@@ -89,7 +88,6 @@ class WorkService:
         self._told = asyncio.Event()
         internode.register(verbs.RUN_WORK, RunWork, WorkStatus, self._serve)
         state.listen(self._forget_closed, parts_only=True)
-        state.listen(self._wipe_inherited, parts_only=True)
 
     async def _serve(self, peer: PeerInfo, order: RunWork) -> WorkStatus:
         await self._catch_up.reach(order.epoch, peer.endpoint)
@@ -235,22 +233,6 @@ class WorkService:
                     progress=progress,
                 )
 
-    def _wipe_inherited(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
-        """Wipe what this node owns at once because another was given up by force: no stage did it before.
-
-        In the very step in which the entry is applied, before anything is sent to it as an owner.
-        """
-        if all(one.since_epoch <= before.epoch for one in after.degraded):
-            return
-        sequence = 0
-        try:
-            for replication, range_ in inherited_ranges(before, after, self._own_id()):
-                sequence = self._engine.forget(table_ids(after, replication), range_) or sequence
-        except DiskRefused:
-            return  # The store has said that it failed, and this node stops.
-        if sequence:
-            self._runtime.tasks.spawn(self._engine.synced(sequence), f"work.inherited.{after.epoch}")
-
     def _forget_closed(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         if not self._running:
             return
@@ -273,24 +255,6 @@ def _is_counted(error: LockstepError) -> bool:
 def _first(failures: BaseExceptionGroup[LockstepError]) -> LockstepError:
     found = failures.exceptions[0]
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
-
-
-def inherited_ranges(
-    before: ClusterMetadata, after: ClusterMetadata, node: int
-) -> list[tuple[Replication, Range]]:
-    """Ranges that are read from the node now and were not even written to it before."""
-    found = []
-    for ring in after.placements.rings:
-        former = before.placements.by_replication.get(ring.replication)
-        if former is None or former is ring:
-            continue
-        for placed in ring.ranges:
-            if node in placed.group.reads:
-                for was in former.overlapping(placed.range):
-                    shared = placed.range.intersection(was.range)
-                    if shared is not None and node not in was.group.writes:
-                        found.append((ring.replication, shared))
-    return found
 
 
 def gained_ranges(operation: Operation, node: int) -> list[tuple[Replication, list[Range]]]:

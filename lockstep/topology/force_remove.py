@@ -20,7 +20,7 @@ from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import Delta, GroupChange, changes, merged, with_groups
 from lockstep.schema.model import Replication
 from lockstep.topology.planning import refuse_voter
-from lockstep.topology.streams import lost_copies
+from lockstep.topology.streams import enough, pieces
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SERVICE_TEXT_CHARACTERS_MAX
@@ -115,15 +115,18 @@ def _degraded(
     node: NodeId,
     epoch: int,
 ) -> list[Degraded]:
-    """Ranges with replicas that got nothing, and those whose last sure copy was on the node."""
+    """Ranges with replicas that got nothing, and those whose last sure copy was on the node: replicas that an
+    earlier removal left without writes are sure of nothing."""
     dc_of = cluster.directory.dc_by_id.__getitem__
     found = []
     for delta in deltas:
-        transition = Transition(replication, delta.range, delta.old, delta.new)
-        lost = lost_copies(transition, dc_of, node)
-        if transition.gained or lost:
-            # Where nobody is sure to have a write, it does not help that those leave who surely lack it.
-            found.append(Degraded(replication, delta.range, epoch, () if lost else transition.gained))
+        whole = Transition(replication, delta.range, delta.old, delta.new)
+        for piece, lacking in pieces(whole, replication, cluster.degraded):
+            lost = node in piece.old and not enough(piece, dc_of, (node, *lacking))
+            if piece.gained or lost:
+                # Where nobody is sure to have a write, it does not help that those leave who surely lack it.
+                missing = () if lost else piece.gained
+                found.append(Degraded(replication, piece.range, epoch, missing, piece.gained))
     return found
 
 

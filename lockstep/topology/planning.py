@@ -21,6 +21,7 @@ from lockstep.placement.circle import Circle, Owner
 from lockstep.placement.deltas import Delta, changes, plan_of
 from lockstep.placement.placements import ReplicaGroup
 from lockstep.placement.quorums import adjacent_safe, dc_factors
+from lockstep.placement.shapes import shape_of
 from lockstep.schema.model import Replication
 from lockstep.topology.stages import TABLES, StageRow, group_at, replication_at
 from lockstep.topology.streams import lost_copies
@@ -220,7 +221,7 @@ def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
                     f"the ranges of this {mine.kind} depend on how {holders} ends", hint="wait for its end"
                 )
         transitions.extend(Transition(replication, d.range, d.old, d.new) for d in deltas)
-    for transition in transitions:
+    for transition in differently_shaped(cluster, transitions):
         refuse_unsafe(cluster, mine.kind, transition)
     _refuse_lost_copies(cluster, mine, transitions)
     return tuple(transitions)
@@ -230,7 +231,7 @@ def _refuse_lost_copies(cluster: ClusterMetadata, mine: Change, transitions: Seq
     dead = mine.node if mine.kind is OperationKind.REMOVE else mine.replaced
     dc_of = cluster.directory.dc_by_id.__getitem__
     for transition in transitions:
-        if dead and lost_copies(transition, dc_of, dead):
+        if dead and lost_copies(transition, dc_of, dead, cluster.degraded):
             range_ = transition.range
             raise Rejected(
                 f"only node {dead} is sure to have all of range ({range_.left}, {range_.right}] of "
@@ -292,6 +293,16 @@ def _refuse_locked(cluster: ClusterMetadata, replication: Replication, deltas: S
                 f"{holder.title()} holds range ({held.left}, {held.right}] of {replication.strategy}",
                 hint="wait for it to finish (`lockstep topology watch`) or cancel it",
             )
+
+
+def differently_shaped(cluster: ClusterMetadata, transitions: Sequence[Transition]) -> list[Transition]:
+    """One transition of each kind that a proof can tell apart."""
+    dc_of = cluster.directory.dc_by_id.__getitem__
+    found: dict[object, Transition] = {}
+    for transition in transitions:
+        shape = shape_of((transition.old, transition.new), dc_of)
+        found.setdefault((transition.replication, transition.new_replication, shape), transition)
+    return list(found.values())
 
 
 def refuse_unsafe(cluster: ClusterMetadata, kind: OperationKind, transition: Transition) -> None:

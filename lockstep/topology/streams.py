@@ -1,20 +1,23 @@
 """Who streams what from whom when a pending replica is filled.
 
-Invariant: the sources together hold every write that was acknowledged at QUORUM or LOCAL_QUORUM under
+Invariant: the sources together hold every write that was acknowledged at QUORUM (of any data centre) under
 the old group. The replica that gives the range up does, as far as the group can tell: replacing it by a
 copy of itself keeps every quorum. Where nobody gives up, or that one is dead, a read quorum of the old
 group does (of each data centre, where the strategy counts per data centre), and with some of it dead,
-any number that every write quorum must meet. Whoever the operation was told is dead is no source. Where a
-replication changes, replicas that stay are filled too, as far as the new counts need it.
+any number that every write quorum must meet. Whoever the operation was told is dead is no source, nor is a
+replica that a degraded range says lacks writes. Where a replication changes, replicas that stay are filled
+too, as far as the new counts need it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.operations import Operation, OperationKind, Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
 from lockstep.placement.refills import Passage, refilled
@@ -47,16 +50,64 @@ def stream_plan(
     to copy and needs no task.
     """
     dc_of = cluster.directory.dc_by_id.__getitem__
-    if operation.presumed_dead:
-        dead = (*dead, operation.presumed_dead)
-    if operation.kind is OperationKind.REBUILD:
-        return _refill(operation, dc_of, dead)
-    if operation.keyspace:
-        return tuple(task for t in operation.transitions for task in _replication_tasks(t, dc_of, dead))
-    return tuple(task for t in operation.transitions for task in _tasks(t, dc_of, dead))
+    gone = (operation.presumed_dead,) if operation.presumed_dead else ()
+    tasks: list[StreamTask] = []
+    for transition in operation.transitions:
+        for piece, lacking in pieces(transition, transition.replication, cluster.degraded):
+            absent = (*dead, *gone, *shunned(operation, piece, lacking, dc_of))
+            if operation.kind is OperationKind.REBUILD:
+                tasks.extend(_refill(operation, piece, dc_of, absent))
+            elif operation.keyspace:
+                tasks.extend(_replication_tasks(piece, dc_of, absent))
+            else:
+                tasks.extend(_tasks(piece, dc_of, absent, lacking))
+    return tuple(tasks)
 
 
-def _tasks(transition: Transition, dc_of: DcOf, dead: Sequence[NodeId]) -> list[StreamTask]:
+def pieces(
+    transition: Transition, replication: Replication, degraded: Sequence[Degraded]
+) -> list[tuple[Transition, tuple[NodeId, ...]]]:
+    """The transition cut where degraded ranges of this replication begin and end, and with each piece the old
+    replicas that lack writes there."""
+    whole = transition.range
+    lines = [
+        line
+        for line in degraded
+        if line.lacking and line.replication == replication and line.range.intersects(whole)
+    ]
+    if not lines:
+        return [(transition, ())]
+    ends = {end for line in lines for end in (line.range.left, line.range.right)}
+    cuts = [whole.left, *sorted(end for end in ends if whole.left < end < whole.right), whole.right]
+    found = []
+    for left, right in itertools.pairwise(cuts):
+        range_ = Range(left, right)
+        lacked = {node for line in lines if line.range.intersects(range_) for node in line.lacking}
+        lacking = tuple(node for node in transition.old if node in lacked)
+        found.append((msgspec.structs.replace(transition, range=range_), lacking))
+    return found
+
+
+def shunned(
+    operation: Operation, piece: Transition, lacking: tuple[NodeId, ...], dc_of: DcOf
+) -> tuple[NodeId, ...]:
+    """Of the replicas that lack writes, those that are no sources: all, unless too few others are left.
+
+    Where too few are, the range may have lost writes whoever is asked, and everyone is. It follows from the
+    metadata alone, so all know afterwards who was filled from whom.
+    """
+    if not lacking:
+        return ()
+    absent = (*lacking, operation.presumed_dead) if operation.presumed_dead else lacking
+    rebuilds = operation.kind is OperationKind.REBUILD
+    doubted = operation.node if rebuilds else _NOBODY
+    return lacking if _read_quorum(piece, dc_of, absent, operation.source_dc, doubted) else ()
+
+
+def _tasks(
+    transition: Transition, dc_of: DcOf, dead: Sequence[NodeId], lacking: Sequence[NodeId]
+) -> list[StreamTask]:
+    """A giver that lacks writes is never the only source, also where it is needed as one of several."""
     per_dc = bool(dc_factors(transition.replication))
     if not transition.old:
         return []
@@ -67,7 +118,7 @@ def _tasks(transition: Transition, dc_of: DcOf, dead: Sequence[NodeId]) -> list[
     for target in transition.gained:
         giving = givers.get(dc_of(target) if per_dc else "", [])
         giver = giving.pop(0) if giving else None
-        if giver is not None and giver not in dead:
+        if giver is not None and giver not in dead and giver not in lacking:
             sources: tuple[NodeId, ...] = (giver,)
         else:
             sources = _read_quorum(transition, dc_of, dead)
@@ -89,9 +140,7 @@ def _replication_tasks(transition: Transition, dc_of: DcOf, dead: Sequence[NodeI
         others = tuple(node for node in named if node != target)
         if named and not others:
             continue
-        tasks.append(
-            StreamTask(target, transition.replication, transition.range, others, needs_all=True)
-        )
+        tasks.append(StreamTask(target, transition.replication, transition.range, others, needs_all=True))
     return tasks
 
 
@@ -103,20 +152,17 @@ def refills(transition: Transition, dc_of: DcOf) -> tuple[NodeId, ...]:
     return refilled(Passage(transition.old, transition.new, before, after), dc_of)
 
 
-def _refill(operation: Operation, dc_of: DcOf, dead: Sequence[NodeId]) -> tuple[StreamTask, ...]:
+def _refill(
+    operation: Operation, transition: Transition, dc_of: DcOf, dead: Sequence[NodeId]
+) -> tuple[StreamTask, ...]:
     """The node's own copy counts for nothing: it is what a rebuild doubts."""
-    tasks = []
-    for transition in operation.transitions:
-        others = [node for node in transition.old if node != operation.node]
-        if operation.source_dc:
-            others = [node for node in others if dc_of(node) == operation.source_dc]
-        if not others:
-            continue
-        sources = _read_quorum(transition, dc_of, dead, operation.source_dc, operation.node)
-        tasks.append(
-            StreamTask(operation.node, transition.replication, transition.range, sources, needs_all=True)
-        )
-    return tuple(tasks)
+    others = [node for node in transition.old if node != operation.node]
+    if operation.source_dc:
+        others = [node for node in others if dc_of(node) == operation.source_dc]
+    if not others:
+        return ()
+    sources = _read_quorum(transition, dc_of, dead, operation.source_dc, operation.node)
+    return (StreamTask(operation.node, transition.replication, transition.range, sources, needs_all=True),)
 
 
 def _read_quorum(
@@ -152,8 +198,17 @@ def sources_min(members: int, factor: int) -> int:
     return members if members < quorum else members - quorum + 1
 
 
-def lost_copies(transition: Transition, dc_of: DcOf, dead: NodeId) -> bool:
-    """Whether, without `dead`, acknowledged writes of the range may be on nobody that is left."""
+def enough(transition: Transition, dc_of: DcOf, absent: Sequence[NodeId]) -> bool:
+    """Whether every acknowledged write of the range is on an old replica that is not absent."""
+    return bool(_read_quorum(transition, dc_of, absent))
+
+
+def lost_copies(transition: Transition, dc_of: DcOf, dead: NodeId, degraded: Sequence[Degraded] = ()) -> bool:
+    """Whether, without `dead`, acknowledged writes of the range may be on nobody that is left, and with it
+    they are surely on somebody."""
     if dead not in transition.old:
         return False
-    return not _read_quorum(transition, dc_of, (dead,))
+    return any(
+        enough(piece, dc_of, lacking) and not enough(piece, dc_of, (dead, *lacking))
+        for piece, lacking in pieces(transition, transition.replication, degraded)
+    )

@@ -18,6 +18,7 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import Request, begun, failing, finished
 from lockstep.placement.deltas import GroupChange, with_groups
 from lockstep.placement.placements import Placements
+from lockstep.placement.shapes import Shape, shape_of
 from lockstep.schema.model import Replication
 from lockstep.topology.planning import STATES, Change, full_change, plan, refuse_unsafe_change
 from lockstep.topology.replication_change import with_replication
@@ -31,6 +32,7 @@ from lockstep.topology.running import (
     with_session,
 )
 from lockstep.topology.stages import TABLES, Side, group_at, replication_at, stage_row
+from lockstep.topology.streams import pieces, shunned
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 
@@ -211,10 +213,15 @@ def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, e
         before = cluster.placements.ring(counts[0])
         changes = [GroupChange(t.range, *group_at(row, t)) for t in transitions]
         after = with_groups(before, changes, epoch)
+        proved: set[Shape] = set()
         for transition in transitions:
             for placed in before.overlapping(transition.range):
-                entered = after.group_for(min(placed.range.right, transition.range.right))
-                refuse_unsafe_change(placed.group, entered, transition, dc_of, counts)
+                old = placed.group
+                new = after.group_for(min(placed.range.right, transition.range.right))
+                shape = shape_of((old.reads, old.writes, new.reads, new.writes), dc_of)
+                if shape not in proved:
+                    refuse_unsafe_change(old, new, transition, dc_of, counts)
+                    proved.add(shape)
         changed.append(after)
     return cluster.placements.with_rings(tuple(changed))
 
@@ -230,7 +237,7 @@ def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Cluste
         locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
         sessions=tuple(session for session in cluster.sessions if session.operation_id != operation.id),
         excluded=_still_excluded(cluster.excluded, operation),
-        degraded=_still_degraded(cluster.degraded, operation),
+        degraded=_still_degraded(cluster, operation),
         # A node that was to be replaced may vote again when it was not.
         service=without_leaving(cluster.service, operation.departing),
         requests=finished(
@@ -252,21 +259,24 @@ def _still_excluded(excluded: tuple[Exclusion, ...], operation: Operation) -> tu
 
 
 def _handed_on(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
-    degraded = _still_degraded(cluster.degraded, operation)
+    degraded = _still_degraded(cluster, operation)
     if degraded is cluster.degraded:
         return cluster
     changed: ClusterMetadata = msgspec.structs.replace(cluster, degraded=degraded)
     return changed
 
 
-def _still_degraded(degraded: tuple[Degraded, ...], operation: Operation) -> tuple[Degraded, ...]:
+def _still_degraded(cluster: ClusterMetadata, operation: Operation) -> tuple[Degraded, ...]:
     """Who was filled from replicas that lack writes may lack them too."""
-    if not degraded or operation.stage is Stage.ROLLBACK_TO_NORMAL:
-        return degraded
+    before = degraded = cluster.degraded
+    if not before or operation.stage is Stage.ROLLBACK_TO_NORMAL:
+        return before
+    dc_of = cluster.directory.dc_by_id.__getitem__
     for transition in operation.transitions:
-        degraded = handed_on(
-            degraded, transition.replication_after, transition.range, transition.old, transition.gained
-        )
+        replication = transition.replication_after
+        for piece, lacking in pieces(transition, replication, before):
+            if lacking and not shunned(operation, piece, lacking, dc_of):
+                degraded = handed_on(degraded, replication, piece.range, piece.old, piece.gained)
     return degraded
 
 

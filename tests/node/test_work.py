@@ -9,7 +9,7 @@ from lockstep.node.messages import RunWork, WorkStatus
 from lockstep.node.node import Node
 from lockstep.replication import verbs
 from lockstep.schema.model import Replication
-from lockstep.sim.probes import DelayRule
+from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.world import WorldSettings
 from lockstep.storage import keys
 from lockstep.storage.reading import partitions_between
@@ -163,33 +163,81 @@ def test_a_node_does_no_work_of_another_one_that_stood_at_its_address() -> None:
         assert isinstance(outcome.error, NotReplica) and "work of node 3" in outcome.error.message
 
 
+def grown(town: Town) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
+    """Four nodes; three store 60 partitions each. (node, key) of those that they own, and of the others."""
+    town.found()
+    for change in (keyspace("k"), table("k")):
+        assert town.finish(town.submit(1, change)).error is None
+    town.start(4)
+    town.until(lambda: town.ready(4))
+    town.until(lambda: not town.newest.operations and 4 not in town.newest.service.members)
+    kept, left, last = [], [], dict[int, int]()
+    for number in range(60):
+        key = str(number).encode()
+        for n in (1, 2, 3):
+            node = town.node(n)
+            stored = node.cluster.schema.by_name["k"].tables[0]
+            row = Row(b"", Liveness(1), None, (Cell(2, b"old", 1),))
+            named = (stored.id, token_of(key), key, node.new_mutation_id())
+            last[n] = node.engine.apply(Mutation(*named, 1, None, (), None, (row,)))
+            owned = n in node.cluster.group_for(stored_replication(node), token_of(key)).writes
+            (kept if owned else left).append((n, key))
+    assert kept and left
+    for n, sequence in last.items():
+        town.finish(town.begin(n, lambda node, upto=sequence: node.engine.synced(upto)))  # type: ignore[misc]
+    return kept, left
+
+
 def test_what_is_owned_at_once_when_a_node_is_given_up_is_wiped_of_what_was_left_there() -> None:
     with Town() as town:
-        town.found()
-        for change in (keyspace("k"), table("k")):
-            assert town.finish(town.submit(1, change)).error is None
-        town.start(4)
-        town.until(lambda: town.ready(4))
-        town.until(lambda: not town.newest.operations and 4 not in town.newest.service.members)
-        kept, left = [], []
-        for number in range(60):
-            key = str(number).encode()
-            for n in (1, 2, 3):
-                node = town.node(n)
-                stored = node.cluster.schema.by_name["k"].tables[0]
-                row = Row(b"", Liveness(1), None, (Cell(2, b"old", 1),))
-                named = (stored.id, token_of(key), key, node.new_mutation_id())
-                written = Mutation(*named, 1, None, (), None, (row,))
-                node.engine.apply(written)
-                owned = n in node.cluster.group_for(stored_replication(node), token_of(key)).writes
-                (kept if owned else left).append((n, key))
-        assert kept and left
+        kept, left = grown(town)
         town.process(4).crash()
         town.until(lambda: not town.node(1).liveness.alive(4))
         assert town.finish(town.submit(1, ForceRemove(NodeId(4)))).error is None
         town.agreed(1, 2, 3)
         assert not [where for where in left if holds(town.node(where[0]), where[1])]
         assert all(holds(town.node(n), key) for n, key in kept)
+
+
+def test_a_crash_between_the_entry_and_its_wipe_leaves_nothing_behind() -> None:
+    """The entry is durable and nothing of it has been shown: the next start does what it asks for."""
+    with Town() as town:
+        kept, left = grown(town)
+        town.wait(1.0)
+        town.process(4).crash()
+        town.until(lambda: not town.node(1).liveness.alive(4))
+        victim = left[0][0]
+        synced = "metadata.apply.after_sync"
+        times = town.world.probes.process_counts[f"n{victim}", synced]
+        town.world.probes.add(CrashRule(label=synced, process=f"n{victim}", hit=times + 1))
+        submitter = next(n for n in (1, 2, 3) if n != victim)
+        town.submit(submitter, ForceRemove(NodeId(4)))
+        town.until(lambda: not town.process(victim).alive)
+        town.start(victim)
+        town.until(lambda: town.ready(1, 2, 3) and bool(town.newest.degraded))
+        town.agreed(1, 2, 3)
+        assert not [where for where in left if holds(town.node(where[0]), where[1])]
+        assert all(holds(town.node(n), key) for n, key in kept)
+
+
+def test_what_came_after_the_wipe_survives_every_later_start() -> None:
+    with Town() as town:
+        _kept, left = grown(town)
+        town.process(4).crash()
+        town.until(lambda: not town.node(1).liveness.alive(4))
+        assert town.finish(town.submit(1, ForceRemove(NodeId(4)))).error is None
+        town.agreed(1, 2, 3)
+        number, key = left[0]
+        node = town.node(number)
+        stored = node.cluster.schema.by_name["k"].tables[0]
+        row = Row(b"", Liveness(5), None, (Cell(2, b"new", 5),))
+        named = (stored.id, token_of(key), key, node.new_mutation_id())
+        sequence = node.engine.apply(Mutation(*named, 5, None, (), None, (row,)))
+        town.finish(town.begin(number, lambda node: node.engine.synced(sequence)))
+        town.process(number).crash()
+        town.start(number)
+        town.until(lambda: town.ready(number))
+        assert holds(town.node(number), key)
 
 
 def stored_replication(node: Node) -> Replication:

@@ -13,6 +13,7 @@ from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.topology.force_remove import ForceRemove, MarkRepaired
 from lockstep.topology.invariants import check_adjacent, violations
 from lockstep.topology.requests import EnqueueRequest
+from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -133,15 +134,58 @@ def test_nobody_is_given_up_while_ranges_move_nor_twice() -> None:
     assert isinstance(history.now.degraded[0], Degraded)
 
 
-def test_who_is_filled_from_a_node_that_lacks_writes_lacks_them_too() -> None:
+def test_who_lacks_writes_is_no_source_while_enough_others_have_them() -> None:
     history = forced()
     assert [one.missing for one in history.now.degraded] == [(A,), (B,)]
     history.submit(PrepareOperation(OperationKind.BOOTSTRAP, X, (350,)))
+    tasks = stream_plan(history.now.operations[0], history.now, ())
+    asked = {(task.range.left, task.range.right): task.sources for task in tasks}
+    assert asked == {(200, 300): (C,), (300, 350): (A,)}
+    # The only one that has it is dead: it is waited for.
+    starved = stream_plan(history.now.operations[0], history.now, (C,))
+    assert [task.sources for task in starved] == [(), (A,)]
     run_out(history, history.now.operations[0].id)
-    assert [one.missing for one in history.now.degraded] == [(A, X), (B, X)]
-    history.submit(ForceRemove(B))
-    lacking = [one.missing for one in history.now.degraded if one.range.intersects(Range(300, 350))]
-    assert (X,) in lacking, "the node that had it from the one that is gone"
+    assert [one.missing for one in history.now.degraded] == [(A,), (B,)], "the newcomer lacks nothing"
+
+
+def test_who_is_filled_where_too_few_are_sure_may_lack_writes_too() -> None:
+    """Of three replicas two lack what the third had alone with those that are gone."""
+    history = started([(at * 100,) for at in range(1, 7)], ("ks", simple(3)))
+    history.submit(register(7, "dc1", "r1"))
+    history.submit(ForceRemove(D))
+    history.submit(ForceRemove(C))
+    lost = [one.range for one in history.now.degraded if not one.missing]
+    assert lost == [Range(100, 200), Range(200, 300)], "those of which C and D were two of three"
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(7), (150,)))
+    operation = history.now.operations[0]
+    (task,) = [task for task in stream_plan(operation, history.now, ()) if task.range == Range(100, 150)]
+    assert task.sources
+    run_out(history, operation.id)
+    handed = [one.missing for one in history.now.degraded if one.range.intersects(Range(100, 150))]
+    assert any(NodeId(7) in missing for missing in handed)
+
+
+def test_what_two_in_a_row_take_away_is_counted_together() -> None:
+    """D is missing from what A gave up; when B goes too, only C is left of the three that had it."""
+    history = started([(at * 100,) for at in range(1, 7)], ("ks", simple(3)))
+    history.submit(ForceRemove(D))
+    first = {(one.range.left, one.range.right): one.missing for one in history.now.degraded}
+    assert first[100, 200] == (X,) and () not in first.values()
+    history.submit(ForceRemove(C))
+    now = [(one.missing, one.inherited) for one in history.now.degraded if one.range == Range(100, 200)]
+    assert now == [((X,), (X,)), ((), (NodeId(6),))]
+    assert violations(history.values[-2], history.now) == ()
+
+
+def test_a_node_is_not_removed_when_only_it_is_sure_to_have_what_others_lack() -> None:
+    history = started([(at * 100,) for at in range(1, 7)], ("ks", simple(3)))
+    history.submit(ForceRemove(D))
+    message = refused(history, PrepareOperation(OperationKind.REMOVE, C))
+    assert "only node 3 is sure to have all of range" in message
+    # One that has nothing alone goes as ever.
+    history.submit(PrepareOperation(OperationKind.DECOMMISSION, C))
+    sources = {s for task in stream_plan(history.now.operations[0], history.now, ()) for s in task.sources}
+    assert X not in sources or all(X not in one.missing for one in history.now.degraded)
 
 
 def test_a_replacement_that_is_given_up_lets_the_node_it_was_to_replace_vote_again() -> None:

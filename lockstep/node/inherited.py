@@ -1,0 +1,67 @@
+"""Wiping what is left of ranges that this node owns at once, because another was given up by force.
+
+Invariant: no stage wiped them before, so it happens in the very step in which the entry is applied, before
+anything is sent to this node as an owner. A mark in the same store, written behind the wipes, says up to
+which epoch that is done: a crash that takes a wipe back takes the mark back, and all that came later, so
+starting again does it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.work import table_ids
+from lockstep.runtime.ports import Runtime
+from lockstep.schema.model import Replication
+from lockstep.storage.engine import StorageEngine
+from lockstep.values.errors import DiskRefused
+from lockstep.values.tokens import Range
+
+#: Where the newest epoch is kept whose inherited ranges are wiped: eight bytes, big-endian.
+_MARK = b"inherited"
+
+
+class InheritedRanges:
+    def __init__(
+        self, runtime: Runtime, state: MetadataState, engine: StorageEngine, own_id: Callable[[], int]
+    ) -> None:
+        self._runtime = runtime
+        self._engine = engine
+        self._own_id = own_id
+        kept = engine.local_fact(_MARK)
+        self._done_epoch = int.from_bytes(kept, "big") if kept is not None else 0
+        self._settle(state.current)
+        state.listen(lambda _before, after, _entry: self._settle(after), parts_only=True)
+
+    def _settle(self, cluster: ClusterMetadata) -> None:
+        """Wipe what has been inherited since the last time."""
+        if all(line.since_epoch <= self._done_epoch for line in cluster.degraded):
+            return
+        try:
+            for replication, range_ in inherited_ranges(cluster, self._own_id(), self._done_epoch):
+                self._engine.forget(table_ids(cluster, replication), range_)
+                self._runtime.probes.reach("inherited.wiped")
+            sequence = self._engine.keep_local_fact(_MARK, cluster.epoch.to_bytes(8, "big"))
+        except DiskRefused:
+            return  # The store has said that it failed, and this node stops.
+        self._done_epoch = cluster.epoch
+        self._runtime.tasks.spawn(self._synced(sequence), f"inherited.synced.{cluster.epoch}")
+
+    async def _synced(self, sequence: int) -> None:
+        try:
+            await self._engine.synced(sequence)
+        except DiskRefused:
+            self._runtime.probes.reach("inherited.not_synced")
+
+
+def inherited_ranges(
+    cluster: ClusterMetadata, node: int, after_epoch: int
+) -> list[tuple[Replication, Range]]:
+    """What the node has owned at once since then."""
+    return [
+        (line.replication, line.range)
+        for line in cluster.degraded
+        if line.since_epoch > after_epoch and node in line.inherited
+    ]
