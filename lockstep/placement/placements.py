@@ -7,15 +7,22 @@ always a write replica of the same range.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Final
 
 import msgspec
 
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
+
+#: From this many ranges on, a search that follows numbers all over the memory costs more than one in a packed
+#: array, of which an equal part of the token space is looked up first (there are 4,096 parts).
+_LARGE: Final = 8192
+_SECTOR_BITS: Final = 64 - 12
 
 
 class ReplicaGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -49,13 +56,27 @@ class RingPlacement(msgspec.Struct, frozen=True, array_like=True, dict=True):
     ranges: tuple[PlacedRange, ...]
 
     @cached_property
-    def rights(self) -> list[int]:
+    def rights(self) -> Sequence[int]:
         """Right bound of each range, ascending; the search key of `group_for`."""
-        return [placed.range.right for placed in self.ranges]
+        return _packed([placed.range.right for placed in self.ranges])
+
+    @cached_property
+    def _sectors(self) -> Sequence[int]:
+        """Of a large ring, the number of the first range that ends in each equal part of the token space, and
+        how many ranges there are; empty of others."""
+        if len(self.ranges) <= _LARGE:
+            return ()
+        width = 1 << _SECTOR_BITS
+        starts = [bisect_left(self.rights, left) for left in range(TOKEN_MIN, TOKEN_MAX, width)]
+        return array("q", [*starts, len(self.ranges)])
 
     def group_for(self, token: int) -> ReplicaGroup:
         """The replica group of `token`, in O(log ranges)."""
-        return self.ranges[bisect_left(self.rights, token)].group
+        sectors = self._sectors
+        if not sectors:
+            return self.ranges[bisect_left(self.rights, token)].group
+        sector = (token - TOKEN_MIN) >> _SECTOR_BITS
+        return self.ranges[bisect_left(self.rights, token, sectors[sector], sectors[sector + 1])].group
 
     def indices(self, wanted: Range) -> tuple[int, int]:
         """(first, behind the last) of the ranges that share a token with `wanted`."""
@@ -75,16 +96,16 @@ class RingPlacement(msgspec.Struct, frozen=True, array_like=True, dict=True):
         if not pieces:
             return self
         ranges: list[PlacedRange] = []
-        rights: list[int] = []
+        rights: list[int] | array[int] = [] if isinstance(self.rights, list) else array("q")
         at = 0
         for first, behind, instead in pieces:
             ranges += self.ranges[at:first]
-            rights += self.rights[at:first]
+            rights.extend(self.rights[at:first])
             ranges += instead
-            rights += [placed.range.right for placed in instead]
+            rights.extend([placed.range.right for placed in instead])
             at = behind
         ranges += self.ranges[at:]
-        rights += self.rights[at:]
+        rights.extend(self.rights[at:])
         return ring_with_rights(self.replication, tuple(ranges), rights)
 
     def regrouped(self, groups: Mapping[int, ReplicaGroup]) -> RingPlacement:
@@ -112,12 +133,19 @@ class RingPlacement(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 def ring_with_rights(
-    replication: Replication, ranges: tuple[PlacedRange, ...], rights: list[int]
+    replication: Replication, ranges: tuple[PlacedRange, ...], rights: Sequence[int]
 ) -> RingPlacement:
     """A ring whose right bounds are known already."""
     ring = RingPlacement(replication, ranges)
-    ring.__dict__["rights"] = rights
+    ring.__dict__["rights"] = _packed(rights)
     return ring
+
+
+def _packed(rights: Sequence[int]) -> Sequence[int]:
+    """A list where that is fast, and packed where its numbers would be spread over too much memory."""
+    if len(rights) <= _LARGE:
+        return rights if isinstance(rights, list) else list(rights)
+    return rights if isinstance(rights, array) else array("q", rights)
 
 
 class Placements(msgspec.Struct, frozen=True, array_like=True, dict=True):

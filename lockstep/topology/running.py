@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.metadata.operations import Lock, Operation, Session, Transition
 from lockstep.placement.deltas import cut, merged
-from lockstep.placement.placements import Placements
+from lockstep.placement.placements import Placements, RingPlacement
 from lockstep.schema.model import Replication
 from lockstep.topology.stages import Work, stage_row
 
@@ -41,8 +41,18 @@ def merged_rings(placements: Placements, operation: Operation, others: Sequence[
     rings = []
     for replication in by_replication(operation.transitions):
         keep = [token for other in others for token in cuts(other, replication)]
-        rings.append(merged(placements.ring(replication), keep))
+        ring = placements.ring(replication)
+        rings.append(merged(ring, keep, _inside(ring, operation, replication)))
     return placements.with_rings(tuple(rings))
+
+
+def _inside(ring: RingPlacement, operation: Operation, replication: Replication) -> list[int]:
+    """Where ranges may be joined when the operation ends: at its cuts, and within what it changed."""
+    found = cuts(operation, replication)
+    for transition in operation.transitions:
+        if transition.replication == replication:
+            found.extend(placed.range.right for placed in ring.overlapping(transition.range))
+    return found
 
 
 def lock_of(operation: Operation) -> Lock:
