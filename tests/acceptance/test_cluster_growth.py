@@ -31,11 +31,11 @@ SCYLLA_VENV = parts.ROOT / "build" / "scylla-venv"
 
 
 class ClientProcess:
-    def __init__(self, name: str, interpreter: str, version: int, key_base: int) -> None:
+    def __init__(self, name: str, interpreter: str, version: int, key_base: int, point: str = FIRST) -> None:
         self.name, self.key_base = name, key_base
         program = Path(__file__).with_name("growth_client.py")
         self.process = subprocess.Popen(
-            [interpreter, str(program), FIRST, str(CQL_PORT), str(version), str(key_base)],
+            [interpreter, str(program), point, str(CQL_PORT), str(version), str(key_base)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
