@@ -30,7 +30,7 @@ def summaries_between(before: Schema, after: Schema) -> list[ChangeSummary]:
 
 
 def _settings(keyspace: Keyspace) -> tuple[Any, ...]:
-    return keyspace.replication, keyspace.durable_writes
+    return keyspace.replication.settled, keyspace.durable_writes
 
 
 def _named(

@@ -226,7 +226,7 @@ class Executor:
             session.keyspace = prepared.keyspace
             return Answer(responses.set_keyspace(prepared.keyspace))
         if kind in ("DDL", "TRUNCATE"):
-            return Answer(await self._schema.run(prepared, self.context(parameters)))
+            return Answer(*await self._schema.run(prepared, self.context(parameters)))
         assert kind == "DESCRIBE", f"a statement of kind {kind}"
         return Answer(self._schema.describe(session.version, prepared, self.catalogs.current()))
 

@@ -15,6 +15,8 @@ from lockstep.metadata.directory import NodeInfo
 from lockstep.metadata.membership import without_vote
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.requests import Policy, Request, RequestState
+from lockstep.schema.model import Replication
+from lockstep.schema.replication_options import parse_replication, replication_map
 from lockstep.server.http import get_json
 from lockstep.server.newcomers import Newcomer, with_newcomer
 from lockstep.server.plan_bases import Base, base_of, refuse_moved
@@ -176,7 +178,8 @@ class Requests:
             return await self._force(wanted)
         if wanted.dry_run:
             return await self._plan(wanted)
-        epoch = await self._node.submit(wanted.request(f"an operator, through node {self._node.node_id}"))
+        actor = f"an operator, through node {self._node.node_id}"
+        epoch = await self._node.submit(wanted.request(self._node.cluster, actor))
         requests = self._node.cluster.requests
         for request in (*reversed(requests.live), *reversed(requests.ended)):
             if request.requested_epoch == epoch:
@@ -228,7 +231,7 @@ class Requests:
         votes = wanted.kind in _DEPARTING and self._votes(wanted.node)
         if votes:
             before = without_vote(before, NodeId(wanted.node))
-        return await self._planned(now, before, wanted.transformation, votes=votes)
+        return await self._planned(now, before, wanted.transformation(now), votes=votes)
 
     async def _planned(
         self, now: ClusterMetadata, before: ClusterMetadata, wanted: PrepareOperation, *, votes: bool
@@ -253,7 +256,8 @@ class Requests:
 class _Wanted(msgspec.Struct, frozen=True):
     """`force` gives the node up without moving its data; `reason` is kept with that. `new` is the node that
     a dry run of a join or replacement is about, `node` whom it replaces. `base`: only while that holds.
-    `presume_dead`: remove the node although it seems alive."""
+    `presume_dead`: remove the node although it seems alive. `keyspace` is to have `replication`, written as
+    in CQL (`class` and the factors)."""
 
     kind: OperationKind
     node: int = 0
@@ -266,12 +270,28 @@ class _Wanted(msgspec.Struct, frozen=True):
     new: Newcomer = Newcomer()
     base: Base | None = None
     presume_dead: bool = False
+    keyspace: str = ""
+    replication: dict[str, str] = {}
 
-    @property
-    def transformation(self) -> PrepareOperation:
-        return PrepareOperation(self.kind, NodeId(self.node), self.tokens, source_dc=self.source_dc)
+    def transformation(self, cluster: ClusterMetadata) -> PrepareOperation:
+        return PrepareOperation(
+            self.kind,
+            NodeId(self.node),
+            self.tokens,
+            source_dc=self.source_dc,
+            keyspace=self.keyspace,
+            target=self._target(cluster),
+        )
 
-    def request(self, actor: str) -> EnqueueRequest:
+    def _target(self, cluster: ClusterMetadata) -> Replication | None:
+        if not self.replication:
+            return None
+        known = cluster.schema.by_name.get(self.keyspace)
+        earlier = known.replication.settled if known is not None else None
+        options = tuple(self.replication.items())
+        return parse_replication(self.keyspace, options, cluster.directory.data_centers, earlier)
+
+    def request(self, cluster: ClusterMetadata, actor: str) -> EnqueueRequest:
         return EnqueueRequest(
             self.kind,
             NodeId(self.node),
@@ -279,6 +299,9 @@ class _Wanted(msgspec.Struct, frozen=True):
             source_dc=self.source_dc,
             policy=self.policy,
             actor=actor,
+            keyspace=self.keyspace,
+            target=self._target(cluster),
+            presumed_dead=self.presume_dead,
         )
 
 
@@ -287,7 +310,9 @@ def _document(request: Request) -> Document:
     return {
         "id": str(request.id),
         "kind": request.kind.value,
-        "node": request.node,
+        "node": int(request.node) or None,
+        "keyspace": request.keyspace or None,
+        "replication": replication_map(request.target) if request.target is not None else None,
         "replaced": int(request.replaced) or None,
         "state": request.state.value,
         "policy": request.policy.value,

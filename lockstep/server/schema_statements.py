@@ -16,9 +16,18 @@ from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire import responses
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.raft_transport import METADATA_GROUP
-from lockstep.schema.summaries import EMPTIED
+from lockstep.schema.changes import AlterKeyspace
+from lockstep.schema.summaries import EMPTIED, UPDATED
+from lockstep.server.replication_changes import ReplicationChanges
 from lockstep.server.schema_watch import SchemaWatch
-from lockstep.values.errors import OutcomeUnknown, PeerUnreachable, TruncateError, Unavailable, WriteTimeout
+from lockstep.values.errors import (
+    OutcomeUnknown,
+    PeerUnreachable,
+    Rejected,
+    TruncateError,
+    Unavailable,
+    WriteTimeout,
+)
 from lockstep.values.ids import Consistency
 
 if TYPE_CHECKING:
@@ -29,17 +38,40 @@ class SchemaStatements:
     def __init__(self, node: Node, watch: SchemaWatch) -> None:
         self._node = node
         self._watch = watch
+        self._changes = ReplicationChanges(node)
 
-    async def run(self, prepared: Prepared, context: Context) -> bytes:
-        """Body of the result. Rejected or RequestError: Unavailable when nothing was done for want of a
-        leader, WriteTimeout when the outcome is unknown, which drivers do not send again by themselves."""
+    async def run(self, prepared: Prepared, context: Context) -> tuple[bytes, tuple[str, ...]]:
+        """Body of the result, and warnings. Rejected or RequestError: Unavailable when nothing was done for
+        want of a leader, WriteTimeout when the outcome is unknown, which drivers do not send again by
+        themselves."""
         change = schema_change(prepared, context)
         try:
-            epoch = await self._node.submit(ChangeSchema(change))
+            if isinstance(change, AlterKeyspace):
+                return await self._alter_keyspace(change)
+            return await self._answer(await self._node.submit(ChangeSchema(change))), ()
         except OutcomeUnknown as error:
             raise self._undecided(error) from error
         except PeerUnreachable as error:
             raise self._not_done(error) from error
+
+    async def _alter_keyspace(self, change: AlterKeyspace) -> tuple[bytes, tuple[str, ...]]:
+        """In one entry where no data moves, else by an operation."""
+        target = self._changes.target_of(change)
+        if target is None:
+            try:
+                return await self._answer(await self._node.submit(ChangeSchema(change))), ()
+            except Rejected:
+                # The leader may know of the keyspace's first table, and this node has heard of it by now.
+                target = self._changes.target_of(change)
+                if target is None:
+                    raise
+        epoch, warning = await self._changes.run(change, target)
+        await self._watch.agreed(epoch)
+        body = responses.schema_change(UPDATED, "KEYSPACE", change.keyspace, "")
+        return body, (warning,) if warning else ()
+
+    async def _answer(self, epoch: int) -> bytes:
+        """What became of the entry of this epoch, once the live nodes have applied it."""
         found = self._watch.summary_at(epoch)
         if found is None:
             if self._watch.jumped_over(epoch):

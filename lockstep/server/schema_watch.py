@@ -119,6 +119,7 @@ class SchemaWatch:
             return
         change = self._node.registry.decode(entry.kind, entry.body)
         if not isinstance(change, ChangeSchema):
+            self._moved_on(before, after)
             return
         found = change.summary(before, entry.epoch)
         if found is None:
@@ -128,6 +129,13 @@ class SchemaWatch:
         if found.change != EMPTIED:
             for listener in self._listeners:
                 listener(found)
+
+    def _moved_on(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
+        """An operation changed the replication of a keyspace, or only the ring that it is on."""
+        self._new_version(after)
+        for summary in summaries_between(before.schema, after.schema):
+            for listener in self._listeners:
+                listener(summary)
 
     def _jumped(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
         """A snapshot was installed: clients are told of all that lies between, each thing once."""

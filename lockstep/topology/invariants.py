@@ -319,7 +319,8 @@ def check_stale_coordinators(
 def _rings_by_keyspace(cluster: ClusterMetadata) -> list[tuple[str, Replication]]:
     """Each ring by itself (""), and the ring of every keyspace with tables, which goes from ring to ring."""
     rings = [("", ring.replication) for ring in cluster.placements.rings]
-    return rings + [(k.name, k.replication) for k in cluster.schema.keyspaces if k.by_name or k.replication.apart]
+    followed = (k for k in cluster.schema.keyspaces if k.by_name or k.replication.apart)
+    return rings + [(keyspace.name, keyspace.replication) for keyspace in followed]
 
 
 def _replication_then(stale: ClusterMetadata, keyspace: str, replication: Replication) -> Replication | None:

@@ -16,12 +16,15 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import Held, holders
 from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.operations import Operation, OperationKind, Transition
-from lockstep.metadata.requests import keyspace_busy
+from lockstep.metadata.placing import moves_data
+from lockstep.metadata.requests import Request, keyspace_busy
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import merged, paired, plan_of, same_placement
 from lockstep.placement.placements import PlacedRange, Placements, RingPlacement
 from lockstep.placement.quorums import dc_factors
+from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace
 from lockstep.schema.model import Keyspace, Replication
+from lockstep.schema.replication_options import parse_replication
 from lockstep.topology.planning import refuse_unsafe
 from lockstep.topology.replication_steps import replication_steps
 from lockstep.values.errors import Rejected
@@ -37,6 +40,8 @@ def refused(message: str, keyspace: str = "", hint: str = "") -> Rejected:
 def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | None) -> Keyspace:
     """The keyspace whose replication may become `target` as far as names and factors tell."""
     refuse_before_initialize(cluster)
+    if name in SYSTEM_KEYSPACES:
+        raise Rejected(f"{name} keyspace is not user-modifiable.", keyspace=name)
     keyspace = cluster.schema.by_name.get(name)
     if keyspace is None:
         raise refused(f"Keyspace '{name}' doesn't exist", name)
@@ -53,6 +58,32 @@ def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | N
     if keyspace.replication.settled == target and not keyspace.replication.apart:
         raise refused(f"keyspace {name} is replicated this way already", name)
     return keyspace
+
+
+def target_of(cluster: ClusterMetadata, change: AlterKeyspace) -> Replication | None:
+    """The replication for which an ALTER KEYSPACE needs an operation; None when one entry does it, or when it
+    is refused. A change that is under way to the same replication is meant too."""
+    keyspace = cluster.schema.by_name.get(change.keyspace)
+    if keyspace is None or change.replication is None or change.keyspace in SYSTEM_KEYSPACES:
+        return None
+    present = keyspace.replication.settled
+    known = cluster.directory.data_centers
+    target = parse_replication(keyspace.name, change.replication, known, present)
+    running = under_way(cluster, keyspace.name, target)
+    if running is not None:
+        return target
+    if keyspace.replication.apart or not keyspace.by_name or target == present:
+        return None
+    return target if moves_data(cluster, present, target) else None
+
+
+def under_way(cluster: ClusterMetadata, keyspace: str, target: Replication) -> Request | None:
+    """The live request that gives the keyspace this replication, and is not on its way back."""
+    request = cluster.requests.by_keyspace.get(keyspace)
+    if request is None or request.target != target:
+        return None
+    operation = cluster.operations_by_id.get(request.operation_id)
+    return request if operation is None or not operation.is_cancelled else None
 
 
 def refuse_start(cluster: ClusterMetadata, keyspace: Keyspace, request_id: int) -> None:

@@ -166,6 +166,8 @@ STREAM_BUILDS_AT_ONCE_MAX: Final = 2
 STREAM_ESTIMATE_PAIRS: Final = 500
 #: Fragments taken from a snapshot before their size is looked at, so that large ones do not gather.
 STREAM_PAIRS_TAKEN: Final = 32
+#: What a fragment is taken to have when there is only room for a few of them.
+STREAM_PAIR_BYTES: Final = 4096
 #: A longer length prefix of a block is damage: the largest fragments that can be taken together, and more.
 STREAM_BLOCK_BYTES_MAX: Final = 1024 * 1024 * 1024
 #: One record of how far a stream has come: two keys, each at most as long as a mutation.
@@ -209,6 +211,9 @@ TRACE_PARAMETER_CHARACTERS_MAX: Final = 4096
 BATCH_BYTES_WARNED: Final = 5 * 1024
 #: How long a schema change waits for the other live nodes to apply it, before clients may compare versions.
 SCHEMA_AGREEMENT_WAIT_MS: Final = 1000
+#: How long ALTER KEYSPACE waits for data to move before it answers with a warning: drivers give up after ten
+#: seconds by default, and send nothing again.
+REPLICATION_WAIT_MS: Final = 6_000
 #: Schema versions a node remembers, to name those of peers that are behind and to answer its own changes.
 SCHEMA_VERSIONS_KEPT_MAX: Final = 1024
 #: Between a node's sign of life and telling clients that it is up: its client door opens a little later.
