@@ -73,6 +73,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     is_failing: bool = False
     keyspace: str = ""
     target: Replication | None = None
+    #: Whoever asked says that the node counts as dead, whatever is heard of it.
+    presumed_dead: bool = False
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:

@@ -126,9 +126,9 @@ class CmsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GossipSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`phi_threshold`: how unlikely a silence must be (one in ten to this power) before its node is suspected.
-    At 8, a node that is asked every half second may miss three messages; where pauses are long and harmless,
-    as on machines that are shared, 10 to 12 suspect fewer."""
+    """`phi_threshold`: how unlikely a silence must be (one in ten to this power) before a node is suspected.
+    At 8, one that is asked every half second may miss three messages; where pauses are long and harmless, as
+    on machines that are shared, 10 to 12 suspect fewer."""
 
     phi_threshold: Annotated[float, msgspec.Meta(ge=1, le=30)] = 8.0
 

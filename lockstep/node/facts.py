@@ -100,6 +100,9 @@ class NodeFacts:
     def _alive(self, node: int) -> bool:
         return self.liveness.alive(node)
 
+    def _heard_since(self, node: int, wall_us: int) -> bool:
+        return self.liveness.heard_since(node, wall_us)
+
     def _cluster_now(self) -> ClusterMetadata:
         return self.state.current
 

@@ -33,6 +33,9 @@ PING_TIMEOUT_MS = 2000
 #: A node that is asked because somebody takes it for dead has this long: a life round trip takes far less.
 PROBE_TIMEOUT_MS = 1000
 
+#: A node that is heard so long after it was said to be dead has come back.
+CAME_BACK_AFTER_MS = 3000
+
 #: Told (node, alive) when this node's opinion changes.
 LivenessListener = Callable[[NodeId, bool], None]
 
@@ -110,6 +113,14 @@ class Liveness:
     def silent_s(self, node: int) -> float | None:
         """Seconds since a sign of life; None when there never was one."""
         return 0.0 if node == self._own_id() else self._detector.silent_s(node, self._monotonic_s())
+
+    def heard_since(self, node: int, wall_us: int) -> bool:
+        """Whether a live node gave a sign of life after this time of the wall clock, with room for one that
+        was on its way and for clocks that differ."""
+        silent_s = self.silent_s(node)
+        if silent_s is None or not self.alive(node):
+            return False
+        return self._runtime.clock.wall_us() - silent_s * 1e6 > wall_us + CAME_BACK_AFTER_MS * 1000
 
     async def answers(self, node: int) -> bool:
         """Ask the node now, whatever was heard of it before: True once it answered for itself."""

@@ -219,7 +219,7 @@ class Parts(NodeFacts, abc.ABC):
             own_id=self._own_id,
             is_leader=self._leads,
             alive=self._alive,
-            heard_since=lambda node, wall_us: self.liveness.heard_since(node, wall_us),
+            heard_since=self._heard_since,
             follows=self.management.unsettled,
             stragglers=self.guards.stragglers,
             relax_after_ms=self.configuration.topology.relax_after_ms,

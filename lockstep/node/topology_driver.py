@@ -14,6 +14,8 @@ import msgspec
 
 from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.registry import Transformation
 from lockstep.node.messages import EpochQuery, EpochReply, RunWork, WorkStatus
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.submission import Submitter
@@ -22,6 +24,7 @@ from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.topology.barriers import GuardReport
+from lockstep.topology.requests import CancelRequest
 from lockstep.topology.step import (
     Idle,
     Propose,
@@ -35,6 +38,7 @@ from lockstep.topology.step import (
     step,
     work_key,
 )
+from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 
@@ -71,12 +75,14 @@ class TopologyDriver:
         own_id: Callable[[], int],
         is_leader: Callable[[], bool],
         alive: Callable[[int], bool],
+        heard_since: Callable[[int, int], bool],
         follows: Callable[[], str],
         stragglers: Callable[[], tuple[tuple[str, int], ...]],
         relax_after_ms: int | None,
         log: Callable[..., None],
     ) -> None:
-        """`stragglers`: guards of closed sessions that this node holds. `relax_after_ms`: how long a barrier
+        """`heard_since(node, wall clock in us)`: whether it lives and gave a sign of life after that.
+        `stragglers`: guards of closed sessions that this node holds. `relax_after_ms`: how long a barrier
         waits for quorums within data centres; None: for ever."""
         self._runtime = runtime
         self._state = state
@@ -85,6 +91,7 @@ class TopologyDriver:
         self._own_id = own_id
         self._is_leader = is_leader
         self._alive = alive
+        self._heard_since = heard_since
         self._follows = follows
         self._stragglers = stragglers
         self._relax_after_ms = relax_after_ms
@@ -185,7 +192,9 @@ class TopologyDriver:
         if isinstance(decision, Propose):
             self._runtime.probes.reach("topology.propose")
             self.blocking = ()
-            await self._submitter.submit(decision.transformation, STEP_TIMEOUT_MS)
+            await self._submitter.submit(
+                self._reconsidered(cluster, decision.transformation), STEP_TIMEOUT_MS
+            )
             return True
         orders, wait = (
             (decision.orders, decision.wait) if isinstance(decision, RunWorkOrders) else ((), decision)
@@ -232,6 +241,18 @@ class TopologyDriver:
             nodes = ", ".join(str(missing.node) for missing in lacking[key].missing)
             self._log("topology.barrier_relaxed", operation=key[0], epoch=key[1], without=nodes)
             self._wake.set()
+
+    def _reconsidered(self, cluster: ClusterMetadata, wanted: Transformation) -> Transformation:
+        """What to submit: a removal whose node came back while it was queued is taken back, not begun."""
+        if not isinstance(wanted, PrepareOperation) or wanted.kind is not OperationKind.REMOVE:
+            return wanted
+        request = cluster.requests.by_id.get(wanted.request_id)
+        if request is None or request.presumed_dead:
+            return wanted
+        asked = self._state.retained(request.requested_epoch, request.requested_epoch)
+        if not asked or not self._heard_since(request.node, asked[0].commit_time_us):
+            return wanted
+        return CancelRequest(request.id, f"node {request.node} came back: only a dead node is removed")
 
     async def _ask(self, cluster: ClusterMetadata, wait: Wait) -> None:
         self._runtime.probes.reach("topology.waits")

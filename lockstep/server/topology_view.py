@@ -55,7 +55,8 @@ _REQUEST_COLUMNS = (
 #: Columns that are always null, and why.
 NOT_APPLICABLE: Final[Mapping[str, str]] = {
     "ignore_msb, intended_storage_mode": "a node has one shard and one form of storage",
-    "new_cdc_generation_data_uuid": "a generation is made by the entry that commits it",
+    "committed_cdc_generations, unpublished_cdc_generations, new_cdc_generation_data_uuid": "there are no "
+    "generations of change data capture",
     "paused_rf_change_requests": "a change of replication waits in the queue or runs",
     "new_keyspace_rf_change_ks_name, new_keyspace_rf_change_data of topology": "see topology_requests",
     "ongoing_restore_requests, restore_table_id, restore_snapshot_name": "no request restores a backup",

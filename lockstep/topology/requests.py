@@ -40,6 +40,7 @@ class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):
     actor: str = ""
     keyspace: str = ""
     target: Replication | None = None
+    presumed_dead: bool = False
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
@@ -55,6 +56,7 @@ class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):
             epoch,
             keyspace=self.keyspace,
             target=self.target,
+            presumed_dead=self.presumed_dead,
         )
         _refuse_unfit(cluster, request)
         if self.policy is Policy.REFUSE:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lockstep.gossip.soft_state import Known
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.requests import Request, Requests
+from lockstep.topology.requests import CancelRequest
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.ids import NodeId
 from lockstep.values.limits import GOSSIP_PARTNERS_MAX
-from tests.node.support import Town
+from tests.node.support import Town, keyspace
 
 
 def known(town: Town, holder: int, node: int) -> Known:
@@ -90,3 +96,44 @@ def test_asking_tells_a_live_node_from_a_dead_one_whatever_was_heard() -> None:
         assert town.node(1).liveness.alive(3), "it is not suspected yet"
         asked = town.finish(town.begin(1, lambda node: node.liveness.answers(3)))
         assert asked.value is False and asked.done_s - asked.begun_s < 1.5
+
+
+@pytest.mark.parametrize(
+    ("asked_epoch", "presumed_dead", "crashed", "begins"),
+    [
+        (1, False, False, False),
+        (1, True, False, True),
+        (1, False, True, True),
+        (0, False, False, True),
+    ],
+    ids=["it came back", "an operator insists", "it is dead", "it was asked for long ago"],
+)
+def test_a_removal_whose_node_came_back_is_taken_back_before_it_begins(
+    asked_epoch: int, presumed_dead: bool, crashed: bool, begins: bool
+) -> None:
+    with Town() as town:
+        town.found()
+        town.wait(6)
+        if crashed:
+            town.process(3).crash()
+            town.wait(6)
+        request = Request(
+            1, OperationKind.REMOVE, NodeId(3), requested_epoch=asked_epoch, presumed_dead=presumed_dead
+        )
+        cluster = msgspec.structs.replace(town.newest, requests=Requests((request,), (), 2))
+        wanted = PrepareOperation(OperationKind.REMOVE, NodeId(3), request_id=1)
+        found = town.node(1).topology._reconsidered(cluster, wanted)
+        if begins:
+            assert found == wanted
+        else:
+            assert found == CancelRequest(1, "node 3 came back: only a dead node is removed")
+
+
+def test_a_removal_that_was_asked_for_just_now_begins() -> None:
+    with Town() as town:
+        town.found()
+        assert town.finish(town.submit(1, keyspace("ks"))).error is None
+        request = Request(1, OperationKind.REMOVE, NodeId(3), requested_epoch=town.newest.epoch)
+        cluster = msgspec.structs.replace(town.newest, requests=Requests((request,), (), 2))
+        wanted = PrepareOperation(OperationKind.REMOVE, NodeId(3), request_id=1)
+        assert town.node(1).topology._reconsidered(cluster, wanted) == wanted
