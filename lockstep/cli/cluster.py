@@ -8,6 +8,7 @@ import click
 
 from lockstep.cli import options, plans, render
 from lockstep.values.errors import ConfigurationError
+from lockstep.values.limits import TOKENS_PER_NODE_MAX
 
 if TYPE_CHECKING:
     from lockstep.local.clusters import LocalCluster
@@ -70,13 +71,19 @@ def start(name: str, nodes: tuple[str, ...]) -> None:
 @click.option("--dc", default="dc1", show_default=True, help="Its data centre.")
 @click.option("--rack", default="rack1", show_default=True, help="Its rack.")
 @click.option("--replaces", default="", metavar="NODE", help="Take the place of this dead node.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(0, TOKENS_PER_NODE_MAX),
+    default=None,
+    help="How many tokens it owns, else as many as the settings say; 0: it only coordinates requests.",
+)
 @options.dry_run
 @options.output
-def add(name: str, dc: str, rack: str, replaces: str, dry_run: bool, output: str) -> None:
+def add(name: str, dc: str, rack: str, replaces: str, tokens: int | None, dry_run: bool, output: str) -> None:
     """Add a node; returns when it has joined and serves."""
     local = _open(name)
     if not dry_run:
-        node = local.add(dc=dc, rack=rack, replaces=replaces)
+        node = local.add(dc=dc, rack=rack, replaces=replaces, tokens=-1 if tokens is None else tokens)
         if output == "json":
             render.json_out({"name": node.name, "address": node.address}, "local-node/1")
         else:

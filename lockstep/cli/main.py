@@ -31,6 +31,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Ask a running cluster",
         "What nodes say of themselves, and how alive they seem.",
     ),
+    "features": (
+        "features:features",
+        "Ask a running cluster",
+        "What nodes support, and what the cluster has enabled.",
+    ),
     "why": (
         "why:why",
         "Ask a running cluster",

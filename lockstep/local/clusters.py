@@ -162,14 +162,16 @@ class LocalCluster:
         dc: str = "dc1",
         rack: str = "rack1",
         replaces: str = "",
+        tokens: int = -1,
         timeout_s: float = START_TIMEOUT_S,
     ) -> LocalNode:
         """Add one node and start it; returns when it has joined and serves.
 
         `replaces` names a dead node, whose place in the ring, data centre and rack the new one takes.
+        `tokens`: how many it owns, 0 for none; -1 for as many as the settings say.
         """
         content = self.file
-        node = self.next_node(dc=dc, rack=rack, replaces=replaces)
+        node = msgspec.structs.replace(self.next_node(dc=dc, rack=rack, replaces=replaces), tokens=tokens)
         _require_free_ports(content, node)
         content = msgspec.structs.replace(content, nodes=(*content.nodes, node))
         layout.write_configuration(self.paths, content, node)

@@ -32,7 +32,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 class LocalNode(msgspec.Struct, frozen=True):
     """A node of a local cluster as its directory records it. `replaces`: the id of the node whose place it
-    took, 0 when nobody's."""
+    took, 0 when nobody's. `tokens`: how many it owns; -1 for as many as the settings say."""
 
     name: str
     address: str
@@ -40,6 +40,7 @@ class LocalNode(msgspec.Struct, frozen=True):
     rack: str = "rack1"
     founder: bool = False
     replaces: int = 0
+    tokens: int = -1
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
@@ -152,6 +153,8 @@ def write_configuration(paths: Paths, content: ClusterFile, node: LocalNode) -> 
     }
     for section, keys in content.settings.items():
         tables[section] = {**tables.get(section, {}), **keys}
+    if node.tokens >= 0:
+        tables["placement"]["num_tokens"] = node.tokens
     configuration = parse(toml_text.emit(tables), source=f"settings of cluster {content.name}")
     paths.node(node.name).mkdir(parents=True, exist_ok=True)
     paths.configuration(node.name).write_text(render(configuration))

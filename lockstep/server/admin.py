@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockstep.node.configuration import split_address
-from lockstep.server import recovery, reports
+from lockstep.server import features, recovery, reports
 from lockstep.server.answers import get, integer, later, now, required
 from lockstep.server.cms_operations import ServiceOperations
 from lockstep.server.cql_server import CqlServer
@@ -211,6 +211,11 @@ class Admin:
                 LIVE_PATH, "Running operations as this node alone sees them", now(lambda *_: requests.live())
             ),
             get(EXCLUDED_PATH, "Nodes that are shut out", now(lambda *_: self._excluded.all())),
+            get(
+                features.PATH,
+                "Features that nodes support and that are enabled",
+                now(lambda *_: features.report(self._node)),
+            ),
             Operation(
                 "POST",
                 EXCLUDED_PATH,
