@@ -26,6 +26,7 @@ from lockstep.values.limits import (
     STREAM_BLOCK_BYTES,
     STREAM_BLOCK_BYTES_MAX,
     STREAM_BLOCK_PAIRS,
+    STREAM_PAIR_BYTES,
     STREAM_PAIRS_TAKEN,
 )
 
@@ -57,6 +58,9 @@ class RangeFiles:
     def __init__(self, take: Callable[[int], list[Pair]], bytes_max: int) -> None:
         self._take = take
         self._bytes_max = bytes_max
+        #: Small files are for tests and tight disks; they get small steps.
+        self._block_bytes = min(STREAM_BLOCK_BYTES, bytes_max // 4)
+        self._taken_at_once = max(1, min(STREAM_PAIRS_TAKEN, self._block_bytes // STREAM_PAIR_BYTES))
         self._left: list[Pair] = []
         #: Nothing is left to make files of, once the present one is complete.
         self.ended = False
@@ -86,11 +90,11 @@ class RangeFiles:
         """What follows, some hundred kilobytes of it."""
         found, self._left = self._left, []
         size = 0
-        while not self.ended and len(found) < STREAM_BLOCK_PAIRS and size < STREAM_BLOCK_BYTES:
-            taken = self._take(STREAM_PAIRS_TAKEN)
+        while not self.ended and len(found) < STREAM_BLOCK_PAIRS and size <= self._block_bytes:
+            taken = self._take(self._taken_at_once)
             found += taken
             size += sum(map(len, chain.from_iterable(taken)))
-            self.ended = len(taken) < STREAM_PAIRS_TAKEN
+            self.ended = len(taken) < self._taken_at_once
         return found
 
     def _cut(self, pairs: list[Pair]) -> list[Pair]:

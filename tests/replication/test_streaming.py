@@ -1,28 +1,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.replication import streaming, verbs
-from lockstep.replication.messages import StreamChunk, WriteRequest
+from lockstep.replication import stream_source, stream_target, verbs
+from lockstep.replication.messages import StreamFile, StreamPart, WriteRequest
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.session_guards import SessionGuards
-from lockstep.replication.streaming import StreamClient, StreamProgress, StreamService
+from lockstep.replication.stream_progress import StreamProgress
+from lockstep.replication.stream_source import StreamService
+from lockstep.replication.stream_target import StreamClient, StreamReport
 from lockstep.storage.keys import KIND_ROW, partition_prefix, split_partition
 from lockstep.values.errors import FrameCorrupt, PeerUnreachable, SessionClosed
 from lockstep.values.rows import Mutation
 from lockstep.values.tokens import Range
+from tests.storage.support import LossyDisk
 
 from .clusters import TABLE_ID, TinyEngine, upsert, whole_ring
 from .support import TestNode, run, running, until
 
 Pair = tuple[bytes, bytes]
 RANGE = Range(0, 1_000_000)
+FILE_BYTES = 100_000
+PART_BYTES = 30_000
 
 
 class PairEngine(TinyEngine):
@@ -32,7 +37,10 @@ class PairEngine(TinyEngine):
         super().__init__()
         self.pairs: dict[bytes, bytes] = {}
         self.open_snapshots = 0
-        self.opened_after: list[bytes] = []
+        self.opened_from: list[bytes] = []
+        #: Fragments that were made visible, with repetitions, and in how many runs.
+        self.ingested = 0
+        self.runs = 0
         self.on_ingest: Callable[[], None] = lambda: None
 
     def apply(self, mutation: Mutation) -> int:
@@ -40,25 +48,47 @@ class PairEngine(TinyEngine):
         self.pairs[prefix + KIND_ROW + mutation.mutation_id] = b"written"
         return super().apply(mutation)
 
-    async def fragments(self, table_id: int, tokens: Range, after_key: bytes = b"") -> Snapshot:
-        self.opened_after.append(after_key)
-        self.open_snapshots += 1
-        kept = sorted(self.pairs.items())
-        wanted = [pair for pair in kept if tokens.contains(split_partition(pair[0])[0])]
-        return Snapshot(self, [pair for pair in wanted if pair[0] > after_key])
+    def estimated_bytes(self, table_id: int, tokens: Range, pairs_max: int) -> tuple[int, int]:
+        wanted = list(self.within(tokens))
+        return sum(len(key) + len(value) for key, value in wanted), len(wanted)
 
-    async def ingest(self, pairs: Iterable[Pair]) -> None:
+    def within(self, tokens: Range) -> Iterator[Pair]:
+        for pair in sorted(self.pairs.items()):
+            if tokens.contains(split_partition(pair[0])[0]):
+                yield pair
+
+    async def fragments(self, table_id: int, tokens: Range, from_key: bytes = b"") -> Snapshot:
+        self.opened_from.append(from_key)
+        self.open_snapshots += 1
+        return Snapshot(self, [pair for pair in self.within(tokens) if pair[0] >= from_key])
+
+    def begin_run(self, table_id: int, tokens: Range, path: str) -> Run:
+        return Run()
+
+    async def before_ingest(self, run: list[Pair]) -> None:
+        await asyncio.sleep(0)
+
+    def ingest(self, run: list[Pair]) -> int:
+        self.pairs.update(run)
+        self.ingested += len(run)
+        self.runs += 1
         self.on_ingest()
-        self.pairs.update(pairs)
+        return self.runs
+
+
+class Run(list[Pair]):
+    def add(self, pairs: Sequence[Pair]) -> None:
+        self.extend(pairs)
 
 
 class Snapshot:
     def __init__(self, engine: PairEngine, pairs: list[Pair]) -> None:
         self._engine = engine
-        self._pairs = iter(pairs)
+        self._pairs = pairs
 
-    def __iter__(self) -> Iterator[Pair]:
-        return self._pairs
+    def take(self, count: int) -> list[Pair]:
+        taken, self._pairs = self._pairs[:count], self._pairs[count:]
+        return taken
 
     def close(self) -> None:
         self._engine.open_snapshots -= 1
@@ -72,21 +102,43 @@ class StreamNode(TestNode):
         self.cluster = cluster
         self.engine = PairEngine()
         self.behind: asyncio.Event | None = None
+        self.disk = LossyDisk()
+        self.build_parts()
+
+    def build_parts(self) -> None:
+        self.runtime = msgspec.structs.replace(self.runtime, disk=self.disk)
+        own_id = self.greeting.node_id
         self.replica = ReplicaService(
-            self.runtime, self.internode, self.engine, lambda: self.cluster, self.catch_up, lambda: index
+            self.runtime, self.internode, self.engine, lambda: self.cluster, self.catch_up, lambda: own_id
         )
         self.service = StreamService(
-            self.runtime, self.internode, self.engine, self.replica, lambda: self.cluster, self.catch_up
+            self.runtime,
+            self.internode,
+            self.engine,
+            self.replica,
+            lambda: self.cluster,
+            self.catch_up,
+            file_bytes=FILE_BYTES,
         )
-        guards = SessionGuards(lambda: self.cluster)
-        self.client = StreamClient(self.runtime, self.internode, self.engine, guards)
+        self.guards = SessionGuards(lambda: self.cluster)
+        self.client = StreamClient(self.runtime, self.internode, self.engine, self.guards)
+
+    def reborn(self, disk: LossyDisk | None = None) -> StreamNode:
+        """The same node after a restart: its disk and store are what is left."""
+        self.disk = disk or self.disk
+        self.engine.open_snapshots = 0
+        self.internode = self.build()
+        self.build_parts()
+        self.service.clean()
+        self.client.forget_closed(self.cluster.session_open)
+        return self
 
     async def catch_up(self, epoch: int, source: Any) -> None:
         if self.behind is not None:
             await self.behind.wait()
         assert self.cluster.epoch >= epoch
 
-    async def copy(self, source: StreamNode, progress: StreamProgress | None = None) -> Any:
+    async def copy(self, source: StreamNode, progress: StreamProgress | None = None) -> StreamReport:
         return await self.client.stream_range(
             source=source.address,
             session_id="s1",
@@ -96,14 +148,31 @@ class StreamNode(TestNode):
             progress=progress,
         )
 
+    @property
+    def reached(self) -> list[str]:
+        probes: Any = self.runtime.probes
+        found: list[str] = probes.reached
+        return found
+
+    def names(self) -> list[str]:
+        return self.disk.names("streams")
+
+    def close_session(self) -> None:
+        self.cluster = msgspec.structs.replace(self.cluster, epoch=self.cluster.epoch + 1, sessions=())
+        self.service.forget_closed()
+        self.client.forget_closed(self.cluster.session_open)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (stream_source, stream_target):
+        monkeypatch.setattr(module, "STREAM_PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(stream_target, "REPLICA_RETRY_MS", 1)
+
 
 def two_nodes() -> tuple[StreamNode, StreamNode]:
     cluster = whole_ring(6, [1], [1, 2], group_epoch=6, factors={"": 1}, sessions=["s1"])
     return StreamNode(1, cluster), StreamNode(2, cluster)
-
-
-def closed(cluster: ClusterMetadata) -> ClusterMetadata:
-    return msgspec.structs.replace(cluster, epoch=cluster.epoch + 1, sessions=())
 
 
 def fill(engine: PairEngine, partitions: int, size: int = 10_000) -> None:
@@ -113,7 +182,18 @@ def fill(engine: PairEngine, partitions: int, size: int = 10_000) -> None:
             engine.pairs[prefix + KIND_ROW + b"%d" % row] = bytes([row]) * size
 
 
-def test_a_range_arrives_whole_in_several_chunks_and_the_snapshot_is_released() -> None:
+def intercept(node: StreamNode, verb: int, change: Callable[[Any, Any], Any]) -> None:
+    """Let `change(request, reply)` answer instead of the source."""
+    service = node.internode._services[verb]
+    real: Any = service.handler
+
+    async def answered(peer: Any, request: Any) -> Any:
+        return change(request, await real(peer, request))
+
+    service.handler = answered
+
+
+def test_a_range_arrives_whole_in_several_files_and_nothing_is_left_behind() -> None:
     async def test() -> None:
         source, target = two_nodes()
         fill(source.engine, 60)
@@ -123,10 +203,26 @@ def test_a_range_arrives_whole_in_several_chunks_and_the_snapshot_is_released() 
             report = await target.copy(source, progress)
             wanted = {k: v for k, v in source.engine.pairs.items() if v != b"not in the range"}
             assert target.engine.pairs == wanted
-            assert report.fragments == progress.fragments == 180
-            assert report.moved_bytes > 1_800_000
+            assert report.fragments == progress.fragments == target.engine.ingested == 180
+            assert report.files == progress.files == progress.files_total == target.engine.runs > 10
+            assert report.moved_bytes == progress.moved_bytes == progress.total_bytes > 1_800_000
+            assert progress.left_s(progress.rate._marks[-1][0] + 1) == 0
             await until(lambda: source.engine.open_snapshots == 0)
             assert source.service.open_streams() == 0
+            assert not source.names() and len(target.names()) == 1, "only the position stays"
+            assert source.service.counts.bytes == target.client.counts.bytes == report.moved_bytes
+
+    run(test)
+
+
+def test_a_stream_that_is_done_is_not_begun_again_under_its_session() -> None:
+    async def test() -> None:
+        source, target = two_nodes()
+        fill(source.engine, 10)
+        async with running(source, target):
+            first = await target.copy(source)
+            assert await target.copy(source) == first
+            assert len(source.engine.opened_from) == 1
 
     run(test)
 
@@ -135,7 +231,31 @@ def test_an_empty_range_is_a_finished_stream() -> None:
     async def test() -> None:
         source, target = two_nodes()
         async with running(source, target):
-            assert (await target.copy(source)).fragments == 0
+            assert await target.copy(source) == StreamReport(0, 0, 0)
+            assert target.engine.runs == 0
+
+    run(test)
+
+
+def test_a_partition_larger_than_files_is_split_and_resumed_from_its_start() -> None:
+    async def test() -> None:
+        source, target = two_nodes()
+        prefix = partition_prefix(TABLE_ID, 5, b"large")
+        for row in range(200):
+            source.engine.pairs[prefix + KIND_ROW + b"%03d" % row] = bytes(5000)
+        fill(source.engine, 3)
+        broken: list[int] = []
+
+        def break_once() -> None:
+            if not broken and any(key.startswith(prefix) for key in target.engine.pairs):
+                broken.append(1)
+                source.service.stop()
+
+        target.engine.on_ingest = break_once
+        async with running(source, target):
+            await target.copy(source)
+            assert target.engine.pairs == source.engine.pairs
+            assert source.engine.opened_from == [b"", prefix]
 
     run(test)
 
@@ -150,11 +270,10 @@ def test_the_source_drains_older_writes_before_its_snapshot() -> None:
             source.replica.write(WriteRequest(5, 1, upsert(7)), lambda answer: None)
             source.cluster = newer
             copying = asyncio.ensure_future(target.copy(source))
-            probes: Any = source.runtime.probes
-            await until(lambda: "replica.drain" in probes.reached)
+            await until(lambda: "replica.drain" in source.reached)
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert not source.engine.opened_after, "no snapshot while an older write is not durable"
+            assert not source.engine.opened_from, "no snapshot while an older write is not durable"
             source.engine.sync_gate.set()
             await copying
             assert len(target.engine.pairs) == 1
@@ -169,29 +288,24 @@ def test_the_source_catches_up_first() -> None:
         async with running(source, target):
             copying = asyncio.ensure_future(target.copy(source))
             await until(lambda: bool(source.epochs_seen))
-            assert not source.engine.opened_after
+            assert not source.engine.opened_from
             source.behind.set()
             await copying
 
     run(test)
 
 
-def test_a_session_closed_at_the_target_stops_ingestion_at_once() -> None:
+def test_a_session_closed_at_the_target_stops_it_at_once_and_leaves_no_file() -> None:
     async def test() -> None:
         source, target = two_nodes()
         fill(source.engine, 60)
         async with running(source, target):
-            ingested: list[int] = []
-
-            def close_after_first() -> None:
-                ingested.append(1)
-                target.cluster = closed(target.cluster)
-
-            target.engine.on_ingest = close_after_first
+            target.engine.on_ingest = target.close_session
             with pytest.raises(SessionClosed):
                 await target.copy(source)
-            assert len(ingested) == 1
-            await until(lambda: source.engine.open_snapshots == 0)
+            assert target.engine.runs == 1
+            target.client.forget_closed(target.cluster.session_open)
+            assert not target.names()
 
     run(test)
 
@@ -201,14 +315,11 @@ def test_a_session_closed_at_the_source_ends_the_stream() -> None:
         source, target = two_nodes()
         fill(source.engine, 60)
         async with running(source, target):
-
-            def close_source() -> None:
-                source.cluster = closed(source.cluster)
-
-            target.engine.on_ingest = close_source
+            target.engine.on_ingest = source.close_session
             with pytest.raises(SessionClosed):
                 await target.copy(source)
             assert source.engine.open_snapshots == 0
+            await until(lambda: not source.names())
 
     run(test)
 
@@ -216,17 +327,55 @@ def test_a_session_closed_at_the_source_ends_the_stream() -> None:
 def test_a_stream_without_a_session_never_starts() -> None:
     async def test() -> None:
         source, target = two_nodes()
-        target.cluster = closed(target.cluster)
+        target.close_session()
         async with running(source, target):
             with pytest.raises(SessionClosed):
                 await target.copy(source)
-            assert not source.engine.opened_after
+            assert not source.engine.opened_from
 
     run(test)
 
 
-def test_a_broken_stream_goes_on_with_the_whole_partition_it_was_in() -> None:
-    """Between the break and the resumption the source merged the fragments of that partition."""
+def test_a_late_stream_of_an_earlier_attempt_cannot_bring_deleted_data_back() -> None:
+    """A copy begins under one session and hangs with a file verified but not visible yet. The move fails, is
+    tried again under another session and completes; the row is deleted, and the deletion is forgotten once it
+    is everywhere. Then the first copy goes on."""
+
+    async def test() -> None:
+        source, target = two_nodes()
+        fill(source.engine, 2)
+        held, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def hold(_run: object) -> None:
+            held.set()
+            await goes_on.wait()
+
+        async with running(source, target):
+            go_on = target.engine.before_ingest
+            target.engine.before_ingest = hold  # type: ignore[method-assign]
+            late = asyncio.ensure_future(target.copy(source))
+            await held.wait()
+            target.engine.before_ingest = go_on  # type: ignore[method-assign]
+            retried = whole_ring(8, [1], [1, 2], group_epoch=8, factors={"": 1}, sessions=["s2"])
+            for node in (source, target):
+                node.close_session()
+                node.cluster = retried
+            await target.client.stream_range(
+                source=source.address, session_id="s2", table_id=TABLE_ID, range=RANGE, epoch=8
+            )
+            assert len(target.engine.pairs) == 6
+            target.engine.pairs.clear()
+            source.engine.pairs.clear()
+            goes_on.set()
+            with pytest.raises(SessionClosed):
+                await late
+            assert not target.engine.pairs, "the stale copy had no effect"
+
+    run(test)
+
+
+def test_a_broken_stream_goes_on_behind_what_is_visible_with_whole_partitions() -> None:
+    """Between the break and the resumption the source merged the fragments of the last partition."""
 
     async def test() -> None:
         source, target = two_nodes()
@@ -235,32 +384,101 @@ def test_a_broken_stream_goes_on_with_the_whole_partition_it_was_in() -> None:
             broken: list[bytes] = []
 
             def break_once() -> None:
-                if broken:
+                if broken or target.engine.runs < 3:
                     return
-                for number in list(source.service._streams):
-                    source.service._drop(number)
-                broken.append(b"")
-                loop = asyncio.get_running_loop()
-                loop.call_soon(merge_last_partition)
-
-            def merge_last_partition() -> None:
-                prefix = split_partition(sorted(target.engine.pairs)[-1])[2]
-                for store_key in [k for k in source.engine.pairs if k.startswith(prefix)]:
+                broken.append(sorted(target.engine.pairs)[-1])
+                source.service.stop()
+                prefix = split_partition(broken[0])[2]
+                for store_key in [key for key in source.engine.pairs if key.startswith(prefix)]:
                     del source.engine.pairs[store_key]
                 source.engine.pairs[prefix + KIND_ROW + b"!merged"] = b"all of it"
 
             target.engine.on_ingest = break_once
             report = await target.copy(source)
-            assert source.engine.pairs.items() <= target.engine.pairs.items()
-            assert len(source.engine.opened_after) == 2
-            assert report.fragments < 2 * 180, "what had arrived is not copied again"
+            assert len(source.engine.opened_from) == 2
+            assert source.engine.opened_from[1] > broken[0]
+            assert report.fragments == target.engine.ingested == 180, "nothing that is visible is sent again"
 
     run(test)
 
 
-def test_an_unreachable_source_gives_up_after_its_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "REPLICA_RETRY_MS", 1)
+@pytest.mark.parametrize("loses_power", [False, True])
+def test_a_target_that_is_started_again_goes_on_where_it_was(loses_power: bool) -> None:
+    async def test() -> None:
+        source, target = two_nodes()
+        fill(source.engine, 60)
+        asked: list[tuple[int, int]] = []
+        stop = asyncio.Event()
 
+        def hear(request: Any, reply: Any) -> Any:
+            asked.append((request.number, request.offset))
+            if request.number == 4 and request.offset:
+                stop.set()
+                return StreamPart(b"")
+            return reply
+
+        intercept(source, verbs.STREAM_PART, hear)
+        async with running(source):
+            async with running(target):
+                copying = asyncio.ensure_future(target.copy(source))
+                await stop.wait()
+                await until(lambda: target.client._files.arrived(key_of(source), 4) > 0)
+                await until(lambda: target.engine.runs == 4)
+                await until(lambda: "done" not in target.reached)
+                await asyncio.sleep(0.01)
+                copying.cancel()
+                await asyncio.gather(copying, return_exceptions=True)
+            stop.clear()
+            first = len(asked)
+            source.internode._services[verbs.STREAM_PART].handler = source.service._part
+            intercept(source, verbs.STREAM_PART, lambda request, reply: asked.append(request) or reply)
+            target.reborn(target.disk.lose_power() if loses_power else None)
+            async with running(target):
+                report = await target.copy(source)
+            assert target.engine.pairs == source.engine.pairs
+            assert report.fragments == target.engine.ingested == 180
+            assert len(source.engine.opened_from) == 1, "the same snapshot serves the new incarnation"
+            again: Any = asked[first]
+            assert again.number == 4
+            assert (again.offset > 0) is not loses_power
+
+    run(test)
+
+
+def key_of(source: StreamNode) -> Any:
+    from lockstep.replication.stream_files import StreamKey
+
+    return StreamKey("s1", TABLE_ID, RANGE.left, RANGE.right, source.address)
+
+
+def test_a_source_that_is_started_again_builds_only_what_is_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_target, "REPLICA_RETRY_MS", 20)
+
+    async def test() -> None:
+        source, target = two_nodes()
+        fill(source.engine, 60)
+        stopped: list[asyncio.Task[None]] = []
+
+        async def restart() -> None:
+            await source.stop()
+            source.reborn()
+            await source.start()
+
+        def break_once() -> None:
+            if target.engine.runs == 5 and not stopped:
+                stopped.append(asyncio.ensure_future(restart()))
+
+        target.engine.on_ingest = break_once
+        async with running(source, target):
+            report = await target.copy(source)
+            assert target.engine.pairs == source.engine.pairs
+            assert len(source.engine.opened_from) == 2 and source.engine.opened_from[1]
+            assert report.fragments == target.engine.ingested == 180
+
+    run(test)
+
+
+def test_an_unreachable_source_gives_up_after_its_attempts() -> None:
     async def test() -> None:
         source, target = two_nodes()
         async with running(target):
@@ -270,36 +488,87 @@ def test_an_unreachable_source_gives_up_after_its_attempts(monkeypatch: pytest.M
     run(test)
 
 
-@pytest.mark.parametrize("what", ["crc", "digest", "pairs"])
-def test_damaged_chunks_are_never_ingested(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "REPLICA_RETRY_MS", 1)
-
+@pytest.mark.parametrize("what", ["part", "digest", "entries", "order"])
+def test_a_damaged_file_is_fetched_again_and_never_visible(what: str) -> None:
     async def test() -> None:
         source, target = two_nodes()
-        fill(source.engine, 2)
-        real = source.service._next
+        fill(source.engine, 8)
+        damages = [2]
 
-        async def damaged(peer: Any, request: Any) -> StreamChunk:
-            chunk = await real(peer, request)
-            changes = {"crc": chunk.crc ^ 1, "digest": bytes(32), "pairs": chunk.pairs + b"\x00"}
-            return msgspec.structs.replace(chunk, **{what: changes[what]})
+        def damage_part(request: Any, part: StreamPart) -> StreamPart:
+            if damages[0] and (request.number, request.offset) == (0, PART_BYTES):
+                damages[0] -= 1
+                return StreamPart(part.data[:100] + bytes([part.data[100] ^ 1]) + part.data[101:])
+            return part
 
-        source.internode._services[verbs.STREAM_NEXT].handler = damaged
+        def damage_header(request: Any, file: StreamFile) -> StreamFile:
+            if not damages[0] or request.number or file.summary is None:
+                return file
+            damages[0] -= 1
+            changes: dict[str, Any] = {"digest": bytes(32)} if what == "digest" else {"entries": 7}
+            if what == "order":
+                changes = {"first_key": b"", "size_bytes": file.summary.size_bytes - 1}
+            return msgspec.structs.replace(file, summary=msgspec.structs.replace(file.summary, **changes))
+
+        if what == "part":
+            intercept(source, verbs.STREAM_PART, damage_part)
+        else:
+            intercept(source, verbs.STREAM_FILE, damage_header)
         async with running(source, target):
-            with pytest.raises(FrameCorrupt):
-                await target.copy(source)
-            assert not target.engine.pairs
+            await target.copy(source)
+            assert target.engine.pairs == source.engine.pairs
+            assert target.client.counts.damaged == 2
+            assert "stream.target.damaged" in target.reached
 
     run(test)
 
 
-def test_a_chunk_whose_answer_was_lost_is_served_again() -> None:
+def test_a_file_that_stays_damaged_is_told_after_bounded_attempts() -> None:
+    async def test() -> None:
+        source, target = two_nodes()
+        fill(source.engine, 8)
+        intercept(source, verbs.STREAM_PART, lambda request, part: StreamPart(bytes(len(part.data))))
+        async with running(source, target):
+            with pytest.raises(FrameCorrupt, match="was damaged 4 times"):
+                await target.copy(source)
+            assert not target.engine.pairs
+            assert len(source.engine.opened_from) == 2, "once the source built its files anew"
+
+    run(test)
+
+
+def test_parts_whose_requests_are_doubled_change_nothing() -> None:
     async def test() -> None:
         source, target = two_nodes()
         fill(source.engine, 60)
         async with running(source, target):
             target.internode.duplicate = lambda: True
             report = await target.copy(source)
-            assert report.fragments == 180
+            assert report.fragments == 180 == target.engine.ingested
+
+    run(test)
+
+
+def test_running_streams_are_seen_from_both_ends() -> None:
+    async def test() -> None:
+        source, target = two_nodes()
+        fill(source.engine, 60)
+        seen: list[Any] = []
+
+        def look() -> None:
+            if target.engine.runs == 5:
+                seen.extend([*target.client.views(), *source.service.views()])
+                seen.extend([seen[0].total_bytes, seen[0].files_total])
+
+        target.engine.on_ingest = look
+        async with running(source, target):
+            await target.copy(source)
+            into, out, total_bytes, files_total = seen
+            assert (into.direction, out.direction) == ("in", "out")
+            assert into.peer == source.address and out.peer == target.address
+            assert into.range == out.range == RANGE and into.table_id == TABLE_ID
+            assert total_bytes > 1_700_000 and files_total >= 17
+            assert not list(target.client.views())
+            await until(lambda: not list(source.service.views()))
 
     run(test)
