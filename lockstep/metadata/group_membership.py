@@ -80,7 +80,12 @@ def _removal(
 ) -> Step:
     others = [member for member in former if member != leader]
     if others:
-        return Configure(_without(members, others[0]))
+        gone = next((member for member in others if member not in caught_up), others[0])
+        left = _without(members, gone)
+        late = [member for member in left.voters if member != leader and member not in caught_up]
+        if gone in caught_up and 2 * (len(left.voters) - len(late)) <= len(left.voters):
+            return WaitFor(late[0])  # Without it those that remain could not commit anything any more.
+        return Configure(left)
     staying = [member for member in goal if member in members.voters]
     assert staying, "a voter stays"
     ready = [member for member in staying if member in caught_up]

@@ -200,7 +200,9 @@ def plan(
     voters = cluster.service.voters
     additions = [node for node in wanted if node not in voters]
     removals = sorted(
-        (node for node in voters if node not in wanted), key=lambda node: (node not in observed.down, node)
+        (node for node in voters if node not in wanted),
+        # Whoever may be dead goes first: each other one that goes leaves the rest a smaller margin.
+        key=lambda node: (node not in observed.down, node not in cluster.service.leaving, node),
     )
     room = METADATA_VOTERS_MAX + 1 - len(voters)
     if len(additions) > room and not size:
