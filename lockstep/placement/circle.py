@@ -6,6 +6,7 @@ made from another copies what stayed as whole slices.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,11 +25,14 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Circle:
-    """`owners` by node, of those that own tokens; `racks[dc][rack]` counts them."""
+    """`owners` by node, of those that own tokens; `racks[dc][rack]` counts them.
+
+    Tokens are packed: there can be hundreds of thousands, and each would be an object of its own.
+    """
 
     __slots__ = ("nodes", "owners", "racks", "tokens")
 
-    def __init__(self, owners: Mapping[NodeId, Owner], tokens: list[int], nodes: list[NodeId]) -> None:
+    def __init__(self, owners: Mapping[NodeId, Owner], tokens: array[int], nodes: list[NodeId]) -> None:
         self.owners = owners
         self.tokens = tokens
         self.nodes = nodes
@@ -42,7 +46,7 @@ class Circle:
         by_node = {owner.node: owner for owner in owners if owner.tokens}
         by_token = {token: owner.node for owner in by_node.values() for token in owner.tokens}
         tokens = sorted(by_token)
-        return Circle(by_node, tokens, list(map(by_token.__getitem__, tokens)))
+        return Circle(by_node, array("q", tokens), list(map(by_token.__getitem__, tokens)))
 
     def changed(self, owners: Mapping[NodeId, Owner | None]) -> Circle:
         """This circle with these owners put in, replaced or, where None, taken out."""
@@ -60,7 +64,7 @@ class Circle:
         if not puts:
             # Who owns nothing is on no circle.
             return self
-        tokens: list[int] = []
+        tokens = array("q")
         nodes: list[NodeId] = []
         at = 0
         for token, put in sorted(puts.items()):

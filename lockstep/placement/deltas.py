@@ -89,10 +89,10 @@ class _Pair:
         """Find what differs from `token` back to the first token where nothing does, and return that one."""
         one, two = self._circles
         at_one, at_two = bisect_right(one.tokens, token), bisect_right(two.tokens, token)
-        sights = (
-            Sight(self._seated[0], walked(self._seated[0], one, at_one)),
-            Sight(self._seated[1], walked(self._seated[1], two, at_two)),
-        )
+        found = walked(self._seated[0], one, at_one)
+        # Behind any but the highest token the two were found to be equal.
+        found_two = found if token < self._highest else walked(self._seated[1], two, at_two)
+        sights = Sight(self._seated[0], found), Sight(self._seated[1], found_two)
         token, lowest = self._descend(token, at_one, at_two, sights, TOKEN_MIN - 1)
         if not lowest:
             return token
@@ -199,7 +199,7 @@ def with_groups(ring: RingPlacement, changes: Sequence[GroupChange], epoch: int)
     regrouped: dict[int, ReplicaGroup] = {}
     for change in changes:
         group = ReplicaGroup(change.reads, change.writes, epoch)
-        for at in range(*ring.indices(change.range)):
+        for at in ring.numbers_in(change.range):
             known = ring.ranges[at].group
             if known.reads != group.reads or known.writes != group.writes:
                 regrouped[at] = group

@@ -83,6 +83,13 @@ class RingPlacement(msgspec.Struct, frozen=True, array_like=True, dict=True):
         first = bisect_left(self.rights, wanted.left + 1)
         return first, bisect_left(self.rights, wanted.right, first) + 1
 
+    def numbers_in(self, wanted: Range) -> range:
+        """Numbers of the ranges that make up `wanted`, at whose bounds the ring must be cut."""
+        first, behind = self.indices(wanted)
+        assert self.ranges[first].range.left == wanted.left, f"no cut at {wanted.left}"
+        assert self.ranges[behind - 1].range.right == wanted.right, f"no cut at {wanted.right}"
+        return range(first, behind)
+
     def overlapping(self, wanted: Range) -> tuple[PlacedRange, ...]:
         """Placed ranges that share a token with `wanted`, in ring order."""
         first, behind = self.indices(wanted)

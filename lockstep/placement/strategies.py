@@ -209,7 +209,7 @@ def placed(circle: Circle, replicas: list[ReplicaList]) -> tuple[tuple[Range, Re
 
 def ring_of(circle: Circle, replicas: list[ReplicaList]) -> tuple[list[int], list[ReplicaList]]:
     """Right bounds and replicas of the ranges that do not wrap: tokens above the last belong to the first."""
-    rights, lists = circle.tokens, replicas
+    rights, lists = circle.tokens.tolist(), replicas
     if not rights:
         return [TOKEN_MAX], [()]
     if rights[-1] != TOKEN_MAX:

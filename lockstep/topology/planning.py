@@ -250,6 +250,8 @@ def _touching(
     other changes; those of a running one are what it locked.
     """
     directory = cluster.directory
+    if not cluster.operations:
+        return []
     moved = directory.circle.changed_tokens(circle_with(directory, [mine]))
     mine_closed = [delta.range for delta in deltas]
     found = []

@@ -16,8 +16,7 @@ from lockstep.metadata.membership import without_leaving
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import Request, begun, failing, finished
-from lockstep.placement.deltas import GroupChange, with_groups
-from lockstep.placement.placements import Placements
+from lockstep.placement.placements import Placements, ReplicaGroup
 from lockstep.placement.shapes import Shape, shape_of
 from lockstep.schema.model import Replication
 from lockstep.topology.planning import STATES, Change, full_change, plan, refuse_unsafe_change
@@ -211,18 +210,19 @@ def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, e
     for transitions in by_replication(operation.transitions).values():
         counts = replication_at(left, transitions[0]), replication_at(row, transitions[0])
         before = cluster.placements.ring(counts[0])
-        changes = [GroupChange(t.range, *group_at(row, t)) for t in transitions]
-        after = with_groups(before, changes, epoch)
         proved: set[Shape] = set()
+        groups: dict[int, ReplicaGroup] = {}
         for transition in transitions:
-            for placed in before.overlapping(transition.range):
-                old = placed.group
-                new = after.group_for(min(placed.range.right, transition.range.right))
+            new = ReplicaGroup(*group_at(row, transition), epoch)
+            for at in before.numbers_in(transition.range):
+                old = before.ranges[at].group
+                if old.reads != new.reads or old.writes != new.writes:
+                    groups[at] = new
                 shape = shape_of((old.reads, old.writes, new.reads, new.writes), dc_of)
                 if shape not in proved:
                     refuse_unsafe_change(old, new, transition, dc_of, counts)
                     proved.add(shape)
-        changed.append(after)
+        changed.append(before.regrouped(groups))
     return cluster.placements.with_rings(tuple(changed))
 
 
