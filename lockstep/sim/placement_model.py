@@ -69,6 +69,12 @@ class Circle:
         self.factors, self.places = factors, places
         self.ends = sorted(tokens)
         self.owners = [tokens[end] for end in self.ends]
+        #: The nodes on the circle and their racks, by data centre, or all of them under "".
+        self.nodes: dict[str, set[int]] = {dc: set() for dc in factors}
+        for node in set(self.owners):
+            for dc in factors:
+                if dc in ("", places[node].dc):
+                    self.nodes[dc].add(node)
         self._found: dict[int, tuple[int, ...]] = {}
 
     def replicas(self, token: int) -> tuple[int, ...]:
@@ -82,30 +88,31 @@ class Circle:
         return found
 
     def _walk(self, start: int) -> tuple[int, ...]:
-        order = list(dict.fromkeys(self.owners[start:] + self.owners[:start]))
-        chosen = []
-        for dc, factor in self.factors.items():
-            local = [node for node in order if dc in ("", self.places[node].dc)]
-            chosen.extend(local[:factor] if not dc else self._spread(local, factor))
-        return tuple(sorted(chosen, key=order.index))
-
-    def _spread(self, local: list[int], factor: int) -> list[int]:
-        """One of each rack, and the first others of a rack as far as racks are too few."""
-        racks = {self.places[node].rack for node in local}
-        spare = max(0, factor - len(racks))
-        chosen: list[int] = []
-        used: set[str] = set()
-        for node in local:
-            if len(chosen) == factor:
+        """Take each node that is met and that its data centre can still use, until all have enough."""
+        chosen: dict[str, list[int]] = {dc: [] for dc in self.factors}
+        enough = {dc: min(factor, len(self.nodes[dc])) for dc, factor in self.factors.items()}
+        order: list[int] = []
+        for at in range(len(self.owners)):
+            node = self.owners[(start + at) % len(self.owners)]
+            for dc, taken in chosen.items():
+                if node in self.nodes[dc] and len(taken) < enough[dc] and self._usable(dc, taken, node):
+                    taken.append(node)
+                    order.append(node)
+            if len(order) == sum(enough.values()):
                 break
-            rack = self.places[node].rack
-            if rack in used:
-                if not spare:
-                    continue
-                spare -= 1
-            used.add(rack)
-            chosen.append(node)
-        return chosen
+        return tuple(order)
+
+    def _usable(self, dc: str, taken: list[int], node: int) -> bool:
+        """One of each rack, and others of a rack only as far as racks are too few."""
+        if node in taken:
+            return False
+        if not dc:
+            return True
+        racks = {self.places[other].rack for other in self.nodes[dc]}
+        used = [self.places[other].rack for other in taken]
+        if self.places[node].rack not in used:
+            return True
+        return len(used) - len(set(used)) < self.factors[dc] - len(racks)
 
 
 @dataclass
