@@ -29,6 +29,7 @@ from lockstep.server.system_local import SystemTables
 from lockstep.server.system_schema import SchemaTables
 from lockstep.server.system_views import ViewTables
 from lockstep.server.topology_view import NOT_APPLICABLE, request_uuid
+from lockstep.topology import joining
 from lockstep.topology.stages import TABLES, mermaid
 from lockstep.values.errors import RequestError
 
@@ -50,7 +51,7 @@ MEANINGS = {
     "network.admin_port": "admin API and metrics",
     "placement.dc": "data centre",
     "placement.rack": "rack; replicas are spread over racks",
-    "placement.num_tokens": "tokens this node takes when it founds or joins",
+    "placement.num_tokens": "tokens this node takes when it founds or joins; 0: it only coordinates requests",
     "timeouts.write_ms": "a write",
     "timeouts.read_ms": "a read of partitions",
     "timeouts.range_read_ms": "a read over token ranges",
@@ -65,11 +66,16 @@ MEANINGS = {
     "metadata.archive_directory": "where log and snapshots go before they are removed; one for each node",
     "cms.processor": "raft; remote: never a voter; local: alone, without a group; or another package's kind",
     "cms.replace_after_ms": "a voter that is unreachable for longer loses its vote to another node; 0: never",
+    "streaming.throughput_bytes_s": "what this node sends at most over all streams; 0 for no bound",
+    "streaming.file_bytes": "where a sorted file ends",
+    "topology.barrier_minimum_level": "`quorum`: a barrier that waits for nothing but quorums within data centres may let them go; off: never",
+    "topology.barrier_relax_after_ms": "how long it waits before it does",
     "gossip.phi_threshold": "how unlikely a silence must be (one in ten to this power) before its node is "
     "suspected; 10 to 12 suits machines that pause",
     "testing.faults": "opens the admin calls that cut connections; never where data matters",
     "testing.hide_kinds": 'kinds of metadata entries that this node does not know, such as `"set_service"`',
     "testing.log_version": "version of the metadata log that this node says it reads; -1: its own",
+    "testing.hidden_features": "features that this node acts as if its version did not support",
     "log.level": "`debug`, `info`, `warning` or `error`",
     "log.format": '`"text"` or `"json"`',
 }
@@ -363,6 +369,14 @@ def with_stages(text: str) -> str:
     return f"{before}{begin}```mermaid\n{mermaid(OperationKind.BOOTSTRAP)}```\n{end}{after}"
 
 
+def with_phases(text: str) -> str:
+    """The page of joining with its picture made anew."""
+    begin, end = "<!-- phases: begin -->\n", "<!-- phases: end -->"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}```mermaid\n{joining.mermaid()}```\n{end}{after}"
+
+
 def _joined(parts: Sequence[str]) -> str:
     return "\n\n".join(_wrapped(part) for part in parts if part) + "\n"
 
@@ -379,6 +393,8 @@ def main() -> int:
         (HERE / name).write_text(text)
     transitions = HERE.parent / "concepts" / "transitions.md"
     transitions.write_text(with_stages(transitions.read_text()))
+    join = HERE.parent / "concepts" / "joining.md"
+    join.write_text(with_phases(join.read_text()))
     return 0
 
 

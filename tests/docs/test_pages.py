@@ -38,6 +38,11 @@ def test_the_picture_of_transitions_is_the_stage_table(generator: ModuleType) ->
     assert generator.with_stages(text) == text, "transitions.md is stale: run `make reference`"
 
 
+def test_the_picture_of_joining_is_the_table_of_phases(generator: ModuleType) -> None:
+    text = (ROOT / "docs/concepts/joining.md").read_text()
+    assert generator.with_phases(text) == text, "joining.md is stale: run `make reference`"
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text()):
