@@ -264,13 +264,16 @@ def gained_ranges(operation: Operation, node: int) -> list[tuple[Replication, li
 
 def lost_ranges(operation: Operation, node: int) -> list[tuple[Replication, list[Range]]]:
     """Per replication, the ranges the node gives up, adjacent ones joined."""
-    return _joined(transition for transition in operation.transitions if node in transition.lost)
+    given = (transition for transition in operation.transitions if node in transition.lost)
+    # Its tables are by now on the ring that has only the new replicas.
+    return _joined(given, after=True)
 
 
-def _joined(transitions: Iterable[Transition]) -> list[tuple[Replication, list[Range]]]:
+def _joined(transitions: Iterable[Transition], after: bool = False) -> list[tuple[Replication, list[Range]]]:
     found: dict[Replication, list[Range]] = {}
     for transition in transitions:
-        ranges = found.setdefault(transition.replication, [])
+        ring = transition.replication_after if after else transition.replication
+        ranges = found.setdefault(ring, [])
         if ranges and ranges[-1].right == transition.range.left:
             ranges[-1] = Range(ranges[-1].left, transition.range.right)
         else:

@@ -186,6 +186,19 @@ class Watch:
             tuple(NodeId(node) for node in cluster.retired),
         )
 
+    def unowned(self, metadata: ClusterMetadata) -> list[str]:
+        """What nodes in service store of ranges that are not theirs, as sentences."""
+        found = []
+        for name in self.cluster.in_service():
+            node, content = NodeId(self.cluster.node_id(name)), self._content(name)
+            content.refresh()
+            for keyspace in metadata.schema.keyspaces:
+                tables = [table.id for table in keyspace.tables]
+                for placed in metadata.placements.ring(keyspace.replication).ranges:
+                    if node not in placed.group.writes and (held := content.held(tables, placed.range)):
+                        found.append(f"node {node} stores {held} partitions of {placed.range}")
+        return found
+
     def _inspect_pending(self, metadata: ClusterMetadata, operation: Operation) -> None:
         pending = {node: None for transition in operation.transitions for node in transition.gained}
         for node in pending:

@@ -58,17 +58,35 @@ class Kind(msgspec.Struct, frozen=True):
     gets: bool = False
     #: No node is its subject.
     nobodys: bool = False
+    #: Somebody gets ranges; somebody who stays gives some up.
+    fills: bool = True
+    sheds: bool = True
+    #: It can be taken back at any stage: it walks back over the steps that it has done.
+    walks: bool = False
+    #: How many nodes the cluster begins with, and copies of all data that are there before.
+    founders: int = 4
+    factor: int = 3
 
 
 _KNOWN = (
     Kind("bootstrap", OperationKind.BOOTSTRAP, gets=True),
-    Kind("decommission", OperationKind.DECOMMISSION, gives=True),
+    Kind("decommission", OperationKind.DECOMMISSION, gives=True, sheds=False),
     Kind("move", OperationKind.MOVE),
-    Kind("replace_same_address", OperationKind.REPLACE, dead=True, gets=True),
-    Kind("replace_new_address", OperationKind.REPLACE, dead=True, gets=True),
-    Kind("remove", OperationKind.REMOVE, dead=True),
+    Kind("replace_same_address", OperationKind.REPLACE, dead=True, gets=True, sheds=False),
+    Kind("replace_new_address", OperationKind.REPLACE, dead=True, gets=True, sheds=False),
+    Kind("remove", OperationKind.REMOVE, dead=True, sheds=False),
     Kind("rebuild", OperationKind.REBUILD, gets=True),
     Kind("force_remove", None, dead=True),
+    Kind("replication_up", OperationKind.REPLICATION, nobodys=True, sheds=False, walks=True, founders=6),
+    Kind(
+        "replication_down",
+        OperationKind.REPLICATION,
+        nobodys=True,
+        fills=False,
+        walks=True,
+        founders=6,
+        factor=5,
+    ),
 )
 _TABLED = {kind.table: None for kind in _KNOWN}
 #: By name; a kind that only the stage tables know is here too.
@@ -99,7 +117,15 @@ class Cell(msgspec.Struct, frozen=True, order=True):
     @property
     def factor(self) -> int:
         """Copies of all data: with one node dead already, a second one may be lost only of five."""
-        return 5 if KINDS[self.kind].dead and self.fault is Fault.LOST else 3
+        return 5 if self._two_lost else KINDS[self.kind].factor
+
+    @property
+    def founders(self) -> int:
+        return 6 if self._two_lost else KINDS[self.kind].founders
+
+    @property
+    def _two_lost(self) -> bool:
+        return KINDS[self.kind].dead and self.fault is Fault.LOST
 
     @property
     def goes_back(self) -> bool:
@@ -144,8 +170,10 @@ def _point(kind: Kind, row: StageRow, point: Point) -> str:
         return ""
     if row.work is Work.NONE:
         return "the stage has no work"
-    if row.work is Work.CLEANUP and (kind.dead or kind.gives):
-        return "only the node that goes gives anything up"
+    if row.work is Work.CLEANUP and not kind.sheds:
+        return "nobody who stays gives anything up"
+    if row.work in (Work.WIPE, Work.STREAM, Work.DISCARD) and not kind.fills:
+        return "nobody gets anything"
     return ""
 
 
@@ -156,6 +184,8 @@ def _victim(kind: Kind, row: StageRow | None, victim: Victim) -> str:
         return "the subject is dead already"
     if victim is Victim.SOURCE and (kind.gives or row is None):
         return "the subject is the source" if kind.gives else "nothing is streamed"
+    if victim in (Victim.SOURCE, Victim.TARGET) and not kind.fills:
+        return "nobody gets anything"
     if victim is Victim.TARGET and kind.gets:
         return "the subject is the target"
     return ""

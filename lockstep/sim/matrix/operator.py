@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.membership import CancelMembership, ServiceWish, SetService
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.requests import Request
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
+from lockstep.sim.door import KEYSPACE
 from lockstep.sim.matrix.cells import KINDS, Cell
 from lockstep.sim.matrix.strike import Strike
 from lockstep.sim.operators import Operators
@@ -68,7 +73,7 @@ class CellOperator(Operators):
             self._given_up(before, after)
 
     def _ended(self, operation: Operation, after: ClusterMetadata) -> None:
-        if operation.stage is Stage.ROLLBACK_TO_NORMAL:
+        if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.is_cancelled:
             found = check_restored(self._before[operation.id], after)
             if found:
                 invariant, _, text = found[0].partition(": ")
@@ -112,10 +117,16 @@ class CellOperator(Operators):
         newest = self.cluster.newest
         return not newest.operations and not newest.requests.live
 
+    def _request_of(self, operation: Operation) -> Request:
+        return next(r for r in self.cluster.newest.requests.live if r.operation_id == operation.id)
+
     async def _begin(self, runtime: Runtime) -> None:
         newest, kind = self.cluster.newest, self._kind
         if kind.name == "bootstrap":
             self.join()
+            return
+        if kind.table is OperationKind.REPLICATION:
+            await self._ask_again(runtime)
             return
         normal = [node.id for node in newest.directory.in_state(NodeState.NORMAL)]
         others = [node for node in normal if node not in newest.service.members]
@@ -167,7 +178,7 @@ class CellOperator(Operators):
         running = next(iter(self.cluster.newest.operations), None)
         if running is None or not self.cluster.processes[name].alive:
             return
-        request = self.cluster.newest.requests.by_node[running.node]
+        request = self._request_of(running)
         node = self.cluster.nodes[name]
 
         async def submit(_: Runtime) -> None:
@@ -181,16 +192,28 @@ class CellOperator(Operators):
 
         self.cluster.processes[name].submit(submit, "cancel")
 
+    async def _mend_voters(self, runtime: Runtime, strike: Strike) -> None:
+        """A change of the voters that counts on the lost node is taken back; the next one does not."""
+        change = self.cluster.newest.service.change
+        if change is not None and not change.cancelled and strike.lost in change.additions:
+            await self.submit(
+                runtime, EntryKind.CANCEL_MEMBERSHIP, CancelMembership(change.id, "a node is lost")
+            )
+        if self.cluster.newest.service.paused and self.cluster.newest.service.change is None:
+            await self.submit(runtime, EntryKind.SET_SERVICE, SetService(ServiceWish.RESUME))
+
     async def _clear_up(self, runtime: Runtime, strike: Strike, running: Operation | None) -> None:
         """After a node was lost for good."""
         newest, lost = self.cluster.newest, strike.lost
+        if self.cluster.world.now_ns - strike.at_ns > _PATIENCE_S * 1e9:
+            await self._mend_voters(runtime, strike)
         info = newest.directory.by_id[lost]
         if running is not None:
             waited_s = (self.cluster.world.now_ns - strike.at_ns) / 1e9
             back = stage_row(running.kind, running.stage).on_failure
             hopeless = lost in running.subjects and running.departing != lost
             if back is not None and (hopeless or waited_s > _PATIENCE_S):
-                cancel = CancelRequest(newest.requests.by_node[running.node].id, "its node is lost")
+                cancel = CancelRequest(self._request_of(running).id, "a node is lost")
                 await self.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)
         elif info.state is NodeState.LEFT:
             strike.lost = _NOBODY
@@ -237,8 +260,21 @@ class CellOperator(Operators):
             return  # A newcomer asks by itself, as often as it takes.
         if table is None:
             await self.submit(runtime, EntryKind.FORCE_REMOVE, ForceRemove(self._subject, "its disk is gone"))
+        elif table is OperationKind.REPLICATION:
+            await self._change_replication(runtime)
         else:
             await self._request(runtime, table, self._subject)
+
+    async def _change_replication(self, runtime: Runtime) -> None:
+        """Two copies more, or two less."""
+        present = self.cluster.newest.schema.by_name[KEYSPACE].replication
+        copies = 5 if self._kind.factor == 3 else 3
+        target = msgspec.structs.replace(present, factors=tuple((dc, copies) for dc, _ in present.factors))
+        if target != present:
+            request = EnqueueRequest(
+                OperationKind.REPLICATION, _NOBODY, actor="operator", keyspace=KEYSPACE, target=target
+            )
+            await self.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
 
     async def _request(self, runtime: Runtime, kind: OperationKind, node: NodeId) -> bool:
         request = EnqueueRequest(

@@ -82,8 +82,7 @@ class CellRun(Run):
 
     def __init__(self, cell: Cell, seed: int, *, disturbed: bool = True, trace: bool = False) -> None:
         self.cell = cell
-        founders = 6 if cell.factor == 5 else 4
-        scenario = Scenario(name="matrix", founders=(founders,), factors=(cell.factor,), spares=3)
+        scenario = Scenario(name="matrix", founders=(cell.founders,), factors=(cell.factor,), spares=3)
         super().__init__(scenario, seed, trace=trace)
         self.strike: Strike | None = None
         if disturbed:
@@ -125,7 +124,7 @@ class CellRun(Run):
         if self.cell.goes_back or (self.cell.fault is Fault.CANCEL and self._can_return()):
             if operators.cancelled and not operators.restored:
                 raise Violation("OP-1", "it was cancelled in time and did not go back")
-        elif self.cell.fault is Fault.CANCEL and operators.cancelled:
+        elif self.cell.fault is Fault.CANCEL and operators.cancelled and not operators.restored:
             raise Violation("OP-1", "it was cancelled past the point of return")
         if self.cell.fault is Fault.CANCEL and not (operators.cancelled or operators.refused):
             raise Violation("VACUOUS", "nobody answered the cancel")
@@ -165,4 +164,7 @@ def undisturbed(cell: Cell, seed: int) -> Ending:
     result = run.result()
     if result.violation:
         raise Violation(result.invariant, f"without any fault: {result.violation}")
+    stored = run.watch.unowned(run.cluster.newest)
+    if stored:
+        raise Violation("REP-3", f"without any fault, what was given away is kept: {stored[0]}")
     return ending(run.cluster.newest)

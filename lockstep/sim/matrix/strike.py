@@ -25,6 +25,7 @@ WORK_LABELS: dict[Work, str] = {
     Work.STREAM: "stream.target.chunk",
     Work.REBUILD: "stream.target.chunk",
     Work.CLEANUP: "work.wipes",
+    Work.DISCARD: "work.wipes",
 }
 #: The coordinator found that it must wait.
 WAIT_LABEL = "topology.waits"
