@@ -34,6 +34,9 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def nodes(self) -> dict[str, Any]:
         return self.admin.get("/v1/nodes")
 
+    def features(self) -> dict[str, Any]:
+        return self.admin.get("/v1/features")
+
     def placements(self, keyspace: str) -> dict[str, Any]:
         return self.admin.get("/v1/placements", keyspace=keyspace)
 

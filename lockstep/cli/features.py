@@ -20,7 +20,7 @@ def features(host: str, call_timeout_s: float, output: str) -> None:
     A feature is enabled for good once every node supports it and has seen that all do. A node that lacks an
     enabled one neither joins nor starts.
     """
-    answer = client.connect(host, call_timeout_s).get("/v1/features")
+    answer = client.connect(host, call_timeout_s).features()
     if output == "json":
         render.json_out(answer, "features/1")
         return
