@@ -21,7 +21,6 @@ from lockstep.local.admin_client import error_classes
 from lockstep.metadata.conflicts import TABLE as CONFLICTS
 from lockstep.metadata.conflicts import Held, Scope, Wanted
 from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.requests import PRIORITY
 from lockstep.node.configuration import Configuration
 from lockstep.schema.types import uuid_text
 from lockstep.server.admin import Admin
@@ -30,8 +29,10 @@ from lockstep.server.system_schema import SchemaTables
 from lockstep.server.system_views import ViewTables
 from lockstep.server.topology_view import NOT_APPLICABLE, request_uuid
 from lockstep.topology import joining
+from lockstep.topology.precedence import TABLE as PRECEDENCE
 from lockstep.topology.stages import TABLES, mermaid
 from lockstep.values.errors import RequestError
+from lockstep.values.limits import REQUESTS_PASSED_MAX
 
 HERE = Path(__file__).parent
 WIDTH = 110
@@ -68,7 +69,7 @@ MEANINGS = {
     "cms.replace_after_ms": "a voter that is unreachable for longer loses its vote to another node; 0: never",
     "streaming.throughput_bytes_s": "what this node sends at most over all streams; 0 for no bound",
     "streaming.file_bytes": "where a sorted file ends",
-    "topology.barrier_minimum_level": "`quorum`: a barrier that waits for nothing but quorums within data centres may let them go; off: never",
+    "topology.barrier_minimum_level": "`quorum`: a barrier may let go of quorums within data centres",
     "topology.barrier_relax_after_ms": "how long it waits before it does",
     "gossip.phi_threshold": "how unlikely a silence must be (one in ten to this power) before its node is "
     "suspected; 10 to 12 suits machines that pause",
@@ -352,7 +353,17 @@ def exclusions() -> str:
             "## Why",
             table(["wanted", "under way", "when", "why"], reasons),
             "## Order of the queue",
-            f"Requests run in this order of kinds, and within a kind as they came: {', '.join(PRIORITY)}.",
+            "Requests run in this order of kinds, and within a kind as they came. Nothing that runs gives way to "
+            "what waits: only an operator's cancel, or its own work that cannot succeed, takes it back. What "
+            "waits for a running operation is passed by what may begin, until "
+            f"{REQUESTS_PASSED_MAX} later ones have begun; then those that are held back wait for it.",
+            table(
+                ["kind", "scope", "is held back for those passed over", "why it stands there"],
+                [
+                    [row.kind.value, row.scope, "yes" if row.is_held_back else "no", row.why]
+                    for row in PRECEDENCE
+                ],
+            ),
         ]
     )
 

@@ -85,7 +85,7 @@ _ROWS: Mapping[tuple[Wanted, Held], Conflict] = {
         Scope.SAME_NODE, "a node that leaves or is replaced gives its vote to another one first"
     ),
     (Wanted.RING, Held.EXCLUSION): Conflict(
-        Scope.SAME_NODE, "nobody hears a node that is shut out, so it cannot take part"
+        Scope.SAME_NODE, "nobody hears a node that is shut out, so it takes no part and gets no ranges"
     ),
     (Wanted.RING, Held.FREEZE): _FROZEN,
     (Wanted.FORCE, Held.RING): Conflict(

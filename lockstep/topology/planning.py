@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.conflicts import Held, Wanted, refuse_during
+from lockstep.metadata.conflicts import TABLE, Held, Wanted, refuse_during
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
 from lockstep.metadata.operations import Operation, OperationKind, Stage, Transition
 from lockstep.metadata.transformations import refuse_bad_tokens, refuse_before_initialize
@@ -45,6 +45,10 @@ _SHRINKING = (OperationKind.DECOMMISSION, OperationKind.REMOVE)
 TOKENS_GIVEN = (OperationKind.BOOTSTRAP, OperationKind.MOVE)
 #: States of nodes that will own tokens whatever becomes of the running operations.
 _STAYING = (NodeState.NORMAL, NodeState.REBUILDING)
+
+
+#: How a plan says that an excluded node is in its way; whoever reads refusals looks for it.
+EXCLUDED = "node {node} is excluded"
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -221,10 +225,26 @@ def plan(cluster: ClusterMetadata, mine: Change) -> tuple[Transition, ...]:
                     f"the ranges of this {mine.kind} depend on how {holders} ends", hint="wait for its end"
                 )
         transitions.extend(Transition(replication, d.range, d.old, d.new) for d in deltas)
+    refuse_excluded_targets(cluster, transitions)
     for transition in differently_shaped(cluster, transitions):
         refuse_unsafe(cluster, mine.kind, transition)
     _refuse_lost_copies(cluster, mine, transitions)
     return tuple(transitions)
+
+
+def refuse_excluded_targets(cluster: ClusterMetadata, transitions: Sequence[Transition]) -> None:
+    """Raises Rejected when a node that is shut out would get a range: nobody would hear that it has it."""
+    if not cluster.excluded:
+        return
+    for transition in transitions:
+        for node in transition.gained:
+            if node in cluster.excluded_by_node:
+                where = f"range ({transition.range.left}, {transition.range.right}]"
+                why = TABLE[Wanted.RING, Held.EXCLUSION].why
+                raise Rejected(
+                    f"{EXCLUDED.format(node=node)} and would get {where}: {why}",
+                    hint=f"take it back (`lockstep topology exclude {node} --undo`), or remove it first",
+                )
 
 
 def _refuse_lost_copies(cluster: ClusterMetadata, mine: Change, transitions: Sequence[Transition]) -> None:

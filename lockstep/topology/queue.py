@@ -17,10 +17,18 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import TABLE, Held, Wanted, excluded_by
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.metadata.requests import Request
+from lockstep.topology.held_ranges import HeldRanges
+from lockstep.topology.planning import EXCLUDED, Change, full_change
+from lockstep.topology.precedence import BY_KIND, is_passed_over
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import PARALLEL_OPERATIONS_MAX, REQUESTS_PLANNED_MAX
+from lockstep.values.limits import (
+    PARALLEL_OPERATIONS_MAX,
+    REQUESTS_LOOKED_AT_MAX,
+    REQUESTS_PASSED_MAX,
+    REQUESTS_PLANNED_MAX,
+)
 
 _KEPT = "_choice"
 _REFUSALS = "_refusals"
@@ -120,31 +128,60 @@ def _identical(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     return all(mine is theirs for mine, theirs in zip(one, other, strict=True))
 
 
-def _choose(
-    cluster: ClusterMetadata, follows: str, judge: Callable[[ClusterMetadata, Request], str | None]
-) -> Choice:
+class Verdict(msgspec.Struct, frozen=True):
+    """Why a request cannot begin now. `is_planned`: it took a plan to find out."""
+
+    refusal: str
+    is_planned: bool
+
+
+#: None: it may begin.
+Judge = Callable[[ClusterMetadata, Request], Verdict | None]
+
+
+def _choose(cluster: ClusterMetadata, follows: str, judge: Judge) -> Choice:
     everyone = _holds_all(cluster)
     if everyone is not None:
         return Choice(everyone=everyone)
     waiting: list[Waiting] = []
     planned = 0
     may_change = bool(cluster.operations)
-    for request in cluster.requests.queue:
+    ranges = HeldRanges(cluster)
+    passed_over: Request | None = None
+    for request in cluster.requests.queue[:REQUESTS_LOOKED_AT_MAX]:
         held = _held(cluster, request, follows)
         if held is not None:
             waiting.append(held)
             may_change = True
             continue
+        if passed_over is not None and BY_KIND[request.kind].is_held_back:
+            waiting.append(_held_back(request, passed_over))
+            continue
+        holder = ranges.holder(request)
+        if holder is not None:
+            operation, refusal = holder
+            waiting.append(Waiting(request.id, Rule.OPERATION, refusal, operation.id, operation.node))
+            passed_over = passed_over or (request if is_passed_over(cluster, request) else None)
+            continue
         if planned == REQUESTS_PLANNED_MAX:
             break
-        planned += 1
-        refusal = judge(cluster, request)
-        if refusal is None:
+        verdict = judge(cluster, request)
+        if verdict is None:
             return Choice(run=request, waiting=tuple(waiting))
-        if not may_change:
-            return Choice(fails=(request, refusal))
-        waiting.append(_refused(cluster, request, refusal))
+        planned += verdict.is_planned
+        waits = _refused(cluster, request, verdict.refusal)
+        if not may_change and waits.rule is not Rule.EXCLUSION:
+            return Choice(fails=(request, verdict.refusal))
+        may_change = True
+        waiting.append(waits)
+        if waits.rule is Rule.OPERATION:
+            passed_over = passed_over or (request if is_passed_over(cluster, request) else None)
     return Choice(waiting=tuple(waiting))
+
+
+def _held_back(request: Request, passed_over: Request) -> Waiting:
+    reason = f"{passed_over.title()} goes first: {REQUESTS_PASSED_MAX} later ones have begun before it"
+    return Waiting(request.id, Rule.TURN, reason, 0, passed_over.node)
 
 
 def _holds_all(cluster: ClusterMetadata) -> Waiting | None:
@@ -185,40 +222,50 @@ def _running(cluster: ClusterMetadata) -> tuple[tuple[int, bool], ...]:
     return tuple((o.id, o.stage is not Stage.ROLLBACK_TO_NORMAL) for o in cluster.operations)
 
 
-def _refusal(cluster: ClusterMetadata, request: Request) -> str | None:
+def _refusal(cluster: ClusterMetadata, request: Request) -> Verdict | None:
     """Why the request cannot begin now; None when it can.
 
     A plan is made anew only when nodes or running operations are others than when it was refused: the
     directory keeps the refusals of the latest. That one may begin is never taken from memory. Of a refusal
     only the names of keyspaces may be old.
     """
-    state = (_running(cluster), cluster.replications, cluster.service)
+    state = (_running(cluster), cluster.replications, cluster.service, cluster.excluded)
     kept: dict[str, Any] = cluster.directory.__dict__
     known = kept.get(_REFUSALS)
     if known is None or known[0] != state:
         known = kept[_REFUSALS] = (state, {})
-    refusals: dict[Request, str] = known[1]
+    refusals: dict[Request, Verdict] = known[1]
     if request in refusals:
         return refusals[request]
-    refusal = _judged(cluster, request)
-    if refusal is not None:
-        refusals[request] = refusal
-    return refusal
+    verdict = _judged(cluster, request)
+    if verdict is not None:
+        refusals[request] = verdict
+    return verdict
 
 
-def _judged(cluster: ClusterMetadata, request: Request) -> str | None:
+def _judged(cluster: ClusterMetadata, request: Request) -> Verdict | None:
+    """By the entry that would begin it; nodes and tokens are looked at first, for that costs no plan."""
+    entry = preparation(request, request.id)
+    is_planned = bool(request.keyspace)
     try:
-        preparation(request, request.id).apply(cluster, cluster.epoch + 1)
+        if not request.keyspace:
+            asked = Change(entry.kind, entry.node, entry.tokens, entry.replaced, entry.source_dc)
+            full_change(cluster, asked)
+        is_planned = True
+        entry.apply(cluster, cluster.epoch + 1)
     except Rejected as refusal:
-        return refusal.message
+        return Verdict(refusal.message, is_planned)
     return None
 
 
 def _refused(cluster: ClusterMetadata, request: Request, refusal: str) -> Waiting:
-    """A refusal names the operation that is in the way by its title, where one is."""
+    """A refusal names the operation that is in the way by its title, or the node that is excluded."""
     for operation in cluster.operations:
         if operation.title() in refusal:
             return Waiting(request.id, Rule.OPERATION, refusal, operation.id, operation.node)
+    for node in cluster.excluded_by_node:
+        if EXCLUDED.format(node=node) in refusal:
+            return Waiting(request.id, Rule.EXCLUSION, refusal, 0, node)
     return Waiting(request.id, Rule.CLUSTER, refusal)
 
 

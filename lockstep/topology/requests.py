@@ -66,6 +66,9 @@ class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):
             judged = cluster
             if departing(request):
                 judged = without_vote(cluster, departing(request))
+            if judged.excluded:
+                # It waits until they are taken back.
+                judged = msgspec.structs.replace(judged, excluded=())
             preparation(request, 0).apply(judged, epoch)
         queued = msgspec.structs.replace(cluster, requests=cluster.requests.with_new(request))
         return _with_wish(queued, departing(request), epoch)

@@ -124,6 +124,12 @@ REQUESTS_ENDED_KEPT_MAX: Final = 256
 #: Queued requests that are planned for one decision, in the order of the queue: a plan of a large ring costs
 #: milliseconds, and those at the head say enough about who is in the way.
 REQUESTS_PLANNED_MAX: Final = 8
+#: Queued requests that are looked at for one decision: those whose ranges are seen to be held without a plan
+#: cost some 100 us each, so that a decision stays within 20 ms.
+REQUESTS_LOOKED_AT_MAX: Final = 64
+#: Later requests that may begin before one that waits for running operations: several rounds of the most that
+#: run at once, so that what could run is not kept idle for it, and it still gets its turn.
+REQUESTS_PASSED_MAX: Final = 16
 #: Plans kept per table and level of one metadata value; a full table of 16 tokens on 4096 nodes fits.
 PLANS_CACHED_MAX: Final = 65_536
 #: Writes a coordinator has in flight; above it clients are told to slow down. Each holds its mutation.

@@ -1,0 +1,171 @@
+"""Who gives way to whom in the queue, what a decision costs, and that nobody blocks others for ever."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.requests import Request, Requests
+from lockstep.metadata.transformations import Initialize
+from lockstep.topology import queue
+from lockstep.topology.held_ranges import HeldRanges
+from lockstep.topology.precedence import TABLE as PRECEDENCE
+from lockstep.topology.precedence import is_passed_over
+from lockstep.topology.queue import Rule, Verdict, choose, why
+from lockstep.topology.requests import EnqueueRequest
+from lockstep.topology.step import Propose, Reports, step
+from lockstep.topology.transformations import CancelOperation, PrepareOperation
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import REQUESTS_PASSED_MAX, REQUESTS_PLANNED_MAX
+from tests.metadata.histories import History, SetKeyspaces, founder, simple
+from tests.topology.drills import refused, run_out
+from tests.topology.test_queue import LEAVE, ask, proceed, ring
+
+
+def crowd(nodes: int, operation: PrepareOperation) -> ClusterMetadata:
+    """A ring of two tokens a node with one operation running, and a leave of every other node queued."""
+    history = History()
+    founders = tuple(founder(n, (n * 1000, n * 1000 + 7)) for n in range(1, nodes + 1))
+    history.submit(Initialize("c", "n", founders, voters=(NodeId(nodes),)))
+    history.submit(SetKeyspaces((("ks", simple(3)),)))
+    history.submit(operation)
+    requests = history.now.requests
+    for node in range(2, nodes):
+        requests = requests.with_new(Request(requests.next_id, LEAVE, NodeId(node)))
+    return msgspec.structs.replace(history.now, requests=requests)
+
+
+def test_a_thousand_queued_requests_do_not_slow_the_step() -> None:
+    """Plans are counted, not timed; the time is only a bound that no slow machine misses."""
+    crowded = crowd(1010, PrepareOperation(LEAVE, NodeId(1)))
+    alone = msgspec.structs.replace(crowded, requests=Requests(crowded.requests.live[:1]))
+    planned = 0
+
+    def counted(cluster: object, request: object) -> Verdict | None:
+        nonlocal planned
+        planned += 1
+        return Verdict("operation 1 (decommission of node 1) holds it", is_planned=True)
+
+    real, queue._refusal = queue._refusal, counted
+    try:
+        step(crowded, Reports())
+        assert planned == REQUESTS_PLANNED_MAX
+        began = time.perf_counter()
+        for _ in range(20):
+            step(crowded, Reports())
+        assert planned == REQUESTS_PLANNED_MAX, "nothing that matters changed"
+        per_step_s = (time.perf_counter() - began) / 20
+        began = time.perf_counter()
+        for _ in range(20):
+            step(alone, Reports())
+        alone_s = (time.perf_counter() - began) / 20
+        assert per_step_s < alone_s * 2 + 0.005
+    finally:
+        queue._refusal = real
+
+
+def test_a_range_that_is_held_is_found_without_a_plan_and_only_such_ones_are() -> None:
+    crowded = crowd(40, PrepareOperation(LEAVE, NodeId(20)))
+    held = HeldRanges(crowded)
+    found = 0
+    others = [request for request in crowded.requests.queue if request.node != 20]
+    for request in others:
+        holder = held.holder(request)
+        verdict = queue._judged(crowded, request)
+        if holder is not None:
+            found += 1
+            assert verdict is not None and verdict.refusal.startswith(holder[1].split(" (")[0]), request
+            assert holder[0].title() in verdict.refusal
+    assert found >= 2
+    assert any(held.holder(r) is None and queue._judged(crowded, r) for r in others)
+
+
+def test_what_is_held_does_not_use_up_the_plans_of_those_behind_it() -> None:
+    """More than REQUESTS_PLANNED_MAX leaves wait for the running one; a join elsewhere begins."""
+    crowded = crowd(12, PrepareOperation(LEAVE, NodeId(5)))
+    choice = choose(crowded)
+    waiting = [one for one in choice.waiting if one.rule is Rule.OPERATION]
+    assert waiting and {one.operation_id for one in waiting} == {1}
+    assert choice.run is not None or len(choice.waiting) == len(crowded.requests.queue)
+
+
+def test_requests_that_an_exclusion_holds_up_do_not_block_others() -> None:
+    history = ring(30, 2)
+    history.submit(ExcludeNodes(tuple(NodeId(n) for n in range(2, 14)), "late"))
+    for node in range(2, 14):
+        history.submit(ask(LEAVE, node))
+    history.submit(ask(LEAVE, 20))
+    choice = choose(history.now)
+    assert choice.run is not None and choice.run.node == 20
+    assert {one.rule for one in choice.waiting} == {Rule.EXCLUSION}
+
+
+def test_an_excluded_node_gets_no_ranges_and_whoever_would_give_them_waits() -> None:
+    history = ring(6, 1)
+    history.submit(ExcludeNodes((NodeId(3),), "late"))
+    # Node 2 leaves its range to node 3.
+    assert "node 3 is excluded and would get range" in refused(history, PrepareOperation(LEAVE, NodeId(2)))
+    history.submit(ask(LEAVE, 2))
+    waits = why(history.now, history.now.requests.queue[0])
+    assert waits is not None and (waits.rule, waits.node) == (Rule.EXCLUSION, 3)
+    assert choose(history.now).fails is None, "it can run as soon as the node is taken back"
+    history.submit(IncludeNodes((NodeId(3),), (history.now.epoch,)))
+    assert proceed(history) == "PrepareOperation"
+
+
+def test_what_was_passed_too_often_is_passed_no_more_but_by_what_mends_a_dead_node() -> None:
+    history = ring(14, 2)
+    history.submit(ask(LEAVE, 3))
+    proceed(history)
+    history.submit(ask(LEAVE, 4))
+    history.submit(ask(LEAVE, 9))
+    assert proceed(history) == "PrepareOperation", "node 9 passes node 4, which waits for node 3"
+    run_out(history, 2)
+    now = history.now
+    waiting = now.requests.queue[0]
+    assert not is_passed_over(now, waiting)
+    ended = now.requests.ended[-1]
+    more = tuple(msgspec.structs.replace(ended, id=100 + n) for n in range(REQUESTS_PASSED_MAX))
+    often = msgspec.structs.replace(
+        now, requests=msgspec.structs.replace(now.requests, ended=more, next_id=200)
+    )
+    assert is_passed_over(often, waiting)
+    leave = Request(200, LEAVE, NodeId(12))
+    held = msgspec.structs.replace(often, requests=often.requests.with_new(leave))
+    choice = choose(held)
+    assert choice.run is None
+    reason = next(one for one in choice.waiting if one.request_id == 200)
+    assert reason.rule is Rule.TURN and "later ones have begun before it" in reason.reason
+    assert (
+        choose(
+            msgspec.structs.replace(
+                now, requests=now.requests.with_new(msgspec.structs.replace(leave, id=now.requests.next_id))
+            )
+        ).run
+        is not None
+    )
+    mends = Request(200, OperationKind.REMOVE, NodeId(12))
+    # It stands before the leaves in the queue, and is not held back by them either.
+    going = msgspec.structs.replace(often, requests=often.requests.with_new(mends))
+    assert choose(going).run == mends
+
+
+def test_every_kind_has_its_place_and_nothing_that_runs_gives_way() -> None:
+    assert {row.kind for row in PRECEDENCE} == set(OperationKind)
+    assert [row.kind for row in PRECEDENCE if not row.is_held_back] == [
+        OperationKind.REPLACE,
+        OperationKind.REMOVE,
+    ]
+    assert [row.kind for row in PRECEDENCE if row.scope == "global"] == [OperationKind.REPLICATION]
+    history = ring(6, 1, newcomers=1)
+    history.submit(ask(LEAVE, 3))
+    proceed(history)
+    running = history.now.operations
+    history.submit(EnqueueRequest(OperationKind.REPLACE, NodeId(7), replaced=NodeId(4)))
+    decision = step(history.now, Reports())
+    assert not (isinstance(decision, Propose) and isinstance(decision.transformation, CancelOperation))
+    assert history.now.operations == running
