@@ -62,7 +62,14 @@ class ReplicationChanges:
             keyspace=keyspace,
             target=target,
         )
-        epoch = await node.submit(wanted)
+        try:
+            epoch = await node.submit(wanted)
+        except Rejected:
+            # Another client may have asked for the same at the same time.
+            other = under_way(node.cluster, keyspace, target)
+            if other is None:
+                raise
+            return other.id
         for request in (*node.cluster.requests.live, *reversed(node.cluster.requests.ended)):
             if request.requested_epoch == epoch and request.keyspace == keyspace:
                 return request.id

@@ -6,6 +6,7 @@ which stage was entered, and never reads the value.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ import msgspec
 from lockstep.metadata import schema_change, transformations
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.operations import Lock, OperationKind
 from lockstep.metadata.registry import Registry, Transformation
 from lockstep.metadata.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import Founder, Initialize, Register
@@ -23,8 +24,12 @@ from lockstep.schema.model import Replication
 from lockstep.sim.placement_model import Model, Place
 from lockstep.sim.streams import stream
 from lockstep.topology import transformations as topology_transformations
-from lockstep.topology.stages import stage_row
-from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.topology.transformations import (
+    AdvanceOperation,
+    CancelOperation,
+    PrepareOperation,
+    can_go_back,
+)
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
@@ -32,6 +37,10 @@ from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 _CANCEL_ONE_IN = 20
 _RACKS = 3
 _NOBODY = NodeId(0)
+#: One wish in so many is about the factors, which are from 1 to this one.
+_FACTORS_ONE_IN = 12
+_FACTOR_MAX = 5
+_KEYSPACE = "k"
 #: Tries to begin an operation before a step is made instead.
 _TRIES = 3
 
@@ -74,6 +83,10 @@ class Drill:
         self._number = 0
         self._cancelled: dict[int, bool] = {}
         self._begun = 0
+        #: By operation, its lock and the bounds of that, sorted.
+        self._bounds: dict[int, tuple[Lock | None, list[int], list[int]]] = {}
+        #: The factors are to change as soon as nothing runs: they change beside no other operation.
+        self._wants_factors = False
         self.model = model(dict(self.replication.factors))
         self.found: list[str] = []
         self.did: Counter[str] = Counter()
@@ -119,7 +132,7 @@ class Drill:
         assert not self._submit(Initialize("cluster", "placements", tuple(founders)))
         named = [(dc or "replication_factor", str(factor)) for dc, factor in self.replication.factors]
         options = (("class", self.replication.strategy), *named)
-        assert not self._submit(schema_change.ChangeSchema(CreateKeyspace("k", options)))
+        assert not self._submit(schema_change.ChangeSchema(CreateKeyspace(_KEYSPACE, options)))
         self._compare(self.now)
 
     def _place(self, number: int) -> Place:
@@ -135,6 +148,9 @@ class Drill:
 
     def _begin(self) -> bool:
         before = self.now
+        self._wants_factors = self._wants_factors or self.draw.randrange(_FACTORS_ONE_IN) == 0
+        if self._wants_factors:
+            return not self.model.running and self._begin_change()
         body = self._wanted()
         if body is None:
             return False
@@ -153,9 +169,35 @@ class Drill:
         self._compare(before)
         return True
 
+    def _other_factors(self) -> dict[str, int]:
+        """No more than nodes own tokens."""
+        found = {}
+        for dc in self.model.factors:
+            owning = sum(dc in ("", owner.dc) for owner in self.now.directory.owners)
+            found[dc] = self.draw.randint(1, max(1, min(_FACTOR_MAX, owning)))
+        return found
+
+    def _begin_change(self) -> bool:
+        before, factors = self.now, self._other_factors()
+        self._wants_factors = False
+        if factors == self.model.factors:
+            return False
+        target = Replication(self.replication.strategy, tuple(sorted(factors.items())))
+        kind = OperationKind.REPLICATION
+        refusal = self._submit(PrepareOperation(kind, NodeId(0), keyspace=_KEYSPACE, target=target))
+        if refusal:
+            self.found.append(f"epoch {before.epoch}: {target.text()} was refused for nothing: {refusal}")
+            return False
+        self._begun += 1
+        operation_id = before.next_operation_id
+        self._cancelled[operation_id] = self.draw.randrange(_CANCEL_ONE_IN) == 0
+        self.model.begin_change(operation_id, factors)
+        self._compare(before)
+        return True
+
     def _should_begin(self, body: PrepareOperation) -> bool:
         """By nodes and factors alone; a lock may still refuse it."""
-        if body.kind in (OperationKind.REMOVE, OperationKind.REPLACE) and self.setting.factor == 1:
+        if body.kind in (OperationKind.REMOVE, OperationKind.REPLACE) and 1 in self.model.factors.values():
             return False
         if body.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE):
             return self.model.leaves_enough(body.node)
@@ -214,11 +256,11 @@ class Drill:
         before = self.now
         operation_id = self.draw.choice(sorted(self.model.running))
         operation = before.operations_by_id[operation_id]
-        row = stage_row(operation.kind, operation.stage)
-        if self._cancelled[operation_id] and row.on_failure is not None and self.draw.randrange(2):
+        if self._cancelled[operation_id] and can_go_back(operation) and self.draw.randrange(2):
             refusal = self._submit(CancelOperation(operation_id, "sim"))
+            self.model.cancel(operation_id)
         else:
-            refusal = self._submit(AdvanceOperation(operation_id, operation.stage))
+            refusal = self._submit(AdvanceOperation(operation_id, operation.stage, operation.step))
         if refusal:
             self.found.append(f"epoch {before.epoch}: {operation.title()} cannot go on: {refusal}")
             return
@@ -226,7 +268,7 @@ class Drill:
         if after is None:
             self.model.end(operation_id)
             self.did[f"{operation.kind} ended"] += 1
-        else:
+        elif (after.stage, after.step) != (operation.stage, operation.step):
             self.model.enter(operation_id, after.stage.value)
         self._compare(before)
 
@@ -241,7 +283,10 @@ class Drill:
         locked = sorted(lock.operation_id for lock in self.now.locks)
         if locked != sorted(self.model.running):
             yield f"locks of operations {locked}, running are {sorted(self.model.running)}"
-        ring = self.now.placements.ring(self.replication)
+        held = self.now.schema.by_name[_KEYSPACE].replication
+        if dict(held.factors) != {dc: f for dc, f in self.model.factors_read().items() if f or not dc}:
+            yield f"the replication is {held.text()}, the model says {self.model.factors_read()}"
+        ring = self.now.placements.ring(held)
         left = TOKEN_MIN
         for placed in ring.ranges:
             if placed.range.left != left:
@@ -252,7 +297,8 @@ class Drill:
         points = {placed.range.right for placed in ring.ranges} | set(self.model.tokens)
         for running in self.model.running.values():
             points.update(running.tokens)
-        former = before.placements.by_replication.get(self.replication)
+        then = before.schema.by_name.get(_KEYSPACE)
+        former = before.placements.ring(then.replication) if then is not None else None
         for point in sorted(points):
             group = ring.group_for(point)
             yield from self._point_problems(point, group.reads, group.writes)
@@ -267,20 +313,25 @@ class Drill:
         touching, reordered = self.model.touching(point), self.model.reordered(point)
         if len(touching) > 1:
             yield f"token {point}: operations {touching} change it at once"
-        holders = [
-            lock.operation_id
-            for lock in self.now.locks
-            if any(range_.left < point <= range_.right for _, range_ in lock.ranges)
-        ]
+        holders = [lock.operation_id for lock in self.now.locks if self._holds(lock, point)]
         if not set(touching) <= set(holders) or not set(holders) <= {*touching, *reordered}:
             yield f"token {point}: locked by {holders}, changed by {touching}"
         wanted, writers = self.model.readers_writers(point)
         if reads != wanted or set(writes) != writers:
             yield f"token {point}: read {reads}, written {writes}; the model says {wanted}, {sorted(writers)}"
-        for dc, factor in self.model.factors.items():
+        for dc, factor in self.model.factors_read().items():
             local = [node for node in reads if dc in ("", self.model.places[node].dc)]
             if len(local) != min(factor, self.model.owning(dc, point)):
                 yield f"token {point}: {len(local)} readers {dc}, factor {factor}"
+
+    def _holds(self, lock: Lock, point: int) -> bool:
+        known, rights, lefts = self._bounds.get(lock.operation_id, (None, [], []))
+        if known is not lock:
+            held = sorted((range_.right, range_.left) for _, range_ in lock.ranges)
+            rights, lefts = [right for right, _ in held], [left for _, left in held]
+            self._bounds[lock.operation_id] = lock, rights, lefts
+        at = bisect_left(rights, point)
+        return at < len(rights) and lefts[at] < point
 
     def _node_problems(self) -> Iterator[str]:
         owned: dict[int, list[int]] = {}

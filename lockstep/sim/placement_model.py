@@ -31,6 +31,7 @@ FIRST_STAGES: Final = {
     "replace": "join_group0",
     "remove": "prepared",
     "rebuild": "rebuilding",
+    "replication_change": "prepared",
 }
 #: kind -> state of its node while it runs.
 RUNNING_STATES: Final = {
@@ -51,7 +52,10 @@ class Place:
 
 @dataclass
 class Running:
-    """An operation; `began` is the circle it found, `after` the one it leads to from the present one."""
+    """An operation; `began` is the circle it found, `after` the one it leads to from the present one.
+
+    A change of factors is about no node (0); it goes along `path`, and is at path[at] while a step lasts.
+    """
 
     kind: str
     node: int
@@ -60,6 +64,10 @@ class Running:
     began: Circle
     stage: str = ""
     after: Circle | None = None
+    path: list[dict[str, int]] = field(default_factory=list)
+    at: int = 0
+    ahead: int = 1
+    cancelled: bool = False
 
 
 class Circle:
@@ -75,6 +83,10 @@ class Circle:
             for dc in factors:
                 if dc in ("", places[node].dc):
                     self.nodes[dc].add(node)
+        self.spare = {
+            dc: max(0, factor - len({places[node].rack for node in self.nodes[dc]}))
+            for dc, factor in factors.items()
+        }
         self._found: dict[int, tuple[int, ...]] = {}
 
     def replicas(self, token: int) -> tuple[int, ...]:
@@ -108,11 +120,8 @@ class Circle:
             return False
         if not dc:
             return True
-        racks = {self.places[other].rack for other in self.nodes[dc]}
         used = [self.places[other].rack for other in taken]
-        if self.places[node].rack not in used:
-            return True
-        return len(used) - len(set(used)) < self.factors[dc] - len(racks)
+        return self.places[node].rack not in used or len(used) - len(set(used)) < self.spare[dc]
 
 
 @dataclass
@@ -127,17 +136,21 @@ class Model:
 
     def __post_init__(self) -> None:
         self.now = self._circle(self.tokens)
+        #: What `touching` found since anything last changed.
+        self._touched: dict[int, list[int]] = {}
 
     def _circle(self, tokens: dict[int, int]) -> Circle:
         return Circle(self.factors, self.places, tokens)
 
     def add(self, node: int, place: Place, tokens: tuple[int, ...] = ()) -> None:
+        self._touched = {}
         self.places[node] = place
         self.states[node] = "normal" if tokens else "none"
         self.tokens.update(dict.fromkeys(tokens, node))
         self.now = self._circle(self.tokens)
 
     def begin(self, operation_id: int, kind: str, node: int, tokens: tuple[int, ...], replaced: int) -> None:
+        self._touched = {}
         running = Running(kind, node, tokens, replaced, self.now)
         self.running[operation_id] = running
         self.states[node] = RUNNING_STATES[kind]
@@ -155,11 +168,52 @@ class Model:
             return {**kept, **dict.fromkeys(taken, running.node)}
         return {**kept, **dict.fromkeys(running.tokens, running.node)}
 
+    def begin_change(self, operation_id: int, factors: dict[str, int]) -> None:
+        """The factors become others, one by one: first those that grow, then those that shrink."""
+        self._touched = {}
+        running = Running("replication_change", 0, (), 0, self.now)
+        running.path = [dict(self.factors)]
+        for sign in (1, -1):
+            for dc in sorted(factors):
+                while (factors[dc] - running.path[-1][dc]) * sign > 0:
+                    running.path.append({**running.path[-1], dc: running.path[-1][dc] + sign})
+        self.running[operation_id] = running
+        running.stage = FIRST_STAGES[running.kind]
+        running.after = Circle(running.path[1], self.places, self.tokens)
+
+    def cancel(self, operation_id: int) -> None:
+        self.running[operation_id].cancelled = True
+
     def enter(self, operation_id: int, stage: str) -> None:
-        self.running[operation_id].stage = stage
+        self._touched = {}
+        running = self.running[operation_id]
+        if running.path and stage == FIRST_STAGES[running.kind]:
+            self._end_step(running)
+            running.after = Circle(running.path[running.at + running.ahead], self.places, self.tokens)
+        running.stage = stage
+
+    def _end_step(self, running: Running) -> None:
+        """The factors that the step led to hold, unless it was taken back."""
+        if running.stage != "rollback_to_normal":
+            running.at += running.ahead
+        running.ahead = -1 if running.cancelled else 1
+        self.factors = running.path[running.at]
+        self.now = self._circle(self.tokens)
+
+    def factors_read(self) -> dict[str, int]:
+        """Factors of the replicas that are read."""
+        for running in self.running.values():
+            if running.path and SIDES[running.stage][0] == AFTER:
+                return running.path[running.at + running.ahead]
+        return self.factors
 
     def end(self, operation_id: int) -> None:
+        self._touched = {}
         running = self.running.pop(operation_id)
+        if running.path:
+            self._end_step(running)
+            assert running.at == (0 if running.cancelled else len(running.path) - 1), "it ends at an end"
+            return
         if running.stage == "rollback_to_normal":
             self.states[running.node] = "none" if running.kind in ("bootstrap", "replace") else "normal"
             return
@@ -173,23 +227,29 @@ class Model:
 
     def touching(self, token: int) -> list[int]:
         """Operations that change the replicas of the token, or hold still those that they found."""
+        found = self._touched.get(token)
+        if found is None:
+            found = self._touched[token] = self._find_touching(token)
+        return found
+
+    def _find_touching(self, token: int) -> list[int]:
         before = self.now.replicas(token)
         found = []
         for operation_id, running in self.running.items():
             assert running.after is not None
             if running.kind == "rebuild":
                 found.extend([operation_id] * (running.node in running.began.replicas(token)))
-            elif set(running.after.replicas(token)) != set(before):
+            elif (after := running.after.replicas(token)) != before and set(after) != set(before):
                 found.append(operation_id)
         return found
 
     def reordered(self, token: int) -> list[int]:
-        """Operations after which the token's replicas come in another order, if not in another number."""
+        """Operations after which the token's replicas come in another order, or are counted otherwise."""
         before = self.now.replicas(token)
         return [
             operation_id
             for operation_id, running in self.running.items()
-            if running.after is not None and running.after.replicas(token) != before
+            if running.after is not None and (running.path or running.after.replicas(token) != before)
         ]
 
     def readers_writers(self, token: int) -> tuple[tuple[int, ...], frozenset[int]]:
@@ -212,7 +272,7 @@ class Model:
             running = self.running[operation_id]
             if SIDES[running.stage][0] == AFTER and running.after is not None:
                 circle = running.after
-        return sum(1 for node in set(circle.owners) if dc in ("", self.places[node].dc))
+        return len(circle.nodes[dc])
 
     def leaves_enough(self, node: int) -> bool:
         """Whether every factor is met without the node and without all that are about to leave."""

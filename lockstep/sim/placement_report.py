@@ -21,7 +21,7 @@ from lockstep.placement.strategies import Center, Seats, seats
 from lockstep.sim.placement_drill import Drill, Setting
 from lockstep.sim.placement_model import Circle, Model
 from lockstep.sim.replaced import replaced
-from lockstep.topology import planning, stages, transformations
+from lockstep.topology import planning, replication_change, stages, transformations
 from lockstep.topology.stages import TABLES, Side
 from lockstep.values.errors import ConfigurationError
 
@@ -80,8 +80,16 @@ def _flaws() -> dict[str, Flaw]:
             "the replaced node keeps its place",
             ((transformations, "_end_directory", _without_departing),),
         ),
+        "factors_leap": Flaw(
+            "factors change by more than one at once",
+            ((replication_change, "replication_steps", _leap),),
+        ),
         "factors_ignored": Flaw("too few nodes may stay", ((planning, "_check_leave", lambda *_: None),)),
     }
+
+
+def _leap(before: Any, after: Any, *_: Any) -> Any:
+    return before.settled, after.settled
 
 
 def _rackless(replication: Any, circle: Any) -> Seats:

@@ -74,7 +74,8 @@ def target_of(cluster: ClusterMetadata, change: AlterKeyspace) -> Replication | 
         return target
     if keyspace.replication.apart or not keyspace.by_name or target == present:
         return None
-    return target if moves_data(cluster, present, target) else None
+    # Nobody's replicas are a request too: its refusal says why.
+    return target if not target.total or moves_data(cluster, present, target) else None
 
 
 def under_way(cluster: ClusterMetadata, keyspace: str, target: Replication) -> Request | None:
