@@ -19,6 +19,8 @@ from lockstep.values.limits import PEER_QUEUED_BYTES_MAX
 
 #: Longer replies are rarely equal, and comparing them would cost more than a frame.
 SHARED_BODY_BYTES_MAX: Final = 32
+#: Above this, queued frames go out one by one instead of as one write: each is large, or they are many.
+WRITE_BYTES_COALESCED: Final = 256 * 1024
 #: What a queued small reply counts towards the backlog.
 REPLY_BYTES: Final = 40
 
@@ -151,10 +153,27 @@ class Connection(asyncio.Protocol):
             self._frame_replies()
         if not self._out:
             return
+        if self._out_bytes > WRITE_BYTES_COALESCED:
+            self._flush_large()
+            return
         out = self._out
         self._out = []
         self._out_bytes = 0
         self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def _flush_large(self) -> None:
+        """Frame by frame while the transport takes them: its buffer would be moved with each byte sent."""
+        transport, out = self._transport, self._out
+        assert transport is not None, "a flush has a transport"
+        sent = 0
+        while sent < len(out) and not self._paused:
+            frame = out[sent]
+            sent += 1
+            self._out_bytes -= len(frame)
+            transport.write(frame)
+        # Small replies are counted with a fixed size, so what is left is summed up anew.
+        self._out = out[sent:]
+        self._out_bytes = sum(map(len, self._out))
 
     # -- ending -----------------------------------------------------------------------------------
 

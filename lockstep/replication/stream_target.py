@@ -34,7 +34,6 @@ from lockstep.replication.stream_files import Position, StreamFiles, StreamKey
 from lockstep.replication.stream_progress import StreamCounts, StreamProgress, StreamView
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.sorted_file import FORMAT_VERSION, BlockReader, FileSummary
-from lockstep.storage.store import Pair
 from lockstep.values.errors import (
     DiskRefused,
     FrameCorrupt,
@@ -61,7 +60,7 @@ class FragmentRun(Protocol):
     @property
     def count(self) -> int: ...
 
-    def add(self, pairs: Sequence[Pair]) -> None: ...
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None: ...
 
 
 class TargetEngine(Protocol):
@@ -314,7 +313,7 @@ class StreamClient:
                 ahead.popleft()
                 if len(part.data) != ask.size:
                     raise FrameCorrupt("a part of another size came")
-                disk.append(path, part.data)
+                await disk.append_large(path, part.data)
                 offset += ask.size
                 self.counts.bytes += ask.size
                 copy.moved(ask.size, self._runtime.clock.monotonic_s())
@@ -384,7 +383,7 @@ class StreamClient:
                 # Reading, hashing and checking give the interpreter up; handing pairs over does not.
                 for block in await tasks.run_blocking(partial(read, offset)):
                     self._guards.require(key.session_id)
-                    run.add(reader.pairs_of(block))
+                    run.add(*reader.columns_of(block))
                     await asyncio.sleep(0)
             reader.check(summary)
         except DiskRefused:

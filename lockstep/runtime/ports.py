@@ -87,6 +87,11 @@ class Disk(Protocol):
         """`append` and `sync` in one; nothing else may be written to `path` meanwhile. DiskRefused."""
         ...
 
+    async def append_large(self, path: str, data: bytes) -> None:
+        """`append` off the loop, for data whose copying alone would hold it up; nothing else may be written to
+        `path` meanwhile. DiskRefused."""
+        ...
+
     async def sync_names(self, directory: str) -> None: ...
 
 

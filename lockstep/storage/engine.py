@@ -53,12 +53,12 @@ class FragmentRun:
     def count(self) -> int:
         return self.store_run.count
 
-    def add(self, pairs: Sequence[Pair]) -> None:
+    def add(self, store_keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """StorageError when a key is not above all before, or not of the range."""
-        if pairs:
-            if not self.lower <= pairs[0][0] or not pairs[-1][0] < self.upper:
+        if store_keys:
+            if not self.lower <= store_keys[0] or not store_keys[-1] < self.upper:
                 raise StorageError("a fragment is not of the range that it came with")
-            self.store_run.add(pairs)
+            self.store_run.add(store_keys, values)
 
 
 class StorageEngine:

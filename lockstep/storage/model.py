@@ -216,9 +216,9 @@ class ModelRun:
     def count(self) -> int:
         return len(self.pairs)
 
-    def add(self, pairs: Sequence[Pair]) -> None:
-        check_ascending(pairs, self.pairs[-1][0] if self.pairs else b"")
-        self.pairs.extend(pairs)
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        check_ascending(keys, self.pairs[-1][0] if self.pairs else b"")
+        self.pairs.extend(zip(keys, values, strict=True))
 
     async def finish(self) -> None:
         return

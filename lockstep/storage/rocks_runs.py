@@ -79,19 +79,19 @@ class RocksRun:
     def count(self) -> int:
         return self._count
 
-    def add(self, pairs: Sequence[Pair]) -> None:
-        if not pairs:
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        if not keys:
             return
         if self._writer is None:
             self._writer = self._open()
         try:
             # The library refuses keys that do not ascend. No step of the interpreter's own for a pair.
-            deque(itertools.starmap(self._writer.__setitem__, pairs), 0)
+            deque(map(self._writer.__setitem__, keys, values), 0)
         except Exception as error:
-            check_ascending(pairs, self._last)
+            check_ascending(keys, self._last)
             raise DiskRefused(f"cannot write {self.path}: {error}") from error
-        self._last = pairs[-1][0]
-        self._count += len(pairs)
+        self._last = keys[-1]
+        self._count += len(keys)
 
     def _open(self) -> Any:
         library = self._library

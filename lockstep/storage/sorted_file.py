@@ -1,9 +1,9 @@
 """The format of a sorted file: fragments of one range in key order, cut into checked blocks.
 
-    block = u32 length | u32 CRC-32 | MessagePack list of (key, value)
+    block = u32 length | u32 CRC-32 | MessagePack of (keys, values)
 
 Invariants. Equal fragments make equal bytes, whatever the store. A block is handed on only when its checksum
-holds; a file's digest covers every byte of it, in order. A file ends with a whole partition unless that one
+holds; a file's digest covers the length and the checksum of every block, in order: content is read once. A file ends with a whole partition unless that one
 alone is larger than a file may be: then `next_key` is where the partition begins.
 """
 
@@ -14,7 +14,6 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Callable
-from itertools import chain
 
 import msgspec
 
@@ -31,9 +30,11 @@ from lockstep.values.limits import (
 )
 
 FORMAT_VERSION = 1
-#: SHA-256: today's processors have instructions for it, so it is the fastest of the strong ones.
-new_digest = hashlib.sha256
-_PAIRS: msgspec.msgpack.Decoder[list[Pair]] = codec.decoder(list[Pair])
+DIGEST_BYTES = 16
+#: Keys and values apart: lists of bytes are nothing that the collector would look through.
+_BLOCK: msgspec.msgpack.Decoder[tuple[list[bytes], list[bytes]]] = codec.decoder(
+    tuple[list[bytes], list[bytes]]
+)
 _HEADER = struct.Struct(">II")
 
 
@@ -60,7 +61,7 @@ class RangeFiles:
         self._bytes_max = bytes_max
         #: Small files are for tests and tight disks; they get small steps.
         self._block_bytes = min(STREAM_BLOCK_BYTES, bytes_max // 4)
-        self._taken_at_once = max(1, min(STREAM_PAIRS_TAKEN, self._block_bytes // STREAM_PAIR_BYTES))
+        self._count = max(1, min(STREAM_PAIRS_TAKEN, self._block_bytes // STREAM_PAIR_BYTES))
         self._left: list[Pair] = []
         #: Nothing is left to make files of, once the present one is complete.
         self.ended = False
@@ -68,7 +69,7 @@ class RangeFiles:
 
     def begin(self) -> None:
         """Forget the file that is complete."""
-        self._digest = new_digest()
+        self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self._entries = 0
         self._bytes = 0
         self._first = self._last = self._next = b""
@@ -89,12 +90,9 @@ class RangeFiles:
     def _pairs(self) -> list[Pair]:
         """What follows, some hundred kilobytes of it."""
         found, self._left = self._left, []
-        size = 0
-        while not self.ended and len(found) < STREAM_BLOCK_PAIRS and size <= self._block_bytes:
-            taken = self._take(self._taken_at_once)
-            found += taken
-            size += sum(map(len, chain.from_iterable(taken)))
-            self.ended = len(taken) < self._taken_at_once
+        if not found and not self.ended:
+            found = self._take(self._count)
+            self.ended = len(found) < self._count
         return found
 
     def _cut(self, pairs: list[Pair]) -> list[Pair]:
@@ -112,8 +110,11 @@ class RangeFiles:
         return pairs[:at]
 
     def _block(self, pairs: list[Pair]) -> bytes:
-        data = codec.frame_record(codec.encode(pairs))
-        self._digest.update(data)
+        data = codec.frame_record(codec.encode((*zip(*pairs, strict=True),)))
+        self._digest.update(data[: _HEADER.size])
+        # As many as fit a block by what these had, but no sudden crowd of what may be larger ones.
+        fit = self._block_bytes * len(pairs) // len(data)
+        self._count = max(1, min(fit, STREAM_BLOCK_PAIRS, 2 * self._count))
         if not self._entries:
             self._first = pairs[0][0]
         self._last = pairs[-1][0]
@@ -137,13 +138,12 @@ class BlockReader:
     def __init__(self, name: str) -> None:
         self._name = name
         self._rest = b""
-        self._digest = new_digest()
+        self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self._bytes = 0
         self._entries = 0
 
     def feed(self, data: bytes) -> list[memoryview]:
-        """The bodies of the blocks that `data` completes, for `pairs_of`. CorruptFile."""
-        self._digest.update(data)
+        """The bodies of the blocks that `data` completes, for `columns_of`. CorruptFile."""
         self._bytes += len(data)
         content = self._rest + data if self._rest else data
         view, at = memoryview(content), 0
@@ -158,19 +158,22 @@ class BlockReader:
             body = view[start : start + length]
             if zlib.crc32(body) != crc:
                 raise CorruptFile(self._name, at, "a block differs from its checksum")
+            self._digest.update(view[at:start])
             found.append(body)
             at = start + length
         self._rest = content[at:]
         return found
 
-    def pairs_of(self, body: memoryview) -> list[Pair]:
-        """The fragments of a block."""
+    def columns_of(self, body: memoryview) -> tuple[list[bytes], list[bytes]]:
+        """Keys and values of a block, of equal number."""
         try:
-            pairs = _PAIRS.decode(body)
+            keys_, values = _BLOCK.decode(body)
         except codec.UNREADABLE as error:
             raise CorruptFile(self._name, 0, f"a block does not decode: {error}") from error
-        self._entries += len(pairs)
-        return pairs
+        if len(keys_) != len(values) or not keys_:
+            raise CorruptFile(self._name, 0, "a block has not as many values as keys")
+        self._entries += len(keys_)
+        return keys_, values
 
     def check(self, summary: FileSummary) -> None:
         """CorruptFile unless everything that was fed is exactly the file of this summary."""

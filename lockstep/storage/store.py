@@ -65,8 +65,8 @@ class Run(Protocol):
     @property
     def count(self) -> int: ...
 
-    def add(self, pairs: Sequence[Pair]) -> None:
-        """Append pairs with keys above all before; StorageError when they are not. DiskRefused."""
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Append as many values as keys, these above all before; StorageError when they are not. DiskRefused."""
         ...
 
     async def finish(self) -> None:
@@ -123,9 +123,9 @@ def check_batch(batch: Batch) -> None:
         raise StorageError(f"a batch of {len(batch)} operations is over {limits.STORE_BATCH_ROWS_MAX}")
 
 
-def check_ascending(pairs: Sequence[Pair], after: bytes) -> None:
+def check_ascending(keys: Sequence[bytes], after: bytes) -> None:
     """StorageError unless keys ascend strictly, the first being above `after`."""
-    for key, _ in pairs:
+    for key in keys:
         if key <= after:
             raise StorageError("pairs of a run must be in strictly ascending key order")
         after = key

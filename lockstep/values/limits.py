@@ -170,7 +170,7 @@ STREAM_BLOCK_PAIRS: Final = 1000
 STREAM_BUILDS_AT_ONCE_MAX: Final = 2
 #: Fragments looked at to tell how much a range holds; some hundred microseconds.
 STREAM_ESTIMATE_PAIRS: Final = 500
-#: Fragments taken from a snapshot before their size is looked at, so that large ones do not gather.
+#: Fragments of a stream's first block; as many follow as fit a block by the size of those before.
 STREAM_PAIRS_TAKEN: Final = 32
 #: What a fragment is taken to have when there is only room for a few of them.
 STREAM_PAIR_BYTES: Final = 4096

@@ -77,8 +77,8 @@ class PairEngine(TinyEngine):
 
 
 class Run(list[Pair]):
-    def add(self, pairs: Sequence[Pair]) -> None:
-        self.extend(pairs)
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        self.extend(zip(keys, values, strict=True))
 
 
 class Snapshot:
@@ -505,7 +505,7 @@ def test_a_damaged_file_is_fetched_again_and_never_visible(what: str) -> None:
             if not damages[0] or request.number or file.summary is None:
                 return file
             damages[0] -= 1
-            changes: dict[str, Any] = {"digest": bytes(32)} if what == "digest" else {"entries": 7}
+            changes: dict[str, Any] = {"digest": bytes(16)} if what == "digest" else {"entries": 7}
             if what == "order":
                 changes = {"first_key": b"", "size_bytes": file.summary.size_bytes - 1}
             return msgspec.structs.replace(file, summary=msgspec.structs.replace(file.summary, **changes))

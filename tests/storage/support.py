@@ -77,6 +77,10 @@ class LossyDisk:
         self.append(path, data)
         await self.sync(path)
 
+    async def append_large(self, path: str, data: bytes) -> None:
+        await asyncio.sleep(0)
+        self.append(path, data)
+
     async def sync_names(self, directory: str) -> None:
         await asyncio.sleep(0)
         self._durable_names = dict(self._inode)
@@ -152,7 +156,7 @@ def content_of(store: Store) -> dict[bytes, bytes]:
 async def ingest(store: Store, pairs: list[Pair]) -> None:
     """Make pairs visible as one run."""
     run = store.new_run("ingested.run")
-    run.add(pairs)
+    run.add(*columns(pairs))
     await run.finish()
     store.ingest(run)
 
@@ -160,6 +164,11 @@ async def ingest(store: Store, pairs: list[Pair]) -> None:
 async def take_in(engine: StorageEngine, table_id: int, tokens: Range, pairs: list[Pair]) -> None:
     """Make fragments of a range visible and durable, as the target of a stream does."""
     run = engine.begin_run(table_id, tokens, "taken.run")
-    run.add(pairs)
+    run.add(*columns(pairs))
     await engine.before_ingest(run)
     await engine.synced(engine.ingest(run))
+
+
+def columns(pairs: list[Pair]) -> tuple[list[bytes], list[bytes]]:
+    """Keys and values apart, as runs take them."""
+    return [key for key, _ in pairs], [value for _, value in pairs]

@@ -148,6 +148,14 @@ class RealDisk:
         except OSError as error:
             raise _judged(error, "append", path) from error
 
+    async def append_large(self, path: str, data: bytes) -> None:
+        try:
+            await self._in_thread(
+                self._file(path), lambda descriptor: _write_whole(descriptor, data), syncs=False
+            )
+        except OSError as error:
+            raise _judged(error, "append", path) from error
+
     async def sync_names(self, directory: str) -> None:
         chain = [_key(directory)]
         # Up to the root: an earlier process may have made a directory and died before it was durable.
@@ -168,8 +176,10 @@ class RealDisk:
 
     # ---- inside
 
-    async def _in_thread(self, file: _OpenFile, first: Callable[[int], None]) -> None:
-        """Do `first` and then sync, off the loop. When the caller is cancelled, `first` is done by then or
+    async def _in_thread(
+        self, file: _OpenFile, first: Callable[[int], None], *, syncs: bool = True
+    ) -> None:
+        """Do `first` and then (with `syncs`) sync, off the loop. When the caller is cancelled, `first` is done by then or
         never will be; the descriptor stays open while the thread uses it."""
         turn, given_up, begun = threading.Lock(), False, False
 
@@ -185,7 +195,8 @@ class RealDisk:
                     file.unpin()
                     raise
             try:
-                os.fdatasync(file.descriptor)
+                if syncs:
+                    os.fdatasync(file.descriptor)
             finally:
                 file.unpin()
 

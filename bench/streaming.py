@@ -1,0 +1,390 @@
+"""Streaming between two processes, beside what the machine does without it.
+
+Three pairs, each measured in this run on the same file system and loopback. Transfer: finished sorted files
+of the source to the target's disk through the product's messages, beside a raw copy of the same bytes (file,
+socket, file) by blocking calls. End to end: snapshot, build, send, verify, ingest of rows of 100 bytes, beside
+the storage library's file writer alone, which is given the same pairs in memory. Latency: what a turn of the
+source's and the target's loop costs meanwhile. Usage: python bench/streaming.py [megabytes]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from measuring import SCRATCH
+
+from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
+from lockstep.metadata.operations import Session, Stage
+from lockstep.replication.handshake import Hello, PeerInfo
+from lockstep.replication.internode import Internode
+from lockstep.replication.replica import ReplicaService
+from lockstep.replication.session_guards import SessionGuards
+from lockstep.replication.stream_source import StreamService
+from lockstep.replication.stream_target import StreamClient
+from lockstep.runtime.real import real_runtime, run
+from lockstep.storage import keys
+from lockstep.storage.engine import StorageEngine
+from lockstep.storage.rocks import open_rocks_store
+from lockstep.values.limits import STREAM_FILE_BYTES, STREAM_PART_BYTES
+from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN
+
+HOST = "127.0.22.1"
+TABLE = 1
+VALUE_BYTES = 100
+SESSION = "bench"
+TARGET_TRANSFER, TARGET_END_TO_END = 0.5, 0.6
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+def rows(count: int) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Fragments in key order, some thousand at a time; the values do not compress."""
+    step = (TOKEN_MAX - TOKEN_MIN) // count
+    noise = os.urandom(1 << 20)
+    for first in range(0, count, 4000):
+        batch = []
+        for number in range(first, min(first + 4000, count)):
+            at = number * 97 % (len(noise) - VALUE_BYTES)
+            prefix = keys.partition_prefix(TABLE, TOKEN_MIN + 1 + number * step, b"key%09d" % number)
+            key = keys.row_prefix(prefix, b"") + keys.write_suffix(number, b"%014d" % number)
+            batch.append((key, noise[at : at + VALUE_BYTES]))
+        yield batch
+
+
+def cluster() -> ClusterMetadata:
+    session = Session(SESSION, 1, Stage.WRITE_BOTH_READ_OLD, 1)
+    return msgspec.structs.replace(empty_cluster(), epoch=1, sessions=(session,))
+
+
+class Ticker:
+    """How late a loop's turns are: what a request would wait."""
+
+    def __init__(self) -> None:
+        self._late: list[float] = []
+
+    async def run(self) -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0.002)
+            self._late.append((time.perf_counter() - began - 0.002) * 1000)
+
+    def figures(self) -> dict[str, float]:
+        late = sorted(self._late) or [0.0]
+        return {
+            "late_p50_ms": round(late[len(late) // 2], 2),
+            "late_p99_ms": round(late[int(len(late) * 0.99)], 2),
+            "late_max_ms": round(late[-1], 2),
+        }
+
+
+class BenchNode:
+    def __init__(self, number: int, port: int, root: Path) -> None:
+        self.address = (HOST, port)
+        self.root = root / str(number)
+        self.runtime = real_runtime(str(self.root))
+        hello = Hello(1, "bench", "bench", (b"l",), f"h{number}", number, *self.address)
+        value = cluster()
+        self.internode = Internode(
+            self.runtime, lambda: hello, lambda: 1, _told, lambda _hello: None, lambda *_a, **_k: None
+        )
+        self.metadata = lambda: value
+        self.ticker = Ticker()
+
+    async def start(self) -> None:
+        self.store = await open_rocks_store(str(self.root / "store"), self.runtime.tasks)
+        self.engine = StorageEngine(self.store, self.runtime)
+        replica = ReplicaService(
+            self.runtime, self.internode, self.engine, self.metadata, _catch_up, lambda: 1
+        )
+        self.service = StreamService(
+            self.runtime, self.internode, self.engine, replica, self.metadata, _catch_up
+        )
+        self.client = StreamClient(self.runtime, self.internode, self.engine, SessionGuards(self.metadata))
+        await self.internode.start(*self.address)
+        self.runtime.tasks.spawn(self.ticker.run(), "ticker")
+
+    async def stop(self) -> None:
+        await self.internode.stop()
+        await self.runtime.tasks.cancel_all()
+        self.service.stop()
+        await self.engine.close()
+
+
+def _told(peer: PeerInfo, epoch: int) -> None:
+    return
+
+
+async def _catch_up(epoch: int, source: tuple[str, int]) -> None:
+    return
+
+
+# -- the product ------------------------------------------------------------------------------------
+
+
+def source_process(port: int, root: str, count: int, finished: bool, pipe: Connection) -> None:
+    run(lambda: _source(BenchNode(1, port, Path(root)), count, finished, pipe))
+
+
+async def _source(node: BenchNode, count: int, finished: bool, pipe: Connection) -> None:
+    await node.start()
+    fill = node.engine.begin_run(TABLE, FULL_RING, "fill.run")
+    for batch in rows(count):
+        fill.add(*map(list, zip(*batch, strict=True)))
+    await node.engine.before_ingest(fill)
+    await node.engine.synced(node.engine.ingest(fill))
+    if finished:
+        _keep_all_files(node)
+    loop = asyncio.get_running_loop()
+    pipe.send("ready")
+    while await loop.run_in_executor(None, pipe.recv) == "wait for files":
+        while not all(stream.ended for stream in node.service._streams.values()):
+            await asyncio.sleep(0.01)
+        pipe.send("built")
+    await node.stop()
+    pipe.send(node.ticker.figures())
+
+
+def _keep_all_files(node: BenchNode) -> None:
+    """Let the source build everything before the first part is asked for."""
+    from lockstep.replication import stream_source
+
+    stream_source.STREAM_FILES_KEPT_MAX = 1 << 30  # type: ignore[misc]
+    build = node.service._build
+
+    async def all_of_them(stream: Any, done: Any) -> None:
+        await build(stream, done)
+        node.service._build_next(stream)
+
+    node.service._build = all_of_them  # type: ignore[method-assign]
+
+
+async def _target(node: BenchNode, source: tuple[str, int], pipe: Connection) -> dict[str, Any]:
+    await node.start()
+    await node.runtime.disk.sync_names("")
+    began = time.perf_counter()
+    report = await node.client.stream_range(
+        source=source, session_id=SESSION, table_id=TABLE, range=FULL_RING, epoch=1
+    )
+    seconds = time.perf_counter() - began
+    figures = {
+        "seconds": seconds,
+        "bytes": report.moved_bytes,
+        "rows": report.fragments,
+        **_mb(report, seconds),
+    }
+    await node.stop()
+    pipe.send("stop")
+    return {
+        **figures,
+        "files": report.files,
+        "target_loop": node.ticker.figures(),
+        "source_loop": pipe.recv(),
+    }
+
+
+def _mb(report: Any, seconds: float) -> dict[str, float]:
+    return {"mb_s": report.moved_bytes / seconds / 1e6, "rows_s": report.fragments / seconds}
+
+
+async def _transfer(node: BenchNode, source: tuple[str, int], pipe: Connection) -> dict[str, Any]:
+    """Fetch finished files only: what comes after their arrival is left out."""
+    from lockstep.replication.stream_files import Position, StreamKey
+    from lockstep.replication.stream_progress import StreamProgress, StreamView
+    from lockstep.replication.stream_target import _Copy
+
+    await node.start()
+    key = StreamKey(SESSION, TABLE, TOKEN_MIN, TOKEN_MAX, source)
+    view = StreamView(SESSION, source, "in", TABLE, FULL_RING, node.runtime.clock)
+    copy = _Copy(Position(key), 1, view, StreamProgress())
+    await node.client._open(copy)
+    pipe.send("wait for files")
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, pipe.recv)
+    began = time.perf_counter()
+    number = moved = 0
+    while True:
+        header = await node.client._header(copy, number)
+        assert header.summary is not None
+        await node.client._fetch_content(copy, number, header.summary)
+        moved += header.summary.size_bytes
+        if header.last:
+            break
+        number += 1
+    seconds = time.perf_counter() - began
+    await node.stop()
+    pipe.send("stop")
+    return {
+        "seconds": seconds,
+        "bytes": moved,
+        "mb_s": moved / seconds / 1e6,
+        "target_loop": node.ticker.figures(),
+        "source_loop": pipe.recv(),
+    }
+
+
+def _measured(root: Path, count: int, finished: bool) -> dict[str, Any]:
+    shutil.rmtree(root, ignore_errors=True)
+    ports = free_port(), free_port()
+    ours, theirs = _SPAWN.Pipe()
+    child = _SPAWN.Process(target=source_process, args=(ports[0], str(root), count, finished, theirs))
+    child.start()
+    try:
+        assert ours.recv() == "ready"
+        node = BenchNode(2, ports[1], root)
+        work = _transfer if finished else _target
+        return run(lambda: work(node, (HOST, ports[0]), ours))
+    finally:
+        child.join(30)
+        if child.is_alive():
+            child.kill()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return int(listener.getsockname()[1])
+
+
+# -- beside it --------------------------------------------------------------------------------------
+
+
+def raw_source(port: int, path: str) -> None:
+    with socket.create_connection((HOST, port)) as link, open(path, "rb") as file:
+        while data := file.read(STREAM_PART_BYTES):
+            link.sendall(data)
+
+
+def raw_copy(root: Path, size: int) -> dict[str, float]:
+    """File, socket, file, by blocking calls of a part's size in two processes; files as large as ours."""
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    path = root / "raw"
+    with open(path, "wb") as file:
+        for _ in range(size // STREAM_PART_BYTES):
+            file.write(os.urandom(STREAM_PART_BYTES))
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen()
+        child = _SPAWN.Process(target=raw_source, args=(listener.getsockname()[1], str(path)))
+        child.start()
+        link, _ = listener.accept()
+        began, moved, number = time.perf_counter(), 0, 0
+        buffer = memoryview(bytearray(STREAM_PART_BYTES))
+        out = open(root / "out-0", "wb", buffering=0)  # noqa: SIM115
+        while count := link.recv_into(buffer):
+            out.write(buffer[:count])
+            moved += count
+            if moved >= (number + 1) * STREAM_FILE_BYTES:
+                out.close()
+                number += 1
+                out = open(root / f"out-{number}", "wb", buffering=0)  # noqa: SIM115
+        out.close()
+        seconds = time.perf_counter() - began
+        link.close()
+        child.join()
+    shutil.rmtree(root, ignore_errors=True)
+    return {"seconds": seconds, "bytes": moved, "mb_s": moved / seconds / 1e6}
+
+
+def writer_alone(root: Path, count: int) -> dict[str, float]:
+    """The library's file writer with the settings of a node's files, given pairs that are in memory."""
+    import rocksdict
+
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    seconds, size, per_file = 0.0, 0, STREAM_FILE_BYTES // 160
+    batches = rows(count)
+    written = number = 0
+    while written < count:
+        table = rocksdict.BlockBasedOptions()
+        table.set_bloom_filter(10, False)
+        options = rocksdict.Options(raw_mode=True)
+        options.set_block_based_table_factory(table)
+        options.set_compression_type(rocksdict.DBCompressionType.lz4())
+        held = []
+        while len(held) < per_file and (batch := next(batches, None)):
+            held += batch
+        began = time.perf_counter()
+        writer = rocksdict.SstFileWriter(options)
+        writer.open(str(root / f"{number}.sst"))
+        for key, value in held:
+            writer[key] = value
+        writer.finish()
+        seconds += time.perf_counter() - began
+        written += len(held)
+        size += sum(len(key) + len(value) for key, value in held)
+        number += 1
+    shutil.rmtree(root, ignore_errors=True)
+    return {"seconds": seconds, "rows": written, "rows_s": written / seconds, "mb_s": size / seconds / 1e6}
+
+
+def measure(megabytes: int = 1000, rounds: int = 3) -> dict[str, Any]:
+    """Median of the rounds; what is compared is measured in turn."""
+    root = SCRATCH / "streaming"
+    count = megabytes * 1_000_000 // 160
+    transfers, ends = [], []
+    for _ in range(rounds):
+        raw = raw_copy(root, megabytes * 1_000_000)
+        ours = _measured(root, count, finished=True)
+        transfers.append({"raw": raw, "ours": ours, "ratio": ours["mb_s"] / raw["mb_s"]})
+        alone = writer_alone(root, count)
+        whole = _measured(root, count, finished=False)
+        ends.append({"alone": alone, "ours": whole, "ratio": whole["rows_s"] / alone["rows_s"]})
+    return {
+        "megabytes": megabytes,
+        "transfer": _middle(transfers),
+        "end_to_end": _middle(ends),
+        "targets": {"transfer": TARGET_TRANSFER, "end_to_end": TARGET_END_TO_END},
+    }
+
+
+def _middle(found: list[dict[str, Any]]) -> dict[str, Any]:
+    ratios = [one["ratio"] for one in found]
+    middle = statistics.median_low(ratios)
+    return {**next(one for one in found if one["ratio"] == middle), "ratios": ratios}
+
+
+def rows_of(figures: dict[str, Any]) -> list[list[object]]:
+    transfer, whole = figures["transfer"], figures["end_to_end"]
+    return [
+        ["", "MB/s", "beside", "MB/s", "ratio", "target", "loop late p99 ms (source, target)"],
+        [
+            "finished files",
+            transfer["ours"]["mb_s"],
+            "raw copy",
+            transfer["raw"]["mb_s"],
+            transfer["ratio"],
+            TARGET_TRANSFER,
+            _late(transfer["ours"]),
+        ],
+        [
+            "end to end",
+            whole["ours"]["mb_s"],
+            "file writer alone",
+            whole["alone"]["mb_s"],
+            whole["ratio"],
+            TARGET_END_TO_END,
+            _late(whole["ours"]),
+        ],
+    ]
+
+
+def _late(ours: dict[str, Any]) -> str:
+    return f"{ours['source_loop']['late_p99_ms']} {ours['target_loop']['late_p99_ms']}"
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 1000, rounds=1), indent=1))
