@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 from statistics import fmean, pstdev
 
 import pytest
@@ -148,6 +149,17 @@ def test_it_says_what_a_slow_twin_says(
         if abs(phi - threshold / 2) > 1e-6:
             in_time = silence_s <= SILENCE_INTERVALS_MAX * EXPECTED_S
             assert detector.prompt(1, at_s) == (phi <= threshold / 2 and in_time)
+
+
+def test_old_intervals_leave_the_window() -> None:
+    detector, twin, now_s = FailureDetector(), SlowTwin(EXPECTED_S, 8.0), 50.0
+    draw = random.Random(5)
+    for beat in range(4 * WINDOW):
+        now_s += draw.uniform(0.2, 1.0) if beat < 2 * WINDOW else draw.uniform(2.0, 9.0)
+        detector.heard(1, now_s)
+        twin.heard(now_s)
+        assert detector.phi(1, now_s + 3.0) == pytest.approx(twin.phi(now_s + 3.0), rel=1e-6)
+    detector.validate()
 
 
 def test_a_higher_threshold_is_more_patient_and_a_lower_one_less() -> None:
