@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import Stage
@@ -129,3 +131,48 @@ def test_a_cancelled_newcomer_that_lives_drops_what_it_had_received() -> None:
         town.until(lambda: not town.newest.operations)
         assert owners(town.newest) == owners(before)
         assert not node4_holds()
+
+
+def test_an_effect_that_is_slow_holds_the_barrier_behind_its_session_and_is_named() -> None:
+    """The store of the newcomer takes long over a file; the operation is cancelled meanwhile."""
+    gate: list[bool] = []
+
+    def prepare(name: str, node: Node) -> None:
+        build = node._build_request_path
+
+        def built(generation: int) -> None:
+            build(generation)
+            if name == "n4":
+                synced, held = node.engine.synced, node.guards
+
+                async def slow(sequence: int) -> None:
+                    # The test stands outside this loop, so it sets no event.
+                    while not gate and any("read_old" in name for name in held._held):  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                    await synced(sequence)
+
+                node.engine.synced = slow  # type: ignore[method-assign]
+
+        node._build_request_path = built  # type: ignore[method-assign]
+
+    with Town() as town:
+        town.prepare = prepare
+        filled(town)
+        before = town.newest
+        town.start(4)
+        town.until(lambda: "n4" in town.nodes and any("old" in name for name in town.node(4).guards._held))
+        (operation,) = town.newest.operations
+        assert town.finish(town.submit(1, CancelOperation(operation.id, "no need"))).error is None
+        town.wait(3.0)
+        (running,) = town.newest.operations
+        assert running.stage is Stage.ROLLBACK_TO_NORMAL
+        blocking = town.node(town.leader()).topology.blocking
+        (reason,) = [one.reason for one in blocking if one.node == 4]
+        assert f"of session operation-{running.id}-write_both_read_old" in reason and "still holds" in reason
+        (since_us,) = {one.since_us for one in blocking}
+        town.wait(1.0)
+        assert [b.since_us for b in town.node(town.leader()).topology.blocking] == [since_us]
+        gate.append(True)
+        town.until(lambda: not town.newest.operations)
+        assert owners(town.newest) == owners(before)
+        assert not [key for key in keys_of(200) if holds(town.node(4), key)]
