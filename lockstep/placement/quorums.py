@@ -214,12 +214,12 @@ def _missed_in_a_dc(
     return None
 
 
-def kept_copies(members: int, factor: int) -> int:
-    """On how many of a group's members a write is at least that every read quorum of it finds.
+def sure_copies(members: int, factor: int) -> int:
+    """On how many of a group's members each write is that a quorum acknowledged. All movements keep this up.
 
-    A group smaller than a quorum serves no quorum, but what it has may be on one member only.
+    A group smaller than a quorum acknowledges none; what it has from before is on all of it.
     """
-    return max(1, members - majority(factor) + 1) if members else 0
+    return min(members, majority(factor))
 
 
 def _counterexample(

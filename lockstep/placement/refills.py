@@ -1,8 +1,9 @@
 """Which replicas that stay must be filled when a replication changes.
 
-Invariant: once the gained replicas and these hold all that was acknowledged, every read quorum of the new
-setting finds each write that was acknowledged at QUORUM or LOCAL_QUORUM under the old one. Counts come from
-what is sure: a write may be on no more replicas than every old read quorum was bound to meet.
+Invariant: once the gained replicas and these were filled, each write that was acknowledged at QUORUM or
+LOCAL_QUORUM under the old setting is on as many replicas as a quorum of the new one has, so that whatever
+follows (a read, a replacement of a dead node, another step) finds it. Where the quorum shrinks together with
+the replicas that is so by itself; where a replica goes and the quorum stays, it may have been one of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lockstep.placement.quorums import DcOf, dc_factors, kept_copies, majority
+from lockstep.placement.quorums import DcOf, dc_factors, sure_copies, majority
 from lockstep.placement.strategies import NETWORK_TOPOLOGY
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
@@ -35,7 +36,7 @@ def refilled(passage: Passage, dc_of: DcOf) -> tuple[NodeId, ...]:
     for dc, factor in (*(counted if len(counted) > 1 else ()), ("", passage.after.total)):
         local = [node for node in staying if dc in ("", dc_of(node))]
         full = sum(dc in ("", dc_of(node)) for node in gained)
-        needed = kept_copies(len(local) + full, factor)
+        needed = sure_copies(len(local) + full, factor)
         if _promised(passage, dc, dc_of) + full >= needed:
             continue
         held = sum(node in chosen for node in local)
@@ -54,9 +55,9 @@ def _promised(passage: Passage, dc: str, dc_of: DcOf) -> int:
         if len(counted) > 1 and any(name not in after for name in counted):
             # What LOCAL_QUORUM promised there is nowhere else for sure.
             return 0
-        return kept_copies(len(old), passage.before.total) - lost
+        return sure_copies(len(old), passage.before.total) - lost
     factor = counted.get(dc, 0)
     if passage.before.strategy != NETWORK_TOPOLOGY and len(old) >= majority(passage.before.total):
         factor = passage.before.total
     # Without a factor nobody was promised anything here.
-    return kept_copies(len(old), factor) - lost if factor else len(old)
+    return sure_copies(len(old), factor) - lost if factor else len(old)

@@ -41,6 +41,10 @@ _NOBODY = NodeId(0)
 _FACTORS_ONE_IN = 12
 _FACTOR_MAX = 5
 _KEYSPACE = "k"
+#: Percentage of operations that are joins, before the nodes were once as many as wanted, and then.
+_JOINS_GROWING, _JOINS_GROWN = 70, 30
+#: Operations after which a run that did not grow is given up: with 70 joins in 100 it takes about 2 a node.
+_BEGUN_PER_NODE_MAX = 8
 #: Tries to begin an operation before a step is made instead.
 _TRIES = 3
 
@@ -88,6 +92,8 @@ class Drill:
         #: The factors are to change as soon as nothing runs: they change beside no other operation.
         self._wants_factors = False
         self.model = model(dict(self.replication.factors))
+        #: The most token owners and running operations at any step.
+        self.nodes_reached = self.at_once = 0
         self.found: list[str] = []
         self.did: Counter[str] = Counter()
 
@@ -96,15 +102,22 @@ class Drill:
         return self._tip.value
 
     def run(self) -> None:
-        """Until all operations are over, or something is wrong."""
+        """Until it grew, all operations are over, or something is wrong."""
         self._initialize()
-        while not self.found and (self._begun < self.setting.operations or self.model.running):
+        while not self.found and (self._begins() or self.model.running):
             begun = False
-            if self._begun < self.setting.operations and len(self.model.running) < self.setting.concurrency:
+            if self._begins() and len(self.model.running) < self.setting.concurrency:
                 begun = any(self._begin() for _ in range(_TRIES))
                 self._begun += not begun and not self.model.running
             if not begun or self.draw.randrange(2):
                 self._advance()
+
+    def _begins(self) -> bool:
+        """Whether operations are still begun: so many, and more until it grew."""
+        grown = self.nodes_reached >= self.setting.nodes_max
+        return self._begun < self.setting.operations or (
+            not grown and self._begun < _BEGUN_PER_NODE_MAX * self.setting.nodes_max
+        )
 
     def _submit(self, body: Transformation) -> str:
         """Empty when it was accepted, else the refusal; an accepted one is compared with the model."""
@@ -197,8 +210,11 @@ class Drill:
 
     def _should_begin(self, body: PrepareOperation) -> bool:
         """By nodes and factors alone; a lock may still refuse it."""
-        if body.kind in (OperationKind.REMOVE, OperationKind.REPLACE) and 1 in self.model.factors.values():
-            return False
+        if body.kind in (OperationKind.REMOVE, OperationKind.REPLACE):
+            dead = body.replaced or body.node
+            alone = self.model.factors.get("", self.model.factors.get(self.model.places[dead].dc))
+            if alone == 1:
+                return False
         if body.kind in (OperationKind.DECOMMISSION, OperationKind.REMOVE):
             return self.model.leaves_enough(body.node)
         return True
@@ -208,7 +224,7 @@ class Drill:
         movable = [node for node in idle if node not in self.now.service.members]
         size = len(self.now.directory.owners)
         draw = self.draw.randrange(100)
-        growing = 70 if size < self.setting.nodes_max * 3 // 4 else 30
+        growing = _JOINS_GROWING if self.nodes_reached < self.setting.nodes_max else _JOINS_GROWN
         if not idle or (size < self.setting.nodes_max and draw < growing):
             node = self._newcomer()
             return PrepareOperation(OperationKind.BOOTSTRAP, node, self._tokens()) if node else None
@@ -276,6 +292,8 @@ class Drill:
 
     def _compare(self, before: ClusterMetadata) -> None:
         self.did["steps compared"] += 1
+        self.nodes_reached = max(self.nodes_reached, len(self.now.directory.owners))
+        self.at_once = max(self.at_once, len(self.model.running))
         self.found.extend(f"epoch {self.now.epoch}: {problem}" for problem in self._problems(before))
 
     def _problems(self, before: ClusterMetadata) -> Iterator[str]:

@@ -285,6 +285,9 @@ def test_a_new_replica_is_filled_by_a_read_quorum_and_a_lost_one_fills_those_tha
         assert len(task.sources) == 2
     finish(history)
     change(history, simple(3))
+    assert stream_plan(history.now.operations[0], history.now, ()) == ()
+    finish(history)
+    change(history, simple(2))
     operation = history.now.operations[0]
     tasks = stream_plan(operation, history.now, ())
     for transition in operation.transitions:
