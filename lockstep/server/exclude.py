@@ -99,6 +99,10 @@ class ExcludeList:
                 ADMIN_FORWARD_TIMEOUT_MS,
             )
         except PeerError as error:
+            heard = self._node.topology.acknowledged(node)
+            if heard >= exclusion.epoch:
+                # It stands elsewhere now, and may not have that written down before it is taken back.
+                return heard
             raise Rejected(
                 f"node {node} does not say what it has applied: {error.message}",
                 hint="start it and let it catch up first",

@@ -11,6 +11,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import TABLE, Held, Wanted
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.feature_names import REPLICATION_CHANGE
 from lockstep.metadata.membership import ServiceWish, SetService, without_leaving, without_vote
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import EntryKind
@@ -121,6 +122,11 @@ def _refuse_unfit(cluster: ClusterMetadata, request: Request) -> None:
     if len(request.actor) > SERVICE_TEXT_CHARACTERS_MAX:
         raise Rejected(f"an actor has at most {SERVICE_TEXT_CHARACTERS_MAX} characters")
     if request.kind is OperationKind.REPLICATION:
+        if REPLICATION_CHANGE not in cluster.features_enabled:
+            raise Rejected(
+                f"the feature {REPLICATION_CHANGE} is not enabled yet",
+                hint="upgrade all nodes: `lockstep features` shows who lacks it",
+            )
         _refuse_unfit_keyspace(cluster, request)
         return
     if request.keyspace or request.target is not None:

@@ -8,13 +8,17 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.metadata.feature_names import BASE_FEATURES, FILE_STREAMING
 from lockstep.metadata.membership import ServiceWish, SetService
+from lockstep.node.node import Node
+from lockstep.placement.deltas import same_placement
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
+from lockstep.server.exclude import ExcludeList
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.topology.joining import JoinAnswer, Phase, Presentation, Verdict
-from lockstep.values.errors import PreconditionError
+from lockstep.values.errors import PreconditionError, ServerFault
 from lockstep.values.ids import NodeId
 from tests.node.support import Town, decommission, keyspace, table
+from tests.node.test_work import failing
 
 OLD = f'[testing]\nfaults=true\nhidden_features=["{FILE_STREAMING}"]\n'
 
@@ -173,6 +177,54 @@ def test_a_join_that_cannot_go_on_names_whom_it_waits_for() -> None:
         assert all(reasons)
         town.start(5)
         town.until(lambda: town.ready(5))
+
+
+def test_a_join_whose_data_cannot_be_had_ends_and_leaves_no_trace_and_may_be_tried_again() -> None:
+    def prepare(name: str, node: Node) -> None:
+        build = node._build_request_path
+
+        def built(generation: int) -> None:
+            build(generation)
+            if name == "n4":
+                failing(node, 1000, ServerFault("planted: it cannot be stored"))
+
+        node._build_request_path = built  # type: ignore[method-assign]
+
+    with Town() as town:
+        with_data(town)
+        before = town.newest.placements
+        town.prepare = prepare
+        town.start(4)
+        town.until(lambda: "n4" in town.ended, limit_s=120)
+        refused = town.ended["n4"]
+        assert isinstance(refused, PreconditionError) and "planted" in refused.message
+        node = town.newest.directory.by_id[NodeId(4)]
+        assert node.state is NodeState.NONE and not node.tokens and not town.newest.operations
+        for ring, was in zip(town.newest.placements.rings, before.rings, strict=True):
+            assert same_placement(ring, was)
+        town.prepare = lambda name, node: None
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        assert len(town.newest.directory.nodes) == 4
+
+
+def test_an_excluded_node_that_moved_is_heard_where_it_is_and_taken_back() -> None:
+    with Town() as town:
+        with_data(town)
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        assert town.finish(town.submit(1, ExcludeNodes((NodeId(4),), "suspect"))).error is None
+        disk = town.process(4).disk
+        town.process(4).crash()
+        town.process(14).swap_disk(disk)
+        town.start(14)
+        town.until(lambda: town.node(1).topology.acknowledged(4) == town.newest.epoch)
+        assert not town.ready(14)
+        taken = ExcludeList(town.node(1))
+        back = town.begin(1, lambda _node: taken.change({"nodes": [4], "undo": True}))
+        assert town.finish(back).error is None, back.error
+        town.until(lambda: town.ready(14))
+        assert town.newest.directory.by_id[NodeId(4)].address == "127.0.0.14"
 
 
 # -- features ----------------------------------------------------------------------------------------

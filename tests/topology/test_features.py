@@ -18,9 +18,10 @@ from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.transformations import Initialize, UpdateNode
 from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.step import Idle, Propose, Reports, Wait, step
 from lockstep.topology.transformations import PrepareOperation
-from lockstep.values.errors import PreconditionError
+from lockstep.values.errors import PreconditionError, Rejected
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, founder, simple, started
 from tests.topology.drills import register
@@ -126,6 +127,16 @@ def test_a_node_cannot_take_back_what_is_enabled() -> None:
     upgraded(history)
     history.submit(UpdateNode(info.id, info.address, 7000, 9042, 7080, "1", features=OLD))
     assert not due(history.now)
+
+
+def test_what_needs_a_feature_is_refused_before_it_is_enabled() -> None:
+    history = started([(1,), (200,)], ("ks", simple(1)))
+    history.values[-1] = msgspec.structs.replace(
+        history.now, features=msgspec.structs.replace(history.now.features, enabled=())
+    )
+    asked = EnqueueRequest(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(2))
+    with pytest.raises(Rejected, match="replication-change is not enabled yet"):
+        asked.apply(history.now, history.now.epoch + 1)
 
 
 def test_a_node_that_lacks_an_enabled_feature_does_not_start() -> None:
