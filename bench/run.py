@@ -110,6 +110,15 @@ def cql(quick: bool) -> dict[str, Any]:
     return _lines("cql_plan.py")
 
 
+def topology(quick: bool) -> dict[str, Any]:
+    """Placement of a whole large ring, one join on it entry by entry, one lookup; beside what is allowed."""
+    import topology as benchmark
+
+    figures = benchmark.measure(quick)
+    benchmark.show(figures)
+    return figures
+
+
 def requests(quick: bool) -> dict[str, Any]:
     return _lines("request_queue.py")
 
@@ -131,6 +140,15 @@ def _lines(script: str, *arguments: str) -> dict[str, Any]:
     return {"output": done.stdout.splitlines()}
 
 
+def streaming(quick: bool) -> dict[str, Any]:
+    """Streaming of files between two processes, beside a raw copy and the storage library alone."""
+    import streaming as benchmark
+
+    figures = benchmark.measure(200, 1) if quick else benchmark.measure()
+    print(table("Streaming of rows of 100 bytes between two processes", benchmark.rows_of(figures)))
+    return figures
+
+
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "layers": layers,
@@ -139,8 +157,10 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "schema": schema,
     "internode": internode,
     "cql": cql,
+    "topology": topology,
     "requests": requests,
     "storage": storage,
+    "streaming": streaming,
 }
 
 

@@ -1,10 +1,10 @@
 """Streaming between two processes, beside what the machine does without it.
 
-Three pairs, each measured in this run on the same file system and loopback. Transfer: finished sorted files
-of the source to the target's disk through the product's messages, beside a raw copy of the same bytes (file,
+Both pairs are measured in this run on the same file system and loopback. Transfer: finished sorted files of
+the source to the target's disk through the product's messages, beside a raw copy of as many bytes (file,
 socket, file) by blocking calls. End to end: snapshot, build, send, verify, ingest of rows of 100 bytes, beside
-the storage library's file writer alone, which is given the same pairs in memory. Latency: what a turn of the
-source's and the target's loop costs meanwhile. Usage: python bench/streaming.py [megabytes]
+the storage library's file writer alone, given the same pairs in memory. Also how late the turns of
+the source's and the target's loop are meanwhile. Usage: python bench/streaming.py [megabytes]
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ async def _source(node: BenchNode, count: int, finished: bool, pipe: Connection)
     loop = asyncio.get_running_loop()
     pipe.send("ready")
     while await loop.run_in_executor(None, pipe.recv) == "wait for files":
-        while not all(stream.ended for stream in node.service._streams.values()):
-            await asyncio.sleep(0.01)
+        while building := [one.building for one in node.service._streams.values() if one.building]:
+            await building[0].wait()
         pipe.send("built")
     await node.stop()
     pipe.send(node.ticker.figures())

@@ -167,7 +167,8 @@ class RunWork(msgspec.Struct, frozen=True, array_like=True):
 class WorkStatus(msgspec.Struct, frozen=True, array_like=True):
     """state: running, done or failed; units are bytes and fragments moved so far.
 
-    `definite`: it failed for a reason that asking again does not mend.
+    `definite`: it failed for a reason that asking again does not mend. `total_bytes` and `files_total` are
+    estimates (0: unknown), `left_s` is -1 when nobody can tell.
     """
 
     state: str
@@ -175,6 +176,11 @@ class WorkStatus(msgspec.Struct, frozen=True, array_like=True):
     moved_bytes: int = 0
     moved_fragments: int = 0
     definite: bool = False
+    total_bytes: int = 0
+    rate_bytes_s: int = 0
+    left_s: int = -1
+    files_done: int = 0
+    files_total: int = 0
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):

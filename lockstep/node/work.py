@@ -113,7 +113,19 @@ class WorkService:
         return self._status("done", running)
 
     def _status(self, state: str, running: _Running, text: str = "", definite: bool = False) -> WorkStatus:
-        return WorkStatus(state, text, running.progress.moved_bytes, running.progress.fragments, definite)
+        now_s, done = self._runtime.clock.monotonic_s(), running.progress
+        return WorkStatus(
+            state,
+            text,
+            done.moved_bytes,
+            done.fragments,
+            definite,
+            done.total_bytes,
+            done.rate_bytes_s(now_s),
+            done.left_s(now_s),
+            done.files,
+            done.files_total,
+        )
 
     def _failed(self, key: _Key, running: _Running, error: LockstepError) -> WorkStatus:
         self._failures[key] = self._failures.get(key, 0) + 1 if _is_counted(error) else 0
@@ -204,6 +216,9 @@ class WorkService:
             raise PeerUnreachable(
                 f"too few live replicas of ({starved.range.left}, {starved.range.right}] to stream from"
             )
+        progress.expected = sum(
+            len(task.sources) * len(table_ids(cluster, task.replication)) for task in tasks
+        )
         gate = asyncio.Semaphore(STREAMS_AT_ONCE_MAX)
 
         async def one(task: StreamTask) -> None:

@@ -111,6 +111,12 @@ class StreamFiles:
             if is_content and (wanted is None or name[len(stem) :] in wanted):
                 self._disk.remove(f"{DIRECTORY}/{name}")
 
+    def remove(self, key: StreamKey) -> None:
+        """Forget the stream: its session closed while something was being written."""
+        self.discard(key)
+        if self._disk.exists(self._state(key)):
+            self._disk.remove(self._state(key))
+
     def forget_closed(self, session_open: Callable[[str], bool]) -> int:
         """Remove everything of closed sessions, and what nobody can tell the session of; how many files."""
         names = self._disk.names(DIRECTORY)

@@ -41,22 +41,29 @@ class StreamProgress:
         self.fragments = 0
         self.files = 0
         self.views: list[StreamView] = []
+        #: Streams that there will be, as far as it is known; those to come are taken to be as large as the
+        #: others.
+        self.expected = 0
         self.rate = Rate()
 
     @property
     def total_bytes(self) -> int:
-        """Of the streams that have begun; 0 while none said how much it is."""
-        return sum(max(view.total_bytes, view.bytes) for view in self.views)
+        """An estimate; 0 while no stream said how much it is."""
+        return self._of_all(sum(max(view.total_bytes, view.bytes) for view in self.views))
 
     @property
     def files_total(self) -> int:
-        return sum(view.files_total for view in self.views)
+        return self._of_all(sum(view.files_total for view in self.views))
+
+    def _of_all(self, begun: int) -> int:
+        count = len(self.views)
+        return begun * max(self.expected, count) // count if count else 0
 
     def rate_bytes_s(self, now_s: float) -> int:
         return self.rate.of(now_s, self.moved_bytes)
 
     def left_s(self, now_s: float) -> int:
-        """Seconds left for the streams that have begun, at the present rate; -1 when nobody can tell."""
+        """Seconds left at the present rate; -1 when nobody can tell."""
         return left_s(self.total_bytes - self.moved_bytes, self.rate_bytes_s(now_s))
 
 

@@ -217,6 +217,9 @@ class StreamService:
         return StreamPart(data)
 
     async def _close(self, peer: PeerInfo, request: StreamClose) -> StreamClose:
+        stream = self._streams.get(request.stream_id)
+        if stream is not None and stream.ended:
+            self._release(stream, stream.built)
         self._drop(request.stream_id)
         return request
 

@@ -176,6 +176,7 @@ class StreamClient:
         try:
             await self._copy(copy)
         except SessionClosed:
+            self._files.remove(copy.key)
             raise
         except _FileDamaged as error:
             self._damaged(copy, error)

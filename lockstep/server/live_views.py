@@ -12,6 +12,7 @@ import msgspec
 
 from lockstep.schema.types import parse_uuid
 from lockstep.server.keyed_rows import KeyedRows
+from lockstep.server.stream_views import CLUSTERING, COLUMNS, PARTITION, stream_rows
 from lockstep.server.virtual import VirtualTable, define
 from lockstep.server.virtual_rows import VirtualRow
 
@@ -58,6 +59,14 @@ class LiveTables:
                 (),
                 self._sessions,
                 "Sessions under which streaming and cleanup may have effects",
+            ),
+            view(
+                "streams",
+                COLUMNS,
+                PARTITION,
+                CLUSTERING,
+                lambda: stream_rows(self._node),
+                "Range streams from and to this node that are under way",
             ),
             view(
                 "cms_members",

@@ -22,6 +22,7 @@ from lockstep.node.configuration import (
     NodeSection,
     PlacementSection,
     RaftSection,
+    StreamingSection,
     TestingSection,
     TimeoutsSection,
 )
@@ -254,6 +255,8 @@ class SimCluster:
             ),
             # Small, so that every run writes snapshots, drops entries and catches up over gaps.
             metadata=MetadataSection(snapshot_every_epochs=12, retain_entries=16),
+            # Several small files a stream, some of them held back.
+            streaming=StreamingSection(throughput_bytes_s=64 * 1024, file_bytes=512),
             testing=TestingSection(faults=True),
         )
 

@@ -42,8 +42,12 @@ CRASH_PROBES = (
     "storage.batch.written",
     "storage.sync.started",
     "storage.sync.finished",
+    "stream.source.block",
     "stream.source.drained",
+    "stream.source.file",
     "stream.target.chunk",
+    "stream.target.file",
+    "stream.target.ingested",
     "topology.propose",
     "work.done",
 )

@@ -3,8 +3,9 @@
     block = u32 length | u32 CRC-32 | MessagePack of (keys, values)
 
 Invariants. Equal fragments make equal bytes, whatever the store. A block is handed on only when its checksum
-holds; a file's digest covers the length and the checksum of every block, in order: content is read once. A file ends with a whole partition unless that one
-alone is larger than a file may be: then `next_key` is where the partition begins.
+holds; a file's digest covers the length and the checksum of every block, in order, so that content is gone
+through once. A file ends with a whole partition unless that one alone is larger than a file may be: then
+`next_key` is where the partition begins.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Run(Protocol):
     def count(self) -> int: ...
 
     def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Append as many values as keys, these above all before; StorageError when they are not. DiskRefused."""
+        """Append as many values as keys, these above all before (else StorageError). DiskRefused."""
         ...
 
     async def finish(self) -> None:
