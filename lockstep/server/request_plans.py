@@ -25,16 +25,22 @@ SUBSTITUTING = "substituting_voter"
 _SUBSTITUTION = {"stage": SUBSTITUTING, "work": "another node gets its vote"}
 
 
-#: Taken as the rate where no node has streamed since it started: a slow disk behind a gigabit link.
+#: Taken as the rate where no node has streamed since it started and none is configured: a slow disk.
 RATE_ASSUMED_BYTES_S = 32 * 1024 * 1024
 #: What one barrier takes while all nodes answer: some rounds of questions.
 BARRIER_S = 0.05
 
 
 def operation_plan(
-    before: ClusterMetadata, found: Preview, sizes: Mapping[NodeId, Sizes], *, votes: bool
+    before: ClusterMetadata,
+    found: Preview,
+    sizes: Mapping[NodeId, Sizes],
+    *,
+    votes: bool,
+    configured_bytes_s: int = 0,
 ) -> Document:
-    """A `request-plan/1` document. `sizes` are the answers to `needed_sizes` of the preview."""
+    """A `request-plan/1` document. `sizes` are the answers to `needed_sizes` of the preview,
+    `configured_bytes_s` is what a node sends at most, 0 when it is not bound."""
     operation = found.operation
     gained: dict[int, int] = {}
     for transition in operation.transitions:
@@ -73,18 +79,23 @@ def operation_plan(
             }
             for move in movements(found.tasks, held)
         ],
-        "estimate": _estimate(found, held, sizes),
+        "estimate": _estimate(found, held, sizes, configured_bytes_s),
         "starved": found.starved,
         "changes": changes(before, found.first),
         "afterwards": changes(before, found.last),
     }
 
 
-def _estimate(found: Preview, held: Held, sizes: Mapping[NodeId, Sizes]) -> Document:
+def _estimate(found: Preview, held: Held, sizes: Mapping[NodeId, Sizes], configured_bytes_s: int) -> Document:
     measured = {node: said.rate_bytes_s for node, said in sizes.items() if said.rate_bytes_s}
     if measured:
         slowest = min(measured, key=lambda node: (measured[node], node))
         rate, basis = measured[slowest], f"the last stream that node {slowest} took in"
+    elif configured_bytes_s:
+        rate, basis = (
+            configured_bytes_s,
+            "streaming.throughput_bytes_s: no node has streamed since it started",
+        )
     else:
         rate, basis = RATE_ASSUMED_BYTES_S, "an assumed rate: no node has streamed since it started"
     told = estimate(found, held, rate, BARRIER_S)

@@ -241,7 +241,13 @@ class Requests:
         dead = tuple(node for node in now.directory.present_ids if not alive(node))
         found = preview(before, wanted, dead)
         sizes = await self._node.sizes.ask(needed_sizes(found.tasks))
-        plan = operation_plan(before, found, sizes, votes=votes)
+        plan = operation_plan(
+            before,
+            found,
+            sizes,
+            votes=votes,
+            configured_bytes_s=self._node.configuration.streaming.throughput_bytes_s,
+        )
         return {**plan, "base": msgspec.to_builtins(base_of(now))}
 
     async def _force(self, wanted: _Wanted) -> Document:

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.transformations import SetExtension
+from lockstep.node.configuration import Configuration
 from lockstep.node.range_sizes import Sizes
 from lockstep.server import plan_bases
 from lockstep.server.requests import Requests
@@ -50,6 +51,7 @@ class Place:
             node_id=1,
             sizes=SimpleNamespace(ask=self.sizes),
             state=None,
+            configuration=Configuration(),
         )
         self.requests = Requests(node)  # type: ignore[arg-type]
 
@@ -136,7 +138,7 @@ def test_sizes_of_a_node_that_does_not_answer_are_unknown_and_not_zero() -> None
     plan = place.ask(kind="decommission", node=4, dry_run=True)
     assert {move["bytes"] for move in plan["moves"] if move["source"] == 4} == {None}
     assert plan["estimate"]["unknown_ranges"] > 0
-    assert "assumed" in plan["estimate"]["rate_from"]
+    assert "streaming.throughput_bytes_s" in plan["estimate"]["rate_from"]
 
 
 def test_a_join_is_planned_on_a_copy_in_which_the_newcomer_exists() -> None:
