@@ -216,6 +216,7 @@ class SimCluster:
         self.retired[node_id] = None
         self.parked[name] = None
         self._rejoining[name] = None
+        self.replacing.pop(name, None)
         process.crash()
         process.wipe_disk()
         self.nodes.pop(name, None)

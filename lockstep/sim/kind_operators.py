@@ -1,4 +1,4 @@
-"""Operators of the rarer operations: nodes move, are rebuilt, lose their disks for good and are removed.
+"""Operators of the rarer operations: nodes move, are rebuilt, lose their disks and are removed or replaced.
 
 Invariant: a disk is destroyed only when its node's removal would begin at once, and never a second one before
 that node has left; the run does not end with one that is still there.
@@ -35,6 +35,8 @@ class KindOperators:
         self._draw: Stream = operators.cluster.world.stream("kind operators")
         #: The node whose disk is gone and that has not left yet; 0 when there is none.
         self._destroyed = _NOBODY
+        #: Whether another node takes its place; otherwise it is removed.
+        self._replaced = False
 
     def start(self, runtime: Runtime) -> None:
         runtime.tasks.spawn(self._run(runtime), "kind operators")
@@ -80,15 +82,28 @@ class KindOperators:
             return
         self._destroyed = self._draw.choice(removable)
         self._cluster.fact("disk destroyed")
-        self._cluster.park(self._cluster.name_of(self._destroyed), self._destroyed)
+        name = self._cluster.name_of(self._destroyed)
+        self._cluster.park(name, self._destroyed)
+        self._replaced = self._draw.random() < 0.6
+        if self._replaced:
+            self._replace(name)
         await self._remove(runtime)
+
+    def _replace(self, dead: str) -> None:
+        """A new node takes the place: on the same host with another disk, or on a host of its own."""
+        cluster = self._cluster
+        others = [name for name in cluster.parked if not cluster.node_id(name) and name != dead]
+        name = self._draw.choice([dead, *others[:1]])
+        cluster.fact("replaced at its address" if name == dead else "replaced at another address")
+        cluster.replacing[name] = self._destroyed
+        cluster.start_node(name)
 
     async def _remove(self, runtime: Runtime) -> None:
         """Ask for the removal of the destroyed node, unless it was done, runs or waits."""
         node, newest = self._destroyed, self._cluster.newest
         if newest.directory.by_id[node].state is NodeState.LEFT:
             self._destroyed = _NOBODY
-        elif node not in newest.requests.by_node:
+        elif node not in newest.requests.by_node and not self._replaced:
             request = EnqueueRequest(OperationKind.REMOVE, node, actor="operator")
             await self._operators.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
 
