@@ -123,7 +123,7 @@ def _show_steps(steps: Sequence[Mapping[str, Any]]) -> None:
     click.echo()
     rows = [
         [
-            step.get("stage"),
+            f"{step['replication']}: {step.get('stage')}" if step.get("replication") else step.get("stage"),
             step.get("reads", ""),
             step.get("writes", ""),
             _nodes(step.get("asked")),

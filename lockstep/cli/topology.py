@@ -55,19 +55,25 @@ def _asking(command: Callable[..., int]) -> Callable[..., int]:
         options.plan,
         options.dry_run,
         click.option("--refuse", is_flag=True, help="Begin at once or not at all, instead of waiting."),
-        click.argument("node", metavar="NODE"),
     ):
         command = option(command)
     return command
+
+
+def _asking_of_node(command: Callable[..., int]) -> Callable[..., int]:
+    return _asking(click.argument("node", metavar="NODE")(command))
 
 
 def _ask(kind: str, node: str, asked: Asked, **more: Any) -> int:
     """Ask for an operation about a node, and follow it."""
     cluster = client.connect(asked.host, asked.call_timeout_s)
     target = client.node_id(cluster.nodes().get("nodes", []), node)
-    if asked.refuse:
-        more["policy"] = "refuse"
-    request = {"kind": kind, "node": target, "dry_run": False, **more}
+    return _asked(cluster, {"kind": kind, "node": target, **more}, asked)
+
+
+def _asked(cluster: ClusterClient, wanted: Mapping[str, Any], asked: Asked) -> int:
+    """Ask for what the request says, or what it would do, and follow it."""
+    request = {**wanted, "dry_run": False, **({"policy": "refuse"} if asked.refuse else {})}
     if asked.dry_run or asked.plan:
         answer = cluster.submit({**request, "dry_run": True})
         _show_planned("request", request, answer, asked.plan, asked.output)
@@ -100,14 +106,14 @@ def _submitted(cluster: ClusterClient, answer: Mapping[str, Any], asked: Asked) 
 
 
 @topology.command()
-@_asking
+@_asking_of_node
 def decommission(node: str, **asked: Any) -> int:
     """Move everything off NODE (id, host id or address), then let it leave."""
     return _ask("decommission", node, Asked(**asked))
 
 
 @topology.command()
-@_asking
+@_asking_of_node
 @click.option("--force", is_flag=True, help="Give up what only NODE had; ranges stay degraded till repaired.")
 @click.option("--reason", default="", metavar="TEXT", help="Why it is forced, for people who look later.")
 @click.option("--presume-dead", is_flag=True, help="Remove NODE although it answers: it hangs, or must go.")
@@ -120,7 +126,7 @@ def remove(node: str, force: bool, reason: str, presume_dead: bool, **asked: Any
 
 
 @topology.command()
-@_asking
+@_asking_of_node
 @click.option("--token", "tokens", type=int, multiple=True, required=True, help="Once for each token.")
 def move(node: str, tokens: tuple[int, ...], **asked: Any) -> int:
     """Have NODE own other tokens."""
@@ -128,7 +134,7 @@ def move(node: str, tokens: tuple[int, ...], **asked: Any) -> int:
 
 
 @topology.command()
-@_asking
+@_asking_of_node
 @click.option("--from", "source_dc", default="", metavar="DC", help="Copy only from this data centre.")
 def rebuild(node: str, source_dc: str, **asked: Any) -> int:
     """Fill what NODE holds anew from other replicas."""
@@ -187,6 +193,40 @@ def apply(file: str, wait: bool, timeout_s: float, host: str, call_timeout_s: fl
         call_timeout_s=call_timeout_s, output=output,
     )  # fmt: skip
     return _submitted(cluster, cluster.submit(body), asked)
+
+
+@topology.command("rf")
+@_asking
+@click.argument("keyspace", metavar="KEYSPACE")
+@click.argument("replication", metavar="NAME=FACTOR...", nargs=-1, required=True)
+def replication_factors(keyspace: str, replication: tuple[str, ...], **asked: Any) -> int:
+    """Change KEYSPACE's replication in single safe steps, as ALTER KEYSPACE does.
+
+    One FACTOR for a data centre each (`east=3 west=2`), or `simple=3` for SimpleStrategy.
+    """
+    settings = Asked(**asked)
+    cluster = client.connect(settings.host, settings.call_timeout_s)
+    wanted = {
+        "kind": "replication_change",
+        "keyspace": keyspace,
+        "replication": _replication_options(replication),
+    }
+    return _asked(cluster, wanted, settings)
+
+
+def _replication_options(given: tuple[str, ...]) -> dict[str, str]:
+    """The options as CQL writes them; a usage error when they are not NAME=FACTOR."""
+    factors: dict[str, str] = {}
+    for one in given:
+        name, separator, factor = one.rpartition("=")
+        if not separator or not name or name in factors:
+            raise click.UsageError(f"{one!r} is not NAME=FACTOR, each name once")
+        factors[name] = factor
+    if "simple" not in factors:
+        return {"class": "NetworkTopologyStrategy", **factors}
+    if len(factors) > 1:
+        raise click.UsageError("SimpleStrategy has one factor: simple=FACTOR")
+    return {"class": "SimpleStrategy", "replication_factor": factors["simple"]}
 
 
 @topology.command()

@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.diff import ABSENT, diff
+from lockstep.metadata.operations import Stage
 from lockstep.node.range_sizes import Sizes
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.preview import Held, Preview, StepPreview, estimate, movements, needed_sizes
@@ -43,10 +44,9 @@ def operation_plan(
     `configured_bytes_s` is what a node sends at most, 0 when it is not bound."""
     operation = found.operation
     gained: dict[int, int] = {}
-    for transition in operation.transitions:
-        for node in transition.gained:
-            gained[node] = gained.get(node, 0) + 1
-    by_stage = {step.row.stage: step for step in found.steps}
+    moved = (node for transition in operation.transitions for node in transition.gained)
+    for node in (task.target for task in found.tasks) if operation.keyspace else moved:
+        gained[node] = gained.get(node, 0) + 1
     forward = found.point_of_no_return
     held = {
         (source, *wanted): size
@@ -57,7 +57,8 @@ def operation_plan(
     return {
         "schema": "request-plan/1",
         "kind": operation.kind.value,
-        "node": int(operation.node),
+        "node": int(operation.node) or None,
+        "keyspace": operation.keyspace or None,
         "replaced": int(operation.replaced) or None,
         "epoch": before.epoch,
         "ranges": len(operation.transitions),
@@ -67,7 +68,7 @@ def operation_plan(
         "point_of_no_return": forward.value if forward is not None else None,
         "steps": [
             *([_SUBSTITUTION] if votes else []),
-            *(_step(row, by_stage.get(row.stage)) for row in TABLES[operation.kind]),
+            *(_steps(found) if operation.keyspace else _table(found)),
         ],
         "receives": [{"node": node, "ranges": count} for node, count in sorted(gained.items())],
         "moves": [
@@ -109,6 +110,25 @@ def _estimate(found: Preview, held: Held, sizes: Mapping[NodeId, Sizes], configu
         "barriers": told.barriers,
         "barriers_s": round(told.barriers_s, 2),
     }
+
+
+def _table(found: Preview) -> list[Document]:
+    by_stage = {step.row.stage: step for step in found.steps}
+    return [_step(row, by_stage.get(row.stage)) for row in TABLES[found.operation.kind]]
+
+
+def _steps(found: Preview) -> list[Document]:
+    """The table once for each replication on the way, then the way back."""
+    path = found.operation.path
+    each = len(found.steps) // (len(path) - 1)
+    back = [row for row in TABLES[found.operation.kind] if row.stage is Stage.ROLLBACK_TO_NORMAL]
+    return [
+        *(
+            {**_step(step.row, step), "replication": path[at // each + 1].text()}
+            for at, step in enumerate(found.steps)
+        ),
+        *(_step(row, None) for row in back),
+    ]
 
 
 def _step(row: Any, step: StepPreview | None) -> Document:

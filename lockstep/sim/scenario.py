@@ -31,6 +31,7 @@ from lockstep.sim.nemesis import Nemesis, draw_swarm
 from lockstep.sim.operators import Operators
 from lockstep.sim.replaced import replaced
 from lockstep.sim.replay import check_replays
+from lockstep.sim.replication_operators import ReplicationOperators
 from lockstep.sim.schema_operators import SchemaOperators
 from lockstep.sim.streams import Stream
 from lockstep.sim.watch import Watch
@@ -77,6 +78,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     append_bytes: tuple[int, ...] = (1 << 20,)
     #: Mean pause between two operations that move, rebuild or remove nodes; 0 is none.
     kinds_s: float = 0.0
+    #: Mean pause between two changes of the keyspace's replication; 0 is none.
+    replication_s: float = 0.0
     #: How many clients; 0 leaves it to the seed.
     clients: int = 0
     #: Facts that a batch of seeds must show at least once.
@@ -140,6 +143,10 @@ class Run:
             service = MetadataOperators(self.operators, scenario.metadata_ms)
             self.operators.when_ready.append(service.start)
             self.operators.at_end.append(service.end)
+        if scenario.replication_s:
+            changes = ReplicationOperators(self.operators, scenario.replication_s)
+            self.operators.when_ready.append(changes.start)
+            self.operators.at_end.append(changes.end)
         if scenario.kinds_s:
             kinds = KindOperators(self.operators, scenario.kinds_s)
             self.operators.when_ready.append(kinds.start)
@@ -431,10 +438,11 @@ SCENARIOS: dict[str, Scenario] = {
             factors=(3, 2),
             busy_s=1.5,
             kinds_s=0.6,
+            replication_s=2.0,
             faults=("pause", "slow_node", "partition", "latency", "flapping", "slow_disk", "isolate_leader"),
             sometimes=(
                 *("join completed", "move completed", "rebuild completed", "remove completed"),
-                "disk destroyed",
+                *("disk destroyed", "replication_change completed"),
             ),
         ),
         Scenario(

@@ -152,7 +152,7 @@ class Watch:
                 self._tell_stage(operation, None)
 
     def _ended(self, operation: Operation) -> None:
-        if operation.stage is Stage.ROLLBACK_TO_NORMAL:
+        if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.is_cancelled:
             self.cluster.fact("operation cancelled")
         elif operation.kind is OperationKind.BOOTSTRAP:
             self.cluster.fact("join completed")
@@ -170,7 +170,7 @@ class Watch:
         if operation is not None:
             only = {}
             for transition in operation.transitions:
-                only.setdefault(transition.replication, []).append(transition.range)
+                only.setdefault(transition.replication_after, []).append(transition.range)
         contents: dict[NodeId, DurableContent] = {}
         for node in metadata.directory.nodes:
             name = cluster.name_of(node.id)

@@ -237,6 +237,10 @@ def _walk_problems(after: ClusterMetadata, operation: Operation) -> Iterator[str
     rolled_back = operation.stage is Stage.ROLLBACK_TO_NORMAL
     back = operation.is_cancelled or rolled_back
     wanted = operation.path[0] if back else operation.path[-1]
+    if operation.is_stopped and not rolled_back:
+        wanted = operation.path[operation.at - 1]
+    elif operation.is_stopped:
+        wanted = operation.path[operation.at]
     keyspace = after.schema.by_name.get(operation.keyspace)
     if keyspace is None or keyspace.replication != wanted:
         yield f"OP-1: {operation.title()} did not leave its keyspace with {wanted.text()}"

@@ -66,7 +66,7 @@ def step_ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Cl
         at=operation.at if rolled_back else _next(operation),
         is_returning=operation.is_cancelled,
     )
-    if rested.at != (0 if rested.is_returning else len(rested.path) - 1):
+    if not rested.is_stopped and rested.at != (0 if rested.is_returning else len(rested.path) - 1):
         held = cluster.schema.by_name[operation.keyspace].replication
         ring = merged(cluster.placements.ring(held))
         joined = msgspec.structs.replace(cluster, placements=cluster.placements.with_rings((ring,)))
@@ -80,11 +80,18 @@ def step_ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> Cl
         requests=finished(
             cluster.requests,
             operation.id,
-            operation.cancel_reason,
-            rolled_back=rested.is_returning,
+            _outcome(rested),
+            rolled_back=rested.is_cancelled,
             epoch=epoch,
         ),
     )
+
+
+def _outcome(operation: Operation) -> str:
+    """Why it was cancelled, and where it stopped if that is not where it began."""
+    if not operation.at:
+        return operation.cancel_reason
+    return f"{operation.cancel_reason}; it stopped at {operation.path[operation.at].text()}"
 
 
 def _next(operation: Operation) -> int:

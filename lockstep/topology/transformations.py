@@ -129,8 +129,9 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
 class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
     """Send an operation back, as long as reads have not moved. `reason` is kept for people.
 
-    A change of replication can always go back: once reads have moved, its step ends first. `failed`: its work
-    failed, nobody changed their mind; so its request ends as failed.
+    A change of replication can always go back: once reads have moved, its step ends first. Cancelled again on
+    its way back, it ends where the present step leads, or began: a node that it needs may be gone. `failed`:
+    its work failed, nobody changed their mind; so its request ends as failed.
     """
 
     operation_id: int
@@ -148,7 +149,10 @@ class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
             )
             raise Rejected(f"{operation.title()} is in stage {operation.stage} and {what}")
         cancelled = msgspec.structs.replace(
-            operation, cancel_reason=self.reason, is_cancelled=bool(operation.keyspace)
+            operation,
+            cancel_reason=self.reason,
+            is_cancelled=bool(operation.keyspace),
+            is_stopped=operation.is_returning,
         )
         if target is None:
             entered = msgspec.structs.replace(cluster, operations=_with(cluster, cancelled))
@@ -161,8 +165,10 @@ class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
 
 def can_go_back(operation: Operation) -> bool:
     """Whether a cancel would be accepted now."""
-    if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.is_cancelled:
+    if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.is_stopped:
         return False
+    if operation.is_cancelled:
+        return operation.is_returning
     return bool(operation.keyspace) or stage_row(operation.kind, operation.stage).on_failure is not None
 
 

@@ -168,6 +168,25 @@ def test_a_cancel_at_any_point_leads_back_to_the_original(advances: int) -> None
     all_sound(history)
 
 
+@pytest.mark.parametrize("reads_moved", [False, True])
+def test_a_way_back_that_is_cancelled_too_ends_at_rest_where_it_is(reads_moved: bool) -> None:
+    history = with_table(5, simple(1))
+    change(history, simple(3))
+    while history.now.operations[0].step < 2 or history.now.operations[0].stage is not Stage.CLEANUP:
+        advance(history)
+    history.submit(CancelRequest(1, "no"))
+    while not history.now.operations[0].is_returning:
+        advance(history)
+    while reads_moved and history.now.operations[0].stage is not Stage.WRITE_BOTH_READ_NEW:
+        advance(history)
+    history.submit(CancelRequest(1, "node 4 is gone"))
+    finish(history)
+    assert replication_of(history) == simple(2 if reads_moved else 3)
+    ended = history.now.requests.ended[-1]
+    assert ended.state is RequestState.CANCELLED and "it stopped at SimpleStrategy" in ended.outcome
+    all_sound(history)
+
+
 def test_two_keyspaces_change_at_once_and_ring_operations_wait() -> None:
     history = with_table(5, simple(2), others=(simple(2),))
     change(history, simple(3))
