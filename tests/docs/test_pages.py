@@ -34,7 +34,9 @@ def test_reference_pages_are_what_the_code_says(generator: ModuleType) -> None:
 
 def test_the_picture_of_transitions_is_the_stage_table(generator: ModuleType) -> None:
     text = (ROOT / "docs/concepts/transitions.md").read_text()
-    assert mermaid(OperationKind.BOOTSTRAP) == mermaid(OperationKind.DECOMMISSION)
+    # The others move ranges in the same way, under other names for the first and the last stage.
+    bootstrap = mermaid(OperationKind.BOOTSTRAP).replace("join_group0", "prepared")
+    assert bootstrap == mermaid(OperationKind.DECOMMISSION).replace("left_token_ring", "new_only")
     assert generator.with_stages(text) == text, "transitions.md is stale: run `make reference`"
 
 
