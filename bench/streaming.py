@@ -1,10 +1,11 @@
 """Streaming between two processes, beside what the machine does without it.
 
-Both pairs are measured in this run on the same file system and loopback. Transfer: finished sorted files of
-the source to the target's disk through the product's messages, beside a raw copy of as many bytes (file,
-socket, file) by blocking calls. End to end: snapshot, build, send, verify, ingest of rows of 100 bytes, beside
-the storage library's file writer alone, given the same pairs in memory. Also how late the turns of
-the source's and the target's loop are meanwhile. Usage: python bench/streaming.py [megabytes]
+Both pairs are measured in this run on the same file system and loopback. Transfer: finished sorted files
+of the source to the target's disk through the product's messages, beside a raw copy of as many bytes (file,
+socket, file) by blocking calls. End to end: snapshot, build, send, verify, ingest of rows of 100 bytes,
+beside the storage library's file writer alone, given the same pairs in memory. Also the CPU of both processes,
+which says what the wall clock would on an idle machine, and how late their loops' turns are.
+Usage: python bench/streaming.py [megabytes]
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ class Ticker:
 
     def __init__(self) -> None:
         self._late: list[float] = []
+        self._cpu_s = time.process_time()
+
+    def restart(self) -> None:
+        self._late.clear()
+        self._cpu_s = time.process_time()
 
     async def run(self) -> None:
         while True:
@@ -83,6 +89,7 @@ class Ticker:
     def figures(self) -> dict[str, float]:
         late = sorted(self._late) or [0.0]
         return {
+            "cpu_s": round(time.process_time() - self._cpu_s, 3),
             "late_p50_ms": round(late[len(late) // 2], 2),
             "late_p99_ms": round(late[int(len(late) * 0.99)], 2),
             "late_max_ms": round(late[-1], 2),
@@ -147,10 +154,12 @@ async def _source(node: BenchNode, count: int, finished: bool, pipe: Connection)
     if finished:
         _keep_all_files(node)
     loop = asyncio.get_running_loop()
+    node.ticker.restart()
     pipe.send("ready")
     while await loop.run_in_executor(None, pipe.recv) == "wait for files":
         while building := [one.building for one in node.service._streams.values() if one.building]:
             await building[0].wait()
+        node.ticker.restart()
         pipe.send("built")
     await node.stop()
     pipe.send(node.ticker.figures())
@@ -173,6 +182,7 @@ def _keep_all_files(node: BenchNode) -> None:
 async def _target(node: BenchNode, source: tuple[str, int], pipe: Connection) -> dict[str, Any]:
     await node.start()
     await node.runtime.disk.sync_names("")
+    node.ticker.restart()
     began = time.perf_counter()
     report = await node.client.stream_range(
         source=source, session_id=SESSION, table_id=TABLE, range=FULL_RING, epoch=1
@@ -212,6 +222,7 @@ async def _transfer(node: BenchNode, source: tuple[str, int], pipe: Connection) 
     pipe.send("wait for files")
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(None, pipe.recv)
+    node.ticker.restart()
     began = time.perf_counter()
     number = moved = 0
     while True:
@@ -223,13 +234,14 @@ async def _transfer(node: BenchNode, source: tuple[str, int], pipe: Connection) 
             break
         number += 1
     seconds = time.perf_counter() - began
+    loop_figures = node.ticker.figures()
     await node.stop()
     pipe.send("stop")
     return {
         "seconds": seconds,
         "bytes": moved,
         "mb_s": moved / seconds / 1e6,
-        "target_loop": node.ticker.figures(),
+        "target_loop": loop_figures,
         "source_loop": pipe.recv(),
     }
 
@@ -305,7 +317,7 @@ def writer_alone(root: Path, count: int) -> dict[str, float]:
 
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
-    seconds, size, per_file = 0.0, 0, STREAM_FILE_BYTES // 160
+    seconds, cpu_s, size, per_file = 0.0, 0.0, 0, STREAM_FILE_BYTES // 160
     batches = rows(count)
     written = number = 0
     while written < count:
@@ -317,18 +329,25 @@ def writer_alone(root: Path, count: int) -> dict[str, float]:
         held = []
         while len(held) < per_file and (batch := next(batches, None)):
             held += batch
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         writer = rocksdict.SstFileWriter(options)
         writer.open(str(root / f"{number}.sst"))
         for key, value in held:
             writer[key] = value
         writer.finish()
         seconds += time.perf_counter() - began
+        cpu_s += time.process_time() - cpu_began
         written += len(held)
         size += sum(len(key) + len(value) for key, value in held)
         number += 1
     shutil.rmtree(root, ignore_errors=True)
-    return {"seconds": seconds, "rows": written, "rows_s": written / seconds, "mb_s": size / seconds / 1e6}
+    return {
+        "seconds": seconds,
+        "cpu_s": cpu_s,
+        "rows": written,
+        "rows_s": written / seconds,
+        "mb_s": size / seconds / 1e6,
+    }
 
 
 def measure(megabytes: int = 1000, rounds: int = 3) -> dict[str, Any]:
@@ -360,7 +379,7 @@ def _middle(found: list[dict[str, Any]]) -> dict[str, Any]:
 def rows_of(figures: dict[str, Any]) -> list[list[object]]:
     transfer, whole = figures["transfer"], figures["end_to_end"]
     return [
-        ["", "MB/s", "beside", "MB/s", "ratio", "target", "loop late p99 ms (source, target)"],
+        ["", "MB/s", "beside", "MB/s", "ratio", "target", "CPU s (source, target)", "loop late p99 ms"],
         [
             "finished files",
             transfer["ours"]["mb_s"],
@@ -368,7 +387,8 @@ def rows_of(figures: dict[str, Any]) -> list[list[object]]:
             transfer["raw"]["mb_s"],
             transfer["ratio"],
             TARGET_TRANSFER,
-            _late(transfer["ours"]),
+            _both(transfer["ours"], "cpu_s"),
+            _both(transfer["ours"], "late_p99_ms"),
         ],
         [
             "end to end",
@@ -377,13 +397,14 @@ def rows_of(figures: dict[str, Any]) -> list[list[object]]:
             whole["alone"]["mb_s"],
             whole["ratio"],
             TARGET_END_TO_END,
-            _late(whole["ours"]),
+            _both(whole["ours"], "cpu_s"),
+            _both(whole["ours"], "late_p99_ms"),
         ],
     ]
 
 
-def _late(ours: dict[str, Any]) -> str:
-    return f"{ours['source_loop']['late_p99_ms']} {ours['target_loop']['late_p99_ms']}"
+def _both(ours: dict[str, Any], name: str) -> str:
+    return f"{ours['source_loop'][name]} {ours['target_loop'][name]}"
 
 
 if __name__ == "__main__":
