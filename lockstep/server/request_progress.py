@@ -38,8 +38,8 @@ def progress(node: Node, operation: Operation) -> Document:
     known[NodeId(node.node_id)] = cluster.epoch
     seen = presence(operation, cluster, known, dead)
     work = []
-    for worker, kind in workers(operation, cluster, dead):
-        said = node.topology.said.get((operation.id, operation.stage, worker))
+    for worker, kind, key in workers(operation, cluster, dead):
+        said = node.topology.said.get(key)
         work.append(
             {
                 "node": int(worker),

@@ -13,7 +13,16 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.stages import TABLES, Work, stage_row
-from lockstep.topology.step import Propose, Reports, RunWorkOrders, Wait, decide, work_orders
+from lockstep.topology.step import (
+    Propose,
+    Reports,
+    RunWorkOrders,
+    Wait,
+    WorkKey,
+    decide,
+    work_key,
+    work_orders,
+)
 from lockstep.values.ids import NodeId
 
 
@@ -73,9 +82,10 @@ def presence(
 
 def workers(
     operation: Operation, cluster: ClusterMetadata, dead: Sequence[NodeId]
-) -> tuple[tuple[NodeId, Work], ...]:
-    """Who has a part in the present stage's work, and which."""
-    return tuple((order.node, order.kind) for order in work_orders(operation, cluster, dead))
+) -> tuple[tuple[NodeId, Work, WorkKey], ...]:
+    """Who has a part in the present stage's work, which, and by what key it is reported."""
+    orders = work_orders(operation, cluster, dead)
+    return tuple((order.node, order.kind, work_key(order)) for order in orders)
 
 
 def can_cancel(operation: Operation) -> bool:
