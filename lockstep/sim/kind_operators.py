@@ -15,8 +15,8 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.operators import Operators
 from lockstep.sim.streams import Stream
-from lockstep.topology.requests import EnqueueRequest
-from lockstep.topology.transformations import PrepareOperation
+from lockstep.topology.requests import CancelRequest, EnqueueRequest
+from lockstep.topology.transformations import PrepareOperation, can_go_back
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -103,9 +103,24 @@ class KindOperators:
         node, newest = self._destroyed, self._cluster.newest
         if newest.directory.by_id[node].state is NodeState.LEFT:
             self._destroyed = _NOBODY
+        elif await self._made_way(runtime):
+            return
         elif node not in newest.requests.by_node and not self._replaced:
             request = EnqueueRequest(OperationKind.REMOVE, node, actor="operator")
             await self._operators.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
+
+    async def _made_way(self, runtime: Runtime) -> bool:
+        """Whether an operation that may wait for the destroyed node was cancelled now: its removal, or what
+        takes its place, can only begin afterwards."""
+        for operation in self._cluster.newest.operations:
+            waits = any(self._destroyed in transition.union for transition in operation.transitions)
+            if waits and self._destroyed not in operation.subjects and can_go_back(operation):
+                requests = self._cluster.newest.requests.live
+                asked = [request for request in requests if request.operation_id == operation.id]
+                cancel = CancelRequest(asked[0].id, "a node is lost")
+                await self._operators.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)
+                return True
+        return False
 
 
 def _may_go(cluster: ClusterMetadata, node: NodeId) -> bool:
