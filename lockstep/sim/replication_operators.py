@@ -1,7 +1,7 @@
 """Operators who change the replication of the clients' keyspace, and take some of the changes back.
 
-Invariant: factors stay between 2 and the number of nodes, so that the loss of one disk loses nothing; a change
-that holds the removal of a dead node up is cancelled.
+Invariant: factors stay between 2 and the number of nodes, so that the loss of one disk loses nothing; a
+change that holds the removal of a dead node up is cancelled.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from lockstep.values.ids import NodeId
 _FACTORS = (2, 3, 3, 4)
 _CANCEL = 0.2
 _AGAIN_S = 0.5
+#: Far longer than a run may take to settle.
+_ENDS_MAX = 1000
+_OF_DEAD_NODES = (OperationKind.REMOVE, OperationKind.REPLACE)
 
 
 class ReplicationOperators:
@@ -37,16 +40,30 @@ class ReplicationOperators:
         runtime.tasks.spawn(self._run(runtime), "replication operators")
 
     async def end(self, runtime: Runtime) -> None:
-        """Until no change is under way."""
-        while KEYSPACE in self._cluster.newest.requests.by_keyspace:
-            await self._make_way(runtime)
+        """Until no change is under way, and no factor above the number of nodes: clients ask for ALL."""
+        for _ in range(_ENDS_MAX):
+            if not self._under_way:
+                if not self._is_too_large():
+                    return
+                await self._change(runtime)
             await asyncio.sleep(_AGAIN_S)
 
+    def _is_too_large(self) -> bool:
+        newest = self._cluster.newest
+        factor = max(factor for _, factor in newest.schema.by_name[KEYSPACE].replication.factors)
+        return factor > len(newest.directory.in_state(NodeState.NORMAL))
+
+    @property
+    def _under_way(self) -> bool:
+        return KEYSPACE in self._cluster.newest.requests.by_keyspace
+
     async def _run(self, runtime: Runtime) -> None:
-        while not self._operators.stopped:
+        while not self._operators.idle:
             await asyncio.sleep(self._draw.expovariate(1 / self._pause_s))
             if self._operators.stopped:
-                return
+                if self._under_way:
+                    await self._make_way(runtime)
+                continue
             request = self._cluster.newest.requests.by_keyspace.get(KEYSPACE)
             if request is None:
                 await self._change(runtime)
@@ -71,10 +88,10 @@ class ReplicationOperators:
         await self._operators.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
 
     async def _make_way(self, runtime: Runtime) -> None:
-        """A node that lost its disk for good can take part in nothing: its removal goes first."""
+        """A node that is gone for good can take part in nothing: its removal or replacement goes first."""
         requests = self._cluster.newest.requests
-        waiting = any(request.kind is OperationKind.REMOVE for request in requests.queue)
+        waiting = any(request.kind in _OF_DEAD_NODES for request in requests.queue)
         change = requests.by_keyspace.get(KEYSPACE)
         if waiting and change is not None:
-            cancel = CancelRequest(change.id, "a dead node is to be removed")
+            cancel = CancelRequest(change.id, "a dead node is to be removed or replaced")
             await self._operators.submit(runtime, EntryKind.CANCEL_REQUEST, cancel)

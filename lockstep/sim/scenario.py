@@ -143,14 +143,14 @@ class Run:
             service = MetadataOperators(self.operators, scenario.metadata_ms)
             self.operators.when_ready.append(service.start)
             self.operators.at_end.append(service.end)
-        if scenario.replication_s:
-            changes = ReplicationOperators(self.operators, scenario.replication_s)
-            self.operators.when_ready.append(changes.start)
-            self.operators.at_end.append(changes.end)
         if scenario.kinds_s:
             kinds = KindOperators(self.operators, scenario.kinds_s)
             self.operators.when_ready.append(kinds.start)
             self.operators.at_end.append(kinds.end)
+        if scenario.replication_s:
+            changes = ReplicationOperators(self.operators, scenario.replication_s)
+            self.operators.when_ready.append(changes.start)
+            self.operators.at_end.append(changes.end)
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
         self.judged = 0

@@ -1,4 +1,4 @@
-"""Filling of replicas that stay: no acknowledged write gets lost on any walk, wherever it was acknowledged."""
+"""Filling of replicas that stay: no acknowledged write gets lost on any walk, whoever acknowledged it."""
 
 from __future__ import annotations
 
