@@ -9,6 +9,7 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.metadata.transformations import Initialize
+from lockstep.schema.model import Replication
 from lockstep.topology.barriers import BarrierState, barrier_need, evaluate
 from lockstep.topology.stages import Side, stage_row
 from lockstep.topology.streams import stream_plan
@@ -98,6 +99,12 @@ def test_sources_must_have_finished_older_requests() -> None:
     assert evaluate(need, everyone, everyone).passed
 
 
+def counts_of(replication: Replication) -> list[tuple[str | None, int]]:
+    """(data centre or None for all, factor) of everything that a quorum is counted in."""
+    per_dc = replication.strategy == "NetworkTopologyStrategy"
+    return [(None, replication.total), *(replication.factors if per_dc else ())]
+
+
 def twin(cluster: ClusterMetadata, operation: Operation, aware: set[NodeId]) -> bool:
     """By the words: no quorum, of all or of one data centre, may consist of unaware members."""
     row = stage_row(operation.kind, operation.stage)
@@ -110,10 +117,10 @@ def twin(cluster: ClusterMetadata, operation: Operation, aware: set[NodeId]) -> 
         if row.work.value in ("wipe", "stream") and not set(transition.gained) <= aware:
             return False
         members = {Side.OLD: transition.old, Side.NEW: transition.new, Side.UNION: transition.union}
-        counts = [(None, transition.replication.total)]
-        if transition.replication.strategy == "NetworkTopologyStrategy":
-            counts += list(transition.replication.factors)
-        for side, (dc, factor) in itertools.product(row.in_use, counts):
+        by_side = {side: counts_of(transition.replication) for side in (Side.OLD, Side.UNION)}
+        by_side[Side.NEW] = counts_of(transition.replication_after)
+        by_side[Side.UNION] = by_side[Side.OLD] + by_side[Side.NEW]
+        for side, (dc, factor) in ((side, count) for side in row.in_use for count in by_side[side]):
             local = [n for n in members[side] if dc in (None, cluster.directory.by_id[n].dc)]
             quorum = factor // 2 + 1
             if operation.stage is Stage.ROLLBACK_TO_NORMAL and side is Side.UNION:

@@ -84,7 +84,7 @@ def test_invariants_hold_at_every_epoch_and_replay_is_exact(seed: int) -> None:
 
 def test_the_histories_reach_what_they_are_for() -> None:
     total: Counter[str] = Counter()
-    for seed in range(75):
+    for seed in range(100):
         total += play(seed)[1]
     for fact in (
         "PrepareOperation done",

@@ -33,6 +33,7 @@ from lockstep.topology.transformations import AdvanceOperation, CancelOperation,
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import (
+    PARALLEL_OPERATIONS_MAX,
     REQUESTS_ENDED_KEPT_MAX,
     REQUESTS_PLANNED_MAX,
     SERVICE_TEXT_CHARACTERS_MAX,
@@ -177,12 +178,13 @@ def test_overlapping_requests_wait_naming_the_holder_and_disjoint_ones_run_besid
 
 
 def test_at_most_so_many_run_at_once() -> None:
-    history = ring(12, 1)
-    for node in (2, 4, 6, 8, 10):
+    most = PARALLEL_OPERATIONS_MAX
+    history = ring(2 * most + 4, 1)
+    for node in range(2, 2 * most + 3, 2):
         history.submit(ask(LEAVE, node))
-    assert [proceed(history) for _ in range(5)] == ["PrepareOperation"] * 4 + ["nothing"]
-    rule, reason = held_up(history, 5)
-    assert rule is Rule.PARALLEL and "at most 4 operations" in reason
+    assert [proceed(history) for _ in range(most + 1)] == ["PrepareOperation"] * most + ["nothing"]
+    rule, reason = held_up(history, most + 1)
+    assert rule is Rule.PARALLEL and f"at most {most} operations" in reason
 
 
 def test_the_second_of_two_that_could_run_waits_for_its_turn() -> None:
