@@ -19,7 +19,9 @@ from lockstep.metadata.transformations import UpdateNode
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.configuration import Configuration
 from lockstep.node.founding import Founding
+from lockstep.node.histories import Histories
 from lockstep.node.identity import IdentityFile
+from lockstep.node.join_desk import JoinDesk
 from lockstep.node.joiner import Joiner
 from lockstep.node.management import Management
 from lockstep.node.members import Members
@@ -64,6 +66,7 @@ class Membership:
         management: Management,
         members: Members,
         catch_up: CatchUp,
+        histories: Histories,
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
@@ -73,6 +76,9 @@ class Membership:
         self._submitter = submitter
         self._log = log
         self.founding: Founding | None = None
+        self.join_desk = JoinDesk(
+            state, internode, catch_up, histories, submitter, lambda: identity.value.host_id, log
+        )
         self.joiner = Joiner(
             runtime,
             configuration,
@@ -94,6 +100,9 @@ class Membership:
         """Return this node's directory entry once it is normal and its directory is bound."""
         if self.founding is not None:
             await self.founding.found()
+        if self._state.epoch:
+            # A directory whose log and identity are of two clusters is not for either of them to judge.
+            await self._identity.adopt_cluster(self._state.current.identity.cluster_id)
         await self._be_accepted()
         await self._identity.adopt_cluster(self._state.current.identity.cluster_id)
         await self._join()

@@ -23,6 +23,7 @@ from lockstep.node.raft_journal import journal_path
 from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
+from lockstep.replication.shut_out import ShutOut
 from lockstep.storage.engine import StorageEngine
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
 from lockstep.values.limits import TABLES_DROPPED_AT_ONCE_MAX
@@ -189,12 +190,11 @@ class Node(Parts):
         """Have the others on the exclude list heard no more, and told nothing, but what they lack."""
         excluded = [cluster.directory.by_id[node] for node in cluster.excluded_by_node]
         others = [info for info in excluded if info.host_id != self.identity.value.host_id]
-        self.internode.shut_out = frozenset(info.host_id for info in others)
-        self.internode.shut_out_at = frozenset(
-            (info.address, info.internode_port)
-            for info in others
-            # Who has taken over the address of a dead node is not that node.
-            if info.id not in cluster.directory.shadowed
+        # Who has taken over the address of a dead node is not that node.
+        there = [info for info in others if info.id not in cluster.directory.shadowed]
+        self.internode.shut_out = ShutOut(
+            frozenset(info.host_id for info in others),
+            frozenset((info.address, info.internode_port) for info in there),
         )
 
     def _check_features(self) -> None:

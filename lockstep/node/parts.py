@@ -25,7 +25,6 @@ from lockstep.node.group_reports import GroupReports
 from lockstep.node.histories import Histories
 from lockstep.node.identity import IdentityFile
 from lockstep.node.inherited import InheritedRanges
-from lockstep.node.join_desk import JoinDesk
 from lockstep.node.kinds import kinds_of
 from lockstep.node.liveness import Liveness
 from lockstep.node.management import Management
@@ -189,15 +188,6 @@ class Parts(NodeFacts, abc.ABC):
             voters=self._voter_addresses,
             actor=lambda: f"node {self.node_id or self.address[0]}",
         )
-        self.join_desk = JoinDesk(
-            self.state,
-            self.internode,
-            self.catch_up,
-            self.histories,
-            self.submitter,
-            self._host_id,
-            self.log,
-        )
 
     def _build_leader_duties(self) -> None:
         """What the leader of the metadata group sees to; idle elsewhere."""
@@ -296,6 +286,7 @@ class Parts(NodeFacts, abc.ABC):
             self.management,
             self.members,
             self.catch_up,
+            self.histories,
             self.log,
         )
         self.membership.founding = self._founding()

@@ -8,7 +8,7 @@ whole frames, so a blocked peer looks exactly like a lost network.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from lockstep.replication import verbs
@@ -18,6 +18,7 @@ from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, Envelope
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of, refusal
 from lockstep.replication.peer import HELLO_DECODER, Link, Peer
 from lockstep.replication.services import Service, Services
+from lockstep.replication.shut_out import NOBODY, kept_from, muted
 from lockstep.replication.waiters import CallbackWaiter, FutureWaiter, Waiter
 from lockstep.runtime.ports import Runtime, Server
 from lockstep.values.codec import UNREADABLE, encode
@@ -25,7 +26,6 @@ from lockstep.values.errors import (
     FrameCorrupt,
     HandshakeRefused,
     LockstepError,
-    NodeExcluded,
     Overloaded,
     PeerUnreachable,
     ServerFault,
@@ -109,13 +109,10 @@ class Internode(Services):
         self.log = log
         #: Fault control: true means the frame is sent twice (and again on a later connection).
         self.duplicate = duplicate
-        #: Fault control: nothing is sent to these addresses.
+        #: Fault control: nothing is sent to, or nothing is taken from these addresses.
         self.blocked_to: set[Address] = set()
-        #: Fault control: nothing is taken from these addresses.
         self.blocked_from: set[Address] = set()
-        #: Hosts that are shut out, and where they are: nothing but what lets them catch up goes either way.
-        self.shut_out: Collection[str] = ()
-        self.shut_out_at: Collection[Address] = ()
+        self.shut_out = NOBODY
         self._accept = accept
         self._peers: dict[Address, Peer] = {}
         self._incoming: dict[Connection, asyncio.TimerHandle | None] = {}
@@ -145,9 +142,8 @@ class Internode(Services):
     # -- sending ----------------------------------------------------------------------------------
 
     async def request(self, address: Address, verb: int, request: Any, timeout_ms: float) -> Any:
-        """The peer's reply. PeerUnreachable: nothing was sent. PeerTimeout: outcome unknown.
-        NodeExcluded: one of the two is shut out, and nothing was done. HandshakeRefused, or the error that
-        the peer's handler raised."""
+        """The peer's reply. PeerUnreachable, NodeExcluded: nothing was done. PeerTimeout: outcome unknown.
+        HandshakeRefused, or the error that the peer's handler raised."""
         return await self.begin(address, verb, request, timeout_ms)
 
     def begin(self, address: Address, verb: int, request: Any, timeout_ms: float) -> asyncio.Future[Any]:
@@ -196,9 +192,8 @@ class Internode(Services):
         stream = self._streams
         frame = encode_frame(verb, stream, self.epoch(), REQUEST, body)
         for address, context in targets:
-            if self.shut_out_at and address in self.shut_out_at and verb not in verbs.CATCH_UP:
-                excluded = NodeExcluded(f"the node at {address[0]}:{address[1]} is excluded from the cluster")
-                asyncio.get_running_loop().call_soon(waiter.failed, context, excluded)
+            if self.shut_out.at and self.shut_out.keeps(address, verb):
+                asyncio.get_running_loop().call_soon(waiter.failed, context, kept_from(address))
                 continue
             peer = self._peers.get(address) or self._new_peer(address)
             if peer is None:
@@ -209,10 +204,8 @@ class Internode(Services):
 
     def send(self, address: Address, verb: int, message: Any) -> None:
         """One-way, best effort, in order while the connection lasts."""
-        if self.shut_out_at and address in self.shut_out_at and verb not in verbs.CATCH_UP:
-            return
         peer = self._peers.get(address) or self._new_peer(address)
-        if peer is not None:
+        if peer is not None and not self.shut_out.keeps(address, verb):
             peer.send_one_way(verb, encode(message))
 
     def connected(self, address: Address) -> bool:
@@ -333,9 +326,8 @@ class Internode(Services):
         if service is None or (service.fast is None and service.handler is None):
             respond(PeerUnreachable(f"verb {verb} is not served here"))
             return
-        if self.shut_out and peer.host_id in self.shut_out and verb not in verbs.CATCH_UP:
-            hint = f"`lockstep topology exclude {peer.node_id} --undo` once it has caught up"
-            respond(NodeExcluded(f"node {peer.node_id} is excluded from the cluster", hint=hint))
+        if self.shut_out.hosts and self.shut_out.mutes(peer, verb):
+            respond(muted(peer))
             return
         if connection.serving > PEER_REQUESTS_SERVED_MAX:
             respond(Overloaded("too many requests of this peer are being answered"))

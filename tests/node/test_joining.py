@@ -61,7 +61,7 @@ def test_a_joining_node_starts_no_consensus_and_writes_nothing_before_it_is_judg
         assert node.state.epoch == 0 and not node.identity.value.cluster_id
         assert node.member.group is None and node.management.group is None
         for member in members:
-            desk = member.join_desk.judge
+            desk = member.membership.join_desk.judge
             member.internode.register(verbs.JOIN_PRESENT, Presentation, JoinAnswer, desk)
         town.until(lambda: town.ready(4))
         progress = node.membership.joiner.progress
