@@ -120,7 +120,7 @@ def twin(cluster: ClusterMetadata, operation: Operation, aware: set[NodeId]) -> 
         by_side = {side: counts_of(transition.replication) for side in (Side.OLD, Side.UNION)}
         by_side[Side.NEW] = counts_of(transition.replication_after)
         by_side[Side.UNION] = by_side[Side.OLD] + by_side[Side.NEW]
-        for side, (dc, factor) in ((side, count) for side in row.in_use for count in by_side[side]):
+        for side, (dc, factor) in ((used, count) for used in row.in_use for count in by_side[used]):
             local = [n for n in members[side] if dc in (None, cluster.directory.by_id[n].dc)]
             quorum = factor // 2 + 1
             if operation.stage is Stage.ROLLBACK_TO_NORMAL and side is Side.UNION:
