@@ -380,6 +380,19 @@ def with_stages(text: str) -> str:
     return f"{before}{begin}```mermaid\n{mermaid(OperationKind.BOOTSTRAP)}```\n{end}{after}"
 
 
+def with_kinds(text: str) -> str:
+    """The page of topology operations with its pictures made anew, each of the kind that its mark names."""
+    mark, end = "<!-- stages of ", "<!-- stages: end -->"
+    first, *parts = text.split(mark)
+    made = [first]
+    for part in parts:
+        name, _, rest = part.partition(": begin -->\n")
+        _, _, after = rest.partition(end)
+        picture = mermaid(OperationKind(name))
+        made.append(f"{mark}{name}: begin -->\n```mermaid\n{picture}```\n{end}{after}")
+    return "".join(made)
+
+
 def with_phases(text: str) -> str:
     """The page of joining with its picture made anew."""
     begin, end = "<!-- phases: begin -->\n", "<!-- phases: end -->"
@@ -404,6 +417,8 @@ def main() -> int:
         (HERE / name).write_text(text)
     transitions = HERE.parent / "concepts" / "transitions.md"
     transitions.write_text(with_stages(transitions.read_text()))
+    topology = HERE.parent / "concepts" / "topology.md"
+    topology.write_text(with_kinds(topology.read_text()))
     join = HERE.parent / "concepts" / "joining.md"
     join.write_text(with_phases(join.read_text()))
     return 0

@@ -45,6 +45,12 @@ def test_the_picture_of_joining_is_the_table_of_phases(generator: ModuleType) ->
     assert generator.with_phases(text) == text, "joining.md is stale: run `make reference`"
 
 
+def test_the_pictures_of_topology_operations_are_the_stage_tables(generator: ModuleType) -> None:
+    text = (ROOT / "docs/concepts/topology.md").read_text()
+    assert generator.with_kinds(text) == text, "topology.md is stale: run `make reference`"
+    assert text.count("stateDiagram-v2") == 2
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     for target in LINK.findall(path.read_text()):
