@@ -68,6 +68,7 @@ class Running:
     at: int = 0
     ahead: int = 1
     cancelled: bool = False
+    stopped: bool = False
 
 
 class Circle:
@@ -79,7 +80,7 @@ class Circle:
         self.owners = [tokens[end] for end in self.ends]
         #: The nodes on the circle and their racks, by data centre, or all of them under "".
         self.nodes: dict[str, set[int]] = {dc: set() for dc in factors}
-        for node in set(self.owners):
+        for node in sorted(set(self.owners)):
             for dc in factors:
                 if dc in ("", places[node].dc):
                     self.nodes[dc].add(node)
@@ -182,7 +183,10 @@ class Model:
         running.after = Circle(running.path[1], self.places, self.tokens)
 
     def cancel(self, operation_id: int) -> None:
-        self.running[operation_id].cancelled = True
+        """A second time, on the way back: it ends after its present step, wherever that is."""
+        running = self.running[operation_id]
+        running.stopped = running.ahead < 0
+        running.cancelled = True
 
     def enter(self, operation_id: int, stage: str) -> None:
         self._touched = {}
@@ -212,7 +216,9 @@ class Model:
         running = self.running.pop(operation_id)
         if running.path:
             self._end_step(running)
-            assert running.at == (0 if running.cancelled else len(running.path) - 1), "it ends at an end"
+            assert running.stopped or running.at == (0 if running.cancelled else len(running.path) - 1), (
+                "it ends at an end"
+            )
             return
         if running.stage == "rollback_to_normal":
             self.states[running.node] = "none" if running.kind in ("bootstrap", "replace") else "normal"

@@ -23,6 +23,7 @@ from lockstep.topology.step import (
     work_key,
     work_orders,
 )
+from lockstep.topology.transformations import can_go_back
 from lockstep.values.ids import NodeId
 
 
@@ -90,7 +91,7 @@ def workers(
 
 def can_cancel(operation: Operation) -> bool:
     """Whether a cancel entry would be accepted now."""
-    return stage_row(operation.kind, operation.stage).on_failure is not None
+    return can_go_back(operation)
 
 
 def _lines(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> tuple[str, ...]:
