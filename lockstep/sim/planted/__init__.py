@@ -8,7 +8,8 @@ from lockstep.sim.planted.data import DATA
 from lockstep.sim.planted.log import LOG
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.planted.service import SERVICE
+from lockstep.sim.planted.topology import TOPOLOGY
 
-REGISTRY: dict[str, Planted] = {planted.name: planted for planted in (*DATA, *LOG, *SERVICE)}
+REGISTRY: dict[str, Planted] = {planted.name: planted for planted in (*DATA, *TOPOLOGY, *LOG, *SERVICE)}
 
 __all__ = ["REGISTRY", "Planted"]

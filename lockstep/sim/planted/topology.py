@@ -1,0 +1,65 @@
+"""Planted bugs of how operations end, are taken back and are taken over."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+
+from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.node.topology_driver import TopologyDriver
+from lockstep.sim.planted.plant import Planted
+from lockstep.sim.replaced import replaced
+from lockstep.topology import transformations
+from lockstep.topology.step import WorkReport, work_key, work_orders
+
+
+def _cancel_forgets_lock() -> contextlib.AbstractContextManager[None]:
+    """What was taken back keeps its ranges locked."""
+    original = transformations._ended
+
+    def ended(cluster: Any, operation: Any, epoch: int) -> Any:
+        value = original(cluster, operation, epoch)
+        if operation.stage is not Stage.ROLLBACK_TO_NORMAL:
+            return value
+        return msgspec.structs.replace(value, locks=cluster.locks)
+
+    return replaced((transformations, "_ended", ended))
+
+
+def _replaced_stays() -> contextlib.AbstractContextManager[None]:
+    """The dead node is a member still when another has its place."""
+    original = transformations._end_directory
+
+    def end(directory: Any, operation: Any, epoch: int) -> Any:
+        value = original(directory, operation, epoch)
+        if operation.kind is not OperationKind.REPLACE or operation.stage is Stage.ROLLBACK_TO_NORMAL:
+            return value
+        dead = msgspec.structs.replace(directory.by_id[operation.replaced], tokens=())
+        return value.with_node(dead)
+
+    return replaced((transformations, "_end_directory", end))
+
+
+def _successor_skips_work() -> contextlib.AbstractContextManager[None]:
+    """A coordinator that takes over takes the work of the stage it finds for done."""
+    original = TopologyDriver._round
+
+    async def one(self: Any) -> bool:
+        if not getattr(self, "took_over", False):
+            self.took_over = True
+            cluster = self._state.current
+            for operation in cluster.operations:
+                for order in work_orders(operation, cluster, ()):
+                    self._work[work_key(order)] = WorkReport.DONE
+        return bool(await original(self))
+
+    return replaced((TopologyDriver, "_round", one))
+
+
+TOPOLOGY = (
+    Planted("cancel_forgets_lock", "ranges stay locked for ever", "moves", _cancel_forgets_lock),
+    Planted("replaced_stays", "the dead node is a member still", "kinds", _replaced_stays),
+    Planted("successor_skips_work", "a new replica lacks data", "moves", _successor_skips_work),
+)
