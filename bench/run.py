@@ -149,6 +149,14 @@ def streaming(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def bootstrap(quick: bool) -> dict[str, Any]:
+    import bootstrap as benchmark
+
+    figures = benchmark.measure(1 if quick else 3)
+    print(table("Bootstrap of an empty node", benchmark.rows_of(figures)))
+    return figures
+
+
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "layers": layers,
@@ -158,6 +166,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "internode": internode,
     "cql": cql,
     "topology": topology,
+    "bootstrap": bootstrap,
     "requests": requests,
     "storage": storage,
     "streaming": streaming,
