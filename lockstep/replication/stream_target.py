@@ -391,6 +391,9 @@ class StreamClient:
             raise
         except StorageError as error:
             raise _FileDamaged(error.message) from error
+        except FileNotFoundError as error:
+            self._guards.require(key.session_id)  # What arrived under a session goes with it.
+            raise _FileDamaged(f"{path} is gone") from error
         self._guards.require(key.session_id)
         await self._engine.before_ingest(run)
         return run
