@@ -44,16 +44,78 @@ LOG_TAIL_BYTES: Final = 64 * 1024
 _CONNECT_TIMEOUT_S: Final = 0.2
 
 
-class LocalCluster:
+class Known:
+    """What a cluster's directory, its processes and its nodes' own word tell; nothing is changed."""
+
+    def __init__(self, paths: Paths, command: Sequence[str] = NODE_COMMAND) -> None:
+        self.paths = paths
+        self._command = tuple(command)
+
+    @property
+    def name(self) -> str:
+        return self.paths.root.name
+
+    @property
+    def file(self) -> ClusterFile:
+        return layout.read(self.paths)
+
+    @property
+    def contact_points(self) -> list[str]:
+        """Addresses for a driver; all nodes share `file.cql_port`."""
+        return [node.address for node in self.file.nodes]
+
+    def state(self, name: str) -> State:
+        return processes.look(processes.recorded(self.paths.pid(name)))
+
+    def states(self) -> dict[str, State]:
+        """Node name -> state of its process, in node order."""
+        return {node.name: self.state(node.name) for node in self.file.nodes}
+
+    def admin(self, name: str, timeout_s: float = 10.0) -> AdminClient:
+        """A client of that node's admin API."""
+        content = self.file
+        return AdminClient(content.node(name).address, content.admin_port, timeout_s)
+
+    def next_node(self, *, dc: str = "dc1", rack: str = "rack1", replaces: str = "") -> LocalNode:
+        """The node that `add` would start; nothing is made yet."""
+        content = self.file
+        index = 1 + max(int(node.name.removeprefix("n")) for node in content.nodes)
+        if index > layout.LOCAL_NODES_MAX:
+            raise ConfigurationError(f"a local cluster has at most {layout.LOCAL_NODES_MAX} nodes")
+        address = layout.address_at(content.first_address, index - 1)
+        if not replaces:
+            return LocalNode(f"n{index}", address, dc, rack)
+        dead = content.node(replaces)
+        if self.state(replaces) is not State.STOPPED:
+            raise PreconditionError(
+                f"{replaces} runs: only a dead node is replaced",
+                hint=f"lockstep cluster kill {self.name} {replaces}",
+            )
+        return LocalNode(f"n{index}", address, dead.dc, dead.rack, replaces=self.node_id(replaces))
+
+    def node_id(self, name: str) -> int:
+        """The id that the cluster knows a node by. PeerError when nobody answers, ConfigurationError when the
+        node is no member."""
+        address = self.file.node(name).address
+        for node in self.any_admin().get("/v1/nodes").get("nodes", []):
+            if node["address"] == address:
+                return int(node["id"])
+        raise ConfigurationError(f"{name} at {address} is no member of the cluster", hint="lockstep status")
+
+    def any_admin(self, timeout_s: float = 10.0) -> AdminClient:
+        """A client of the first node that runs. PreconditionError when none does."""
+        for name, state in self.states().items():
+            if state is State.RUNNING:
+                return self.admin(name, timeout_s)
+        raise PreconditionError(f"no node of {self.name} runs", hint=f"lockstep cluster start {self.name}")
+
+
+class LocalCluster(Known):
     """A cluster of node processes on this machine.
 
     `command` starts a node when `--config FILE` is appended; tests may put another program there.
     As a context manager it destroys the cluster at the end.
     """
-
-    def __init__(self, paths: Paths, command: Sequence[str] = NODE_COMMAND) -> None:
-        self.paths = paths
-        self._command = tuple(command)
 
     @classmethod
     def create(
@@ -111,31 +173,6 @@ class LocalCluster:
         layout.read(paths)
         return cls(paths, command)
 
-    @property
-    def name(self) -> str:
-        return self.paths.root.name
-
-    @property
-    def file(self) -> ClusterFile:
-        return layout.read(self.paths)
-
-    @property
-    def contact_points(self) -> list[str]:
-        """Addresses for a driver; all nodes share `file.cql_port`."""
-        return [node.address for node in self.file.nodes]
-
-    def state(self, name: str) -> State:
-        return processes.look(processes.recorded(self.paths.pid(name)))
-
-    def states(self) -> dict[str, State]:
-        """Node name -> state of its process, in node order."""
-        return {node.name: self.state(node.name) for node in self.file.nodes}
-
-    def admin(self, name: str, timeout_s: float = 10.0) -> AdminClient:
-        """A client of that node's admin API."""
-        content = self.file
-        return AdminClient(content.node(name).address, content.admin_port, timeout_s)
-
     def start(self, names: Sequence[str] = (), timeout_s: float = START_TIMEOUT_S) -> list[str]:
         """Start the named nodes (all by default) that do not run, and wait until they serve.
 
@@ -178,39 +215,6 @@ class LocalCluster:
         layout.write(self.paths, content)
         self.start([node.name], timeout_s)
         return node
-
-    def next_node(self, *, dc: str = "dc1", rack: str = "rack1", replaces: str = "") -> LocalNode:
-        """The node that `add` would start; nothing is made yet."""
-        content = self.file
-        index = 1 + max(int(node.name.removeprefix("n")) for node in content.nodes)
-        if index > layout.LOCAL_NODES_MAX:
-            raise ConfigurationError(f"a local cluster has at most {layout.LOCAL_NODES_MAX} nodes")
-        address = layout.address_at(content.first_address, index - 1)
-        if not replaces:
-            return LocalNode(f"n{index}", address, dc, rack)
-        dead = content.node(replaces)
-        if self.state(replaces) is not State.STOPPED:
-            raise PreconditionError(
-                f"{replaces} runs: only a dead node is replaced",
-                hint=f"lockstep cluster kill {self.name} {replaces}",
-            )
-        return LocalNode(f"n{index}", address, dead.dc, dead.rack, replaces=self.node_id(replaces))
-
-    def node_id(self, name: str) -> int:
-        """The id that the cluster knows a node by. PeerError when nobody answers, ConfigurationError when the
-        node is no member."""
-        address = self.file.node(name).address
-        for node in self.any_admin().get("/v1/nodes").get("nodes", []):
-            if node["address"] == address:
-                return int(node["id"])
-        raise ConfigurationError(f"{name} at {address} is no member of the cluster", hint="lockstep status")
-
-    def any_admin(self, timeout_s: float = 10.0) -> AdminClient:
-        """A client of the first node that runs. PreconditionError when none does."""
-        for name, state in self.states().items():
-            if state is State.RUNNING:
-                return self.admin(name, timeout_s)
-        raise PreconditionError(f"no node of {self.name} runs", hint=f"lockstep cluster start {self.name}")
 
     def forget(self, name: str) -> None:
         """Drop a stopped node that has left the cluster, with its directory; it is never started again."""
