@@ -1,9 +1,9 @@
 """Streaming between two processes, beside what the machine does without it.
 
 Both pairs are measured in this run on the same file system and loopback. Transfer: finished sorted files
-of the source to the target's disk through the product's messages, beside a raw copy of as many bytes (file,
-socket, file) by blocking calls. End to end: snapshot, build, send, verify, ingest of rows of 100 bytes,
-beside the storage library's file writer alone, given the same pairs in memory. Also the CPU of both processes,
+of the source to the target's disk through the product's messages, beside a raw copy of as many bytes
+(file, socket, file) by blocking calls. End to end: snapshot, build, send, verify, ingest of rows of 100
+bytes, beside the storage library's file writer alone, given the same pairs in memory. Also the CPU of both processes,
 which says what the wall clock would on an idle machine, and how late their loops' turns are.
 Usage: python bench/streaming.py [megabytes]
 """
@@ -39,13 +39,15 @@ from lockstep.runtime.real import real_runtime, run
 from lockstep.storage import keys
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.rocks import open_rocks_store
-from lockstep.values.limits import STREAM_FILE_BYTES, STREAM_PART_BYTES
+from lockstep.values.limits import STREAM_FILE_BYTES
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN
 
 HOST = "127.0.22.1"
 TABLE = 1
 VALUE_BYTES = 100
 SESSION = "bench"
+#: What the raw copy reads and writes at once: large for few calls.
+RAW_BYTES = 1024 * 1024
 TARGET_TRANSFER, TARGET_END_TO_END = 0.5, 0.6
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -275,7 +277,7 @@ def free_port() -> int:
 
 def raw_source(port: int, path: str) -> None:
     with socket.create_connection((HOST, port)) as link, open(path, "rb") as file:
-        while data := file.read(STREAM_PART_BYTES):
+        while data := file.read(RAW_BYTES):
             link.sendall(data)
 
 
@@ -285,8 +287,8 @@ def raw_copy(root: Path, size: int) -> dict[str, float]:
     root.mkdir(parents=True)
     path = root / "raw"
     with open(path, "wb") as file:
-        for _ in range(size // STREAM_PART_BYTES):
-            file.write(os.urandom(STREAM_PART_BYTES))
+        for _ in range(size // RAW_BYTES):
+            file.write(os.urandom(RAW_BYTES))
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen()
@@ -294,7 +296,7 @@ def raw_copy(root: Path, size: int) -> dict[str, float]:
         child.start()
         link, _ = listener.accept()
         began, moved, number = time.perf_counter(), 0, 0
-        buffer = memoryview(bytearray(STREAM_PART_BYTES))
+        buffer = memoryview(bytearray(RAW_BYTES))
         out = open(root / "out-0", "wb", buffering=0)  # noqa: SIM115
         while count := link.recv_into(buffer):
             out.write(buffer[:count])

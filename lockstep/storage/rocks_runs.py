@@ -18,8 +18,8 @@ from lockstep.storage.store import Pair, check_ascending
 from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
 
 #: What the library writes before it asks the kernel to begin with writing it out: so the sync at a file's
-#: end, during which the interpreter stands still, has little left to do.
-_BYTES_PER_SYNC = 1024 * 1024
+#: end, during which the interpreter stands still, has little left to do. Each request costs, so not often.
+_BYTES_PER_SYNC = 8 * 1024 * 1024
 
 
 class RocksCursor:

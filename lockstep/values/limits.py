@@ -158,14 +158,14 @@ STREAM_WAIT_MS: Final = 2000
 STREAM_FILE_BYTES: Final = 64 * 1024 * 1024
 #: Files of one stream on the source's disk: one is made visible at the target, one is sent, one is built.
 STREAM_FILES_KEPT_MAX: Final = 3
-#: Bytes of a sorted file in one answer: large enough that the answer's own cost is small, small enough to
-#: interleave with requests.
-STREAM_PART_BYTES: Final = 1024 * 1024
+#: Bytes of a sorted file in one answer: large enough that the answer's own cost is small, and small enough
+#: that its copies stay in the processor's cache: parts of 1 MiB took three times as long.
+STREAM_PART_BYTES: Final = 256 * 1024
 #: Parts asked for ahead: the next ones are on their way while one is written, and no stream holds more memory.
-STREAM_PARTS_AHEAD: Final = 4
-#: Where a block of a sorted file ends, which is handled in one go: some hundred microseconds.
-STREAM_BLOCK_BYTES: Final = 256 * 1024
-STREAM_BLOCK_PAIRS: Final = 1000
+STREAM_PARTS_AHEAD: Final = 8
+#: Where a block of a sorted file ends, which is handled in one go: some hundred microseconds, in the cache.
+STREAM_BLOCK_BYTES: Final = 64 * 1024
+STREAM_BLOCK_PAIRS: Final = 400
 #: Files that a source builds at once, whatever the streams: one keeps a core busy.
 STREAM_BUILDS_AT_ONCE_MAX: Final = 2
 #: Fragments looked at to tell how much a range holds; some hundred microseconds.
