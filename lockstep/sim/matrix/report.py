@@ -23,6 +23,9 @@ from lockstep.values.errors import ConfigurationError
 
 #: Which cells have the same undisturbed run.
 _Alike = tuple[str, int]
+#: Cells that one process runs before it tells of them: failures are told early, and no process is left alone
+#: with the largest kind; the undisturbed run is repeated for each such part.
+_AT_ONCE_MAX = 24
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -67,14 +70,15 @@ def _run_all(cells: Sequence[Cell], seed: int) -> Iterator[CellResult]:
     groups: dict[_Alike, list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.kind, cell.factor), []).append(cell)
-    jobs = min(os.cpu_count() or 1, len(groups))
+    parts = [g[at : at + _AT_ONCE_MAX] for g in groups.values() for at in range(0, len(g), _AT_ONCE_MAX)]
+    jobs = min(os.cpu_count() or 1, len(parts))
     if jobs <= 1:
-        for group in groups.values():
-            yield from run_group(group, seed)
+        for part in parts:
+            yield from run_group(part, seed)
         return
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, context) as pool:
-        waiting = [pool.submit(run_group, group, seed) for group in groups.values()]
+        waiting = [pool.submit(run_group, part, seed) for part in parts]
         for done in concurrent.futures.as_completed(waiting):
             yield from done.result()
 
