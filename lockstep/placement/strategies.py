@@ -51,6 +51,8 @@ class Seats(msgspec.Struct, frozen=True):
 
 def seats(replication: Replication, circle: Circle) -> Seats:
     """SimpleStrategy is one data centre in which every node has a rack of its own."""
+    if not replication.total:
+        return Seats({}, {}, {})
     if replication.strategy == SIMPLE:
         of: dict[NodeId, _Seat] = {node: ("", node) for node in circle.owners}
         return Seats({"": Center(replication.total, 0)}, of, {"": len(of)})

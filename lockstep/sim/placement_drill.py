@@ -39,6 +39,8 @@ _RACKS = 3
 _NOBODY = NodeId(0)
 #: One wish in so many is about the factors, which are from 1 to this one.
 _FACTORS_ONE_IN = 12
+#: Up to so many nodes they change as often as later, when it has grown.
+_FEW_NODES = 20
 _FACTOR_MAX = 5
 _KEYSPACE = "k"
 #: Percentage of operations that are joins, before the nodes were once as many as wanted, and then.
@@ -161,7 +163,7 @@ class Drill:
 
     def _begin(self) -> bool:
         before = self.now
-        self._wants_factors = self._wants_factors or self.draw.randrange(_FACTORS_ONE_IN) == 0
+        self._wants_factors = self._wants_factors or self.draw.randrange(self._factors_one_in()) == 0
         if self._wants_factors:
             return not self.model.running and self._begin_change()
         body = self._wanted()
@@ -181,6 +183,11 @@ class Drill:
         self.model.begin(operation_id, body.kind.value, body.node, body.tokens, body.replaced)
         self._compare(before)
         return True
+
+    def _factors_one_in(self) -> int:
+        """Fewer while it grows: such a change takes many steps beside which no node joins."""
+        is_growing = _FEW_NODES < self.nodes_reached < self.setting.nodes_max
+        return 8 * _FACTORS_ONE_IN if is_growing else _FACTORS_ONE_IN
 
     def _other_factors(self) -> dict[str, int]:
         """No more than nodes own tokens."""

@@ -109,8 +109,13 @@ FLAWS = _flaws()
 
 
 class Verdict(msgspec.Struct, frozen=True):
+    """`grown`: runs that reached the nodes they were to grow to; `at_once`: the most operations at once."""
+
+    settings: tuple[Setting, ...]
     runs: int
+    grown: int
     nodes_max: int
+    at_once: int
     did: dict[str, int]
     found: tuple[str, ...]
 
@@ -121,7 +126,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        return not self.found and not self.missing
+        return not self.found and not self.missing and self.grown == self.runs
 
 
 def settings(
@@ -149,7 +154,7 @@ def check(seed: int, seeds: int, chosen: Sequence[Setting], plant: str = "sound"
         raise ConfigurationError(f"there is no flaw {plant!r}", hint=f"one of: {', '.join(FLAWS)}")
     did: Counter[str] = Counter()
     found: list[str] = []
-    runs = largest = 0
+    runs = grown = largest = at_once = 0
     with replaced(*flaw.changes) if flaw.changes else contextlib.nullcontext():
         for number in range(seed, seed + seeds):
             for setting in chosen:
@@ -157,23 +162,47 @@ def check(seed: int, seeds: int, chosen: Sequence[Setting], plant: str = "sound"
                 drill.run()
                 runs += 1
                 did += drill.did
-                largest = max(largest, len(drill.now.directory.owners))
+                largest = max(largest, drill.nodes_reached)
+                at_once = max(at_once, drill.at_once)
+                grown += drill.nodes_reached >= setting.nodes_max
                 found.extend(f"seed {number}, {setting.name}: {line}" for line in drill.found[:1])
-    return Verdict(runs, largest, dict(did), tuple(found))
+    return Verdict(tuple(chosen), runs, grown, largest, at_once, dict(did), tuple(found))
 
 
 def text_of(verdict: Verdict, elapsed_s: float) -> str:
     ended = ", ".join(f"{verdict.did.get(f'{kind.value} ended', 0):,} {kind.value}" for kind in OperationKind)
     lines = [
         f"{verdict.runs} runs, {verdict.did.get('steps compared', 0):,} steps compared with the model, "
-        f"up to {verdict.nodes_max} nodes, {elapsed_s:.1f} s",
-        f"ended: {ended}; {verdict.did.get('CancelOperation done', 0):,} cancelled",
+        f"{elapsed_s:.1f} s",
+        f"reached: {_reached(verdict)}",
+        f"ended: {ended}; {_cancelled(verdict)}",
     ]
     lines.extend(f"violation: {line}" for line in verdict.found[:_SHOWN_MAX])
     if verdict.found:
         lines.append(f"{len(verdict.found):,} violations")
     elif verdict.missing:
         lines.append(f"vacuous: nothing ended of {', '.join(verdict.missing)}")
+    elif verdict.grown < verdict.runs:
+        lines.append(f"{verdict.runs - verdict.grown} runs did not grow to the nodes they were to have")
     else:
         lines.append("every placement, lock and node state is what the model says")
     return "\n".join(lines)
+
+
+def _reached(verdict: Verdict) -> str:
+    chosen = verdict.settings
+    dcs = ", ".join(str(count) if count else "simple" for count in sorted({one.dcs for one in chosen}))
+    factors, tokens = (
+        ", ".join(map(str, sorted(values)))
+        for values in ({one.factor for one in chosen}, {one.tokens for one in chosen})
+    )
+    return (
+        f"{verdict.nodes_max} nodes ({verdict.grown} of {verdict.runs} runs grew to all they were to have), "
+        f"{verdict.at_once} operations at once; data centres {dcs}; factors {factors}; tokens {tokens}"
+    )
+
+
+def _cancelled(verdict: Verdict) -> str:
+    cancelled = verdict.did.get("CancelOperation done", 0)
+    ended = sum(verdict.did.get(f"{kind.value} ended", 0) for kind in OperationKind)
+    return f"{cancelled:,} of them cancelled ({100 * cancelled / max(1, ended):.1f}%)"

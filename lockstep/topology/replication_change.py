@@ -25,7 +25,7 @@ from lockstep.placement.quorums import dc_factors
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace
 from lockstep.schema.model import Keyspace, Replication
 from lockstep.schema.replication_options import parse_replication
-from lockstep.topology.planning import refuse_unsafe
+from lockstep.topology.planning import differently_shaped, refuse_unsafe
 from lockstep.topology.replication_steps import replication_steps
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import PARALLEL_OPERATIONS_MAX, REPLICATION_STEPS_MAX
@@ -138,7 +138,7 @@ def path_to(cluster: ClusterMetadata, keyspace: Keyspace, target: Replication) -
 
 def _prove(cluster: ClusterMetadata, before: Replication, after: Replication) -> None:
     """Raises Rejected unless the step is safe for every range; operations set rings apart."""
-    for transition in transitions_between(cluster, before, after, apart=1):
+    for transition in differently_shaped(cluster, transitions_between(cluster, before, after, apart=1)):
         refuse_unsafe(cluster, OperationKind.REPLICATION, transition)
 
 

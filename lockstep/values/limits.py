@@ -113,8 +113,9 @@ IN_COMBINATIONS_MAX: Final = 10_000
 DISK_OPEN_FILES_MAX: Final = 128
 #: Threads for blocking calls of one process: syncs of the metadata log and of each shard's store.
 BLOCKING_THREADS_MAX: Final = 8
-#: Ring operations running at once. A new one is planned against every outcome of the running ones: 2^n plans.
-PARALLEL_OPERATIONS_MAX: Final = 4
+#: Operations running at once. A new one is planned against every outcome of those that it touches, which are
+#: few: 2^n plans at worst, each some milliseconds on a large ring.
+PARALLEL_OPERATIONS_MAX: Final = 6
 #: Steps of one change of replication: each moves data of every range, and its history stays in the metadata.
 REPLICATION_STEPS_MAX: Final = 64
 #: Requests that wait or run at once: a large cluster's worth of nodes; further ones are refused.
