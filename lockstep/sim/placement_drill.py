@@ -40,12 +40,12 @@ _NOBODY = NodeId(0)
 #: One wish in so many is about the factors, which are from 1 to this one.
 _FACTORS_ONE_IN = 12
 #: Up to so many nodes they change as often as later, when it has grown.
-_FEW_NODES = 20
+_FEW_NODES = 10
 _FACTOR_MAX = 5
 _KEYSPACE = "k"
 #: Percentage of operations that are joins, before the nodes were once as many as wanted, and then.
-_JOINS_GROWING, _JOINS_GROWN = 70, 30
-#: Operations after which a run that did not grow is given up: with 70 joins in 100 it takes about 2 a node.
+_JOINS_GROWING, _JOINS_GROWN = 85, 30
+#: Operations after which a run that did not grow is given up: with 85 joins in 100 it takes less than 2 a node.
 _BEGUN_PER_NODE_MAX = 8
 #: Tries to begin an operation before a step is made instead.
 _TRIES = 3
