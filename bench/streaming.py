@@ -1,10 +1,10 @@
 """Streaming between two processes, beside what the machine does without it.
 
-Both pairs are measured in this run on the same file system and loopback. Transfer: finished sorted files
-of the source to the target's disk through the product's messages, beside a raw copy of as many bytes
-(file, socket, file) by blocking calls. End to end: snapshot, build, send, verify, ingest of rows of 100
-bytes, beside the storage library's file writer alone, given the same pairs in memory. Also the CPU of both processes,
-which says what the wall clock would on an idle machine, and how late their loops' turns are.
+Both pairs are measured in this run on the same file system and loopback. Transfer: finished sorted files of
+the source to the target's disk by the product's messages, beside a raw copy of as many bytes (file, socket,
+file) by blocking calls. End to end: snapshot, build, send, verify, ingest of rows of 100 bytes, beside the
+storage library's file writer alone, given the same pairs in memory. Also the CPU of both processes, which
+says what the wall clock would on an idle machine, and how late their loops' turns are.
 Usage: python bench/streaming.py [megabytes]
 """
 

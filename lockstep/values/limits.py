@@ -145,7 +145,7 @@ READ_EXTRA_AFTER_MS: Final = 200
 SHORT_READ_ROUNDS_MAX: Final = 64
 #: Range streams one node serves at once; each pins a store snapshot and some files on disk.
 STREAMS_OPEN_MAX: Final = 64
-#: A stream nobody asks for this long is closed: its snapshot keeps old files on disk. A target that is started
+#: A stream nobody asks for this long is closed: its snapshot keeps old files on disk. A target that starts
 #: again within that time goes on in the middle of a file.
 STREAM_IDLE_MS: Final = 60_000
 #: One request of a stream: reading and sending a part takes milliseconds, and nobody is let wait for longer
@@ -162,7 +162,7 @@ STREAM_FILES_KEPT_MAX: Final = 3
 #: Bytes of a sorted file in one answer: large enough that the answer's own cost is small, and small enough
 #: that its copies stay in the processor's cache: parts of 1 MiB took three times as long.
 STREAM_PART_BYTES: Final = 256 * 1024
-#: Parts asked for ahead: the next ones are on their way while one is written, and no stream holds more memory.
+#: Parts asked for ahead: the next are on their way while one is written, and no stream holds more memory.
 STREAM_PARTS_AHEAD: Final = 8
 #: Where a block of a sorted file ends, which is handled in one go: some hundred microseconds, in the cache.
 STREAM_BLOCK_BYTES: Final = 64 * 1024
