@@ -29,7 +29,7 @@ class Degraded(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def lacking(self) -> tuple[NodeId, ...]:
-        """Those that got nothing of what was there before; where writes may be nowhere others lack some too."""
+        """Those that got nothing of what was there before; where writes may be nowhere, others lack some."""
         return self.missing or self.inherited
 
 

@@ -86,7 +86,7 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     A change of replication is about `keyspace` and no node (0). It goes along `path`, from the original
     replication to the target, or back when `is_returning`; it is between path[at] and the next one. One that
-    `is_cancelled` returns once its present step has ended, one that `is_stopped` ends there, wherever that is.
+    `is_cancelled` returns once its present step has ended, one that `is_stopped` ends right there.
     `step` counts the steps that it began, from 1 on.
     """
 

@@ -87,7 +87,7 @@ class Circle:
     def changed_tokens(self, other: Circle) -> list[int]:
         """Tokens that do not have an equal owner on both circles, ascending."""
         found: set[int] = set()
-        for node in self.owners.keys() | other.owners.keys():
+        for node in {**self.owners, **other.owners}:
             mine, theirs = self.owners.get(node), other.owners.get(node)
             if mine is theirs or mine == theirs:
                 continue

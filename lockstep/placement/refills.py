@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lockstep.placement.quorums import DcOf, dc_factors, sure_copies, majority
+from lockstep.placement.quorums import DcOf, dc_factors, majority, sure_copies
 from lockstep.placement.strategies import NETWORK_TOPOLOGY
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId

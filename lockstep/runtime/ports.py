@@ -88,8 +88,9 @@ class Disk(Protocol):
         ...
 
     async def append_large(self, path: str, data: bytes) -> None:
-        """`append` off the loop, for data whose copying alone would hold it up; nothing else may be written to
-        `path` meanwhile. DiskRefused."""
+        """`append` off the loop, for data whose copying alone would hold it up. DiskRefused.
+
+        Nothing else may be written to `path` meanwhile."""
         ...
 
     async def sync_names(self, directory: str) -> None: ...

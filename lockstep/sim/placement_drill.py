@@ -45,7 +45,7 @@ _FACTOR_MAX = 5
 _KEYSPACE = "k"
 #: Percentage of operations that are joins, before the nodes were once as many as wanted, and then.
 _JOINS_GROWING, _JOINS_GROWN = 85, 30
-#: Operations after which a run that did not grow is given up: with 85 joins in 100 it takes less than 2 a node.
+#: Operations after which a run that did not grow is given up: 85 joins in 100 take less than 2 a node.
 _BEGUN_PER_NODE_MAX = 8
 #: Tries to begin an operation before a step is made instead.
 _TRIES = 3
