@@ -179,8 +179,8 @@ class RealDisk:
     async def _in_thread(self, file: _OpenFile, first: Callable[[int], None], *, syncs: bool = True) -> None:
         """Do `first` and then (with `syncs`) sync, off the loop.
 
-        When the caller is cancelled, `first` is done by then or never will be; the descriptor stays open while
-        the thread uses it."""
+        When the caller is cancelled, `first` is done by then or never will be; the descriptor stays open
+        while the thread uses it."""
         turn, given_up, begun = threading.Lock(), False, False
 
         def done() -> None:
