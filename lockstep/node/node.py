@@ -79,6 +79,7 @@ class Node(Parts):
         self.state.listen(self._applied)
         self._shut_out(self.cluster)
         self.state.start()
+        await self._refuse_copy()
         self.voters.seen(identity.host_id, self.address)
         self._start_consensus()
         self.management.start()
@@ -103,6 +104,35 @@ class Node(Parts):
                 f"the data directory belongs to cluster {held}, not to {wanted}",
                 hint="correct [cluster] name or [node] data_directory; an empty one joins as a new node",
             )
+
+    async def _refuse_copy(self) -> None:
+        """PreconditionError when this node runs already, where the metadata says that it stands.
+
+        Asked before it takes part in consensus: two processes with one directory would vote twice.
+        """
+        info = self.info
+        if info is None or (info.address, info.internode_port) == self.address:
+            return
+        if await self.liveness.answers(info.id):
+            raise PreconditionError(
+                f"node {info.id} runs at {info.address}:{info.internode_port} with this data directory",
+                hint="a data directory serves one node: stop that one first to move it, and never start a copy",
+            )
+
+    def _moved_away(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
+        """Another process with this node's directory has said where it is: this one is the node no more."""
+        host_id = self.identity.value.host_id
+        was, info = before.directory.by_host_id.get(host_id), after.directory.by_host_id.get(host_id)
+        if was is None or info is None or (was.address, was.internode_port) != self.address:
+            return
+        if (info.address, info.internode_port) != self.address:
+            where = f"{info.address}:{info.internode_port}"
+            error = PreconditionError(
+                f"another process took this node's place, at {where}, with a copy of its data directory",
+                hint="a data directory serves one node: see which of the two has the newer data",
+            )
+            if self._end(error):
+                self.log("node.moved_away", node=info.id, to=where)
 
     async def _greet_configured(self) -> None:
         """After a move, tell the nodes that the configuration names where this one is now.
@@ -184,6 +214,8 @@ class Node(Parts):
             self.internode.introduce()
         elif self.has_left:
             self._left()
+        elif before.directory is not after.directory:
+            self._moved_away(before, after)
         self.announcer.applied(before, after)
 
     def _shut_out(self, cluster: ClusterMetadata) -> None:

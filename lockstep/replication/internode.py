@@ -265,7 +265,7 @@ class Internode(Services):
         if theirs is not None and theirs.endpoint in self.blocked_from:
             return
         if theirs is not None and reason is None:
-            reason = self._address_conflict(connection, theirs)
+            reason = self.conflict(connection, theirs)
         if reason is not None or theirs is None:
             who = f"{theirs.address}:{theirs.port}" if theirs is not None else "unknown"
             self.log("internode.refused", peer=who, reason=reason)
@@ -284,15 +284,30 @@ class Internode(Services):
             peer.wake()
         self.told_epoch(connection.peer, envelope.epoch)
 
-    def _address_conflict(self, connection: Connection, theirs: Hello) -> str | None:
-        """Another host that was heard lately holds the same address."""
+    def conflict(self, connection: Connection, theirs: Hello) -> str | None:
+        """Another host that was heard lately holds the same address, or another address the same host.
+
+        Who was silent for long gives way, and must introduce itself again.
+        """
         heard_after_s = self.runtime.clock.monotonic_s() - PEER_SILENT_MS / 1000
+        silent: list[Connection] = []
         for other in self._incoming:
             known = other.peer
-            if other is connection or known is None or known.endpoint != theirs.endpoint:
+            if other is connection or known is None:
                 continue
-            if known.host_id != theirs.host_id and other.heard_s > heard_after_s:
+            if (known.endpoint == theirs.endpoint) == (known.host_id == theirs.host_id):
+                continue  # It is the same process, or they have nothing in common.
+            if other.heard_s <= heard_after_s:
+                silent.append(other)
+            elif known.endpoint == theirs.endpoint:
                 return f"address {theirs.address}:{theirs.port} is in use by host {known.host_id}"
+            else:
+                return (
+                    f"host {known.host_id} is in use at {known.address}:{known.port}: "
+                    "a data directory serves one node"
+                )
+        for other in silent:
+            other.close("another process has its address or its host id")
         return None
 
     def connection_closed(self, connection: Connection, reason: str) -> None:

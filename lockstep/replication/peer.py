@@ -225,6 +225,8 @@ class Peer:
         if envelope.flags & ERROR:
             self._greeted.set_exception(decode_error(envelope.body))
             return
+        if reason is None and hello is not None:
+            reason = node.conflict(connection, hello)
         if reason is not None:
             node.log("internode.refused", peer=self._name(), reason=reason)
             self._greeted.set_exception(HandshakeRefused(f"{self._name()}: {reason}"))
