@@ -113,6 +113,41 @@ def required_writes(
     return needs + tuple(Requirement(dc, write_only.count(dc)) for dc in others)
 
 
+class Passing(msgspec.Struct, frozen=True):
+    """Where a range whose group is still the old one is going: the replicas `new`, counted by `later`."""
+
+    new: Sequence[NodeId]
+    later: Replication
+
+
+def required_while_filling(
+    consistency: Consistency,
+    replication: Replication,
+    local_dc: str,
+    group: ReplicaGroup,
+    dc_of: DcOf,
+    passing: Passing,
+) -> tuple[Requirement, ...]:
+    """What a write must hear while replicas are filled for other counts: what both settings ask for.
+
+    Nobody copies what is written from now on, so it must be on a quorum of the new replicas by itself. A
+    LOCAL_QUORUM in a data centre that gets rid of its replicas is a quorum of the others too.
+    """
+    needs = required_writes(consistency, replication, local_dc, group, dc_of)
+    if consistency not in MONOTONIC_LEVELS:
+        return needs
+    most = {need.dc: need.count for need in needs}
+    wanted = list(required_reads(consistency, passing.later, local_dc))
+    if consistency is Consistency.LOCAL_QUORUM and not local_factor(passing.later, local_dc):
+        wanted.append(Requirement("", majority(passing.later.total)))
+    for need in wanted:
+        members = [node for node in group.writes if not need.dc or dc_of(node) == need.dc]
+        going = sum(node not in passing.new for node in members)
+        count = min(need.count, len(members) - going) + going
+        most[need.dc] = max(count, most.get(need.dc, 0))
+    return tuple(Requirement(dc, count) for dc, count in most.items())
+
+
 def reads_like_writes(consistency: Consistency, replication: Replication, group: ReplicaGroup) -> bool:
     """Whether a read hears as many of the group's write replicas as a write must, and repairs the others.
 

@@ -13,14 +13,18 @@ from collections.abc import Callable, Iterable
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import (
+    MONOTONIC_LEVELS,
     DcOf,
+    Passing,
     Requirement,
     reads_like_writes,
     required_reads,
+    required_while_filling,
     required_writes,
 )
 from lockstep.replication.handshake import Address
 from lockstep.schema.model import Replication
+from lockstep.topology.running import passing
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import PLANS_CACHED_MAX
@@ -76,7 +80,7 @@ class Plan:
         self.group = group
         self.targets = targets
         self.needs = needs
-        self.required = sum(need.count for need in needs)
+        self.required = _least(needs)
         self.consistency = consistency
         #: The targets: this node, then its data centre, then others.
         self.near_first = near_first or targets
@@ -100,7 +104,22 @@ class Plan:
     def counted(self, nodes: Iterable[NodeId]) -> int:
         """How many of these nodes count towards `required`, for error messages."""
         held = tuple(nodes)
-        return sum(min(count, len(voters.intersection(held))) for count, voters in self._counts)
+        left = tuple(
+            Requirement(need.dc, max(0, count - len(voters.intersection(held))))
+            for need, (count, voters) in zip(self.needs, self._counts, strict=True)
+        )
+        return self.required - _least(left)
+
+
+def _least(needs: Iterable[Requirement]) -> int:
+    """How many answers may do: one counts for its data centre and for the whole."""
+    whole = local = 0
+    for need in needs:
+        if need.dc:
+            local += need.count
+        else:
+            whole = need.count
+    return max(whole, local)
 
 
 def needs_of(
@@ -110,8 +129,13 @@ def needs_of(
     group: ReplicaGroup,
     dc_of: DcOf,
     writing: bool,
+    passing: Passing | None = None,
 ) -> tuple[tuple[Requirement, ...], tuple[NodeId, ...]]:
-    """What a request must hear, and of which replicas."""
+    """What a request must hear, and of which replicas. `passing`: where the range is going while replicas
+    are filled for other counts."""
+    if passing is not None and consistency in MONOTONIC_LEVELS:
+        needs = required_while_filling(consistency, replication, local_dc, group, dc_of, passing)
+        return needs, group.writes
     if writing or reads_like_writes(consistency, replication, group):
         return required_writes(consistency, replication, local_dc, group, dc_of), group.writes
     return required_reads(consistency, replication, local_dc), group.reads
@@ -215,7 +239,13 @@ class PlanBook:
         dcs = cluster.directory.dc_by_id
         local_dc = self._local_dc(cluster)
         needs, nodes = needs_of(
-            consistency, placement.replication, local_dc, group, lambda node: dcs[node], writing
+            consistency,
+            placement.replication,
+            local_dc,
+            group,
+            lambda node: dcs[node],
+            writing,
+            passing(cluster, placement.replication, placed.range),
         )
         by_id, shadowed = cluster.directory.by_id, cluster.directory.shadowed
         # What is sent to a node whose address another one took would be answered, and counted, twice.

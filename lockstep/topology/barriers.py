@@ -20,7 +20,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
 from lockstep.topology.stages import Drain, Side, StageRow, Work, side_of, stage_row
-from lockstep.topology.streams import StreamTask, refills
+from lockstep.topology.streams import StreamTask, filled_nodes
 from lockstep.values.ids import NodeId
 
 
@@ -112,18 +112,17 @@ def barrier_need(
         _must_see(row, operation),
         _must_drain(row, operation, tasks, workers),
         (operation.presumed_dead,) if operation.presumed_dead else (),
-        tuple(node for node in _may_hold_guards(operation, dc_of) if node not in dead),
+        tuple(node for node in _may_hold_guards(operation, cluster) if node not in dead),
     )
 
 
-def _may_hold_guards(operation: Operation, dc_of: DcOf) -> tuple[NodeId, ...]:
+def _may_hold_guards(operation: Operation, cluster: ClusterMetadata) -> tuple[NodeId, ...]:
     """Who worked under the session that closed when the present stage was entered."""
     if len(operation.history) < 2:
         return ()
     former = stage_row(operation.kind, operation.history[-2][0])
     if former.work in (Work.WIPE, Work.STREAM):
-        filled = (node for transition in operation.transitions for node in refills(transition, dc_of))
-        return tuple(sorted({*_pending(operation), *filled}))
+        return filled_nodes(operation, cluster)
     return (operation.node,) if former.work is Work.REBUILD else ()
 
 

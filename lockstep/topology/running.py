@@ -6,13 +6,17 @@ while the operation is in a stage with work.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Lock, Operation, Session, Transition
 from lockstep.placement.deltas import cut, merged
 from lockstep.placement.placements import Placements, RingPlacement
+from lockstep.placement.quorums import Passing
 from lockstep.schema.model import Replication
 from lockstep.topology.stages import Work, stage_row
+from lockstep.values.tokens import Range
 
 
 def by_replication(transitions: Sequence[Transition]) -> Mapping[Replication, list[Transition]]:
@@ -74,3 +78,18 @@ def with_session(sessions: Sequence[Session], operation: Operation) -> tuple[Ses
     if operation.session_id:
         kept.append(Session(operation.session_id, operation.id, operation.stage, operation.stage_epoch))
     return tuple(sorted(kept, key=lambda session: session.operation_id))
+
+
+def passing(cluster: ClusterMetadata, replication: Replication, range_: Range) -> Passing | None:
+    """Where a range of this ring is going while replicas are filled for other counts; None otherwise.
+
+    Whoever has not heard that replicas are being filled is refused by those that have, as their groups'
+    epochs say.
+    """
+    operation = cluster.operations_by_id.get(replication.apart) if replication.apart else None
+    if operation is None or stage_row(operation.kind, operation.stage).work is not Work.STREAM:
+        return None
+    found = bisect_left(operation.transitions, range_.right, key=lambda t: t.range.right)
+    transition = operation.transitions[found]
+    assert transition.range.left <= range_.left, "a change of replication has a transition for every range"
+    return Passing(transition.new, transition.replication_after)

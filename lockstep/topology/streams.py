@@ -58,7 +58,7 @@ def stream_plan(
             if operation.kind is OperationKind.REBUILD:
                 tasks.extend(_refill(operation, piece, dc_of, absent))
             elif operation.keyspace:
-                tasks.extend(_replication_tasks(piece, dc_of, absent))
+                tasks.extend(_replication_tasks(piece, dc_of, absent, lacking))
             else:
                 tasks.extend(_tasks(piece, dc_of, absent, lacking))
     return tuple(tasks)
@@ -126,13 +126,23 @@ def _tasks(
     return tasks
 
 
-def _replication_tasks(transition: Transition, dc_of: DcOf, dead: Sequence[NodeId]) -> list[StreamTask]:
+def _replication_tasks(
+    transition: Transition, dc_of: DcOf, dead: Sequence[NodeId], lacking: Sequence[NodeId]
+) -> list[StreamTask]:
     """A read quorum of the old group fills the gained replicas. Where one replica only gives up, it alone
-    fills those that stay and need it: what it lacks is on enough of them."""
+    fills those that stay and need it: what it lacks is on enough of them.
+
+    Where some lack writes, counts say nothing of what only the others have: who gives up fills all that stay,
+    and where too few others are left everyone is asked.
+    """
     if not transition.old:
         return []
     kept = refills(transition, dc_of)
+    if lacking and transition.lost:
+        kept = tuple(node for node in transition.new if node in transition.old)
     sources = _read_quorum(transition, dc_of, dead) if transition.gained or kept else ()
+    if sources and any(node not in dead for node in lacking):
+        sources = tuple(node for node in transition.old if node not in dead)
     giver = transition.lost[0] if len(transition.lost) == 1 and not transition.gained else _NOBODY
     tasks = []
     for target in (*transition.gained, *kept):
@@ -142,6 +152,18 @@ def _replication_tasks(transition: Transition, dc_of: DcOf, dead: Sequence[NodeI
             continue
         tasks.append(StreamTask(target, transition.replication, transition.range, others, needs_all=True))
     return tasks
+
+
+def filled_nodes(operation: Operation, cluster: ClusterMetadata) -> tuple[NodeId, ...]:
+    """Who may be filled in the operation, whoever is alive, ascending."""
+    dc_of = cluster.directory.dc_by_id.__getitem__
+    found: dict[NodeId, None] = {}
+    for transition in operation.transitions:
+        found.update(dict.fromkeys((*transition.gained, *refills(transition, dc_of))))
+        rings = (transition.replication, transition.replication_after)
+        if operation.keyspace and any(line.replication in rings for line in cluster.degraded):
+            found.update(dict.fromkeys(transition.new))
+    return tuple(sorted(found))
 
 
 def refills(transition: Transition, dc_of: DcOf) -> tuple[NodeId, ...]:

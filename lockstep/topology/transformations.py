@@ -30,7 +30,7 @@ from lockstep.topology.running import (
     split,
     with_session,
 )
-from lockstep.topology.stages import TABLES, Side, group_at, replication_at, stage_row
+from lockstep.topology.stages import TABLES, Side, Work, group_at, replication_at, stage_row
 from lockstep.topology.streams import pieces, shunned
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -212,6 +212,8 @@ def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, e
     on the rings of the stage that it left."""
     left, row = (stage_row(one.kind, one.stage) for one in (operation, moved))
     dc_of = cluster.directory.dc_by_id.__getitem__
+    # What writes must hear changes although the replicas may not: see `running.passing`.
+    recounted = bool(operation.keyspace) and row.work is Work.STREAM
     changed = []
     for transitions in by_replication(operation.transitions).values():
         counts = replication_at(left, transitions[0]), replication_at(row, transitions[0])
@@ -222,7 +224,7 @@ def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, e
             new = ReplicaGroup(*group_at(row, transition), epoch)
             for at in before.numbers_in(transition.range):
                 old = before.ranges[at].group
-                if old.reads != new.reads or old.writes != new.writes:
+                if recounted or old.reads != new.reads or old.writes != new.writes:
                     groups[at] = new
                 shape = shape_of((old.reads, old.writes, new.reads, new.writes), dc_of)
                 if shape not in proved:

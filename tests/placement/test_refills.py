@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.placement.quorums import majority
+from lockstep.placement.placements import ReplicaGroup
+from lockstep.placement.quorums import Passing, majority, required_while_filling, sure_copies
 from lockstep.placement.refills import Passage, refilled
 from lockstep.schema.model import Replication
-from lockstep.values.ids import NodeId
+from lockstep.values.ids import Consistency, NodeId
 
 DC1, DC2 = [NodeId(n) for n in (11, 12, 13, 14, 15)], [NodeId(n) for n in (21, 22, 23)]
 
@@ -124,3 +125,37 @@ def test_what_a_replica_takes_with_it_is_filled_where_the_quorum_does_not_shrink
     three = DC1[:3]
     assert list(refilled(Passage(three, three, simple(3), simple(4)), dc_of)) == three
     assert list(refilled(Passage(three, three, simple(4), simple(3)), dc_of)) == []
+
+
+@pytest.mark.parametrize("level", [Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM])
+def test_what_is_written_while_replicas_are_filled_is_on_a_quorum_of_the_new_ones(level: Consistency) -> None:
+    """Nobody copies it, so whoever acknowledges it must suffice."""
+    shapes = [network(one, two) for one in range(4) for two in range(4) if one + two]
+    steps = [(simple(one), simple(one + by)) for one in range(1, 5) for by in (-1, 1) if one + by]
+    for one, two in itertools.permutations(shapes, 2):
+        factors, others = dict(one.factors), dict(two.factors)
+        if sum(abs(factors.get(dc, 0) - others.get(dc, 0)) for dc in ("dc1", "dc2")) == 1:
+            steps.append((one, two))
+    for (before, after), local_dc in itertools.product(steps, ("dc1", "dc2")):
+        old, new = group(before), group(after)
+        union = [*old, *(node for node in new if node not in old)]
+        needs = required_while_filling(
+            level, before, local_dc, ReplicaGroup(tuple(old), tuple(union), 0), dc_of, Passing(new, after)
+        )
+        acknowledging = [
+            chosen
+            for count in range(len(union) + 1)
+            for chosen in quorums(union, count)
+            if all(sum(need.dc in ("", dc_of(n)) for n in chosen) >= need.count for need in needs)
+        ]
+        kept = [len(chosen & frozenset(new)) for chosen in acknowledging]
+        where = (before, after, local_dc)
+        dropped = before.strategy.startswith("N") and not dict(after.factors).get(local_dc)
+        if level is Consistency.QUORUM or (level is Consistency.LOCAL_QUORUM and dropped):
+            assert all(count >= sure_copies(len(new), after.total) for count in kept), where
+        local = [node for node in new if dc_of(node) == local_dc]
+        if level is not Consistency.QUORUM and before.strategy.startswith("N") and not dropped:
+            enough = sure_copies(len(local), dict(after.factors)[local_dc])
+            assert all(len(chosen & frozenset(local)) >= enough for chosen in acknowledging), where
+        if level is Consistency.QUORUM:
+            assert acknowledging, f"nothing could be written meanwhile: {where}"

@@ -121,3 +121,13 @@ def test_the_first_choice_satisfies_whenever_anything_does_and_has_no_one_to_spa
         assert len(chosen) == plan.required
         assert not any(plan.satisfied_by([n for n in chosen if n != gone]) for gone in chosen)
     assert plan.counted(chosen) == len(chosen)
+
+
+def test_an_answer_counts_for_its_data_centre_and_for_the_whole() -> None:
+    targets = tuple(Target(NodeId(n), ("h", n), "dc2" if n == 3 else "dc1") for n in (1, 2, 3))
+    needs = (Requirement("dc2", 1), Requirement("", 3))
+    group = whole_ring(6, [1, 2, 3]).placements.rings[0].ranges[0].group
+    plan = Plan(6, 6, Range(0, 9), group, targets, needs, QUORUM)
+    assert plan.required == 3 and plan.attainable
+    assert [plan.counted(held) for held in ((), (1,), (3,), (1, 3), (1, 2, 3))] == [0, 1, 1, 2, 3]
+    assert plan.satisfied_by((1, 2, 3)) and not plan.satisfied_by((1, 3))

@@ -14,6 +14,7 @@ from lockstep.metadata.requests import Policy, RequestState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import Initialize
 from lockstep.placement.deltas import same_placement
+from lockstep.replication.plans import PlanBook
 from lockstep.schema.changes import AlterKeyspace, CreateKeyspace, CreateTable, DropKeyspace, NewColumn
 from lockstep.schema.model import ColumnKind, Replication
 from lockstep.topology.invariants import check_restored, violations
@@ -22,9 +23,9 @@ from lockstep.topology.replication_steps import replication_steps
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.stages import TABLES
 from lockstep.topology.step import Propose, Reports, step, work_orders
-from lockstep.topology.streams import refills, stream_plan
+from lockstep.topology.streams import filled_nodes, refills, stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
-from lockstep.values.ids import NodeId
+from lockstep.values.ids import Consistency, NodeId
 from tests.metadata.histories import History, founder, network, registry, simple
 from tests.topology.drills import Coordinator, refused
 
@@ -383,3 +384,48 @@ def test_a_dry_run_goes_through_all_steps() -> None:
     assert [one.row.stage for one in found.steps] == STAGES * 2
     assert found.last.schema.by_name["ks"].replication == simple(3)
     assert found.point_of_no_return is None
+
+
+def test_what_is_written_while_replicas_are_filled_asks_for_both_counts_of_whoever_has_heard_of_it() -> None:
+    history = with_table(5, simple(3))
+    table = history.now.schema.by_name["ks"].by_name["t"].id
+    change(history, simple(2))
+    needed: dict[Stage, tuple[int, int, int]] = {}
+    while history.now.operations:
+        operation = history.now.operations[0]
+        book = PlanBook(lambda: history.now, lambda: 1)
+        write = book.write_plan(table, 5, Consistency.QUORUM)
+        read = book.read_plan(table, 5, Consistency.QUORUM)
+        needed[operation.stage] = write.required, read.required, write.needs_epoch - operation.stage_epoch
+        advance(history)
+    assert [needed[stage][:2] for stage in STAGES] == [(2, 2), (3, 3), (3, 3), (2, 2), (2, 2)]
+    # A coordinator that has not heard of the stage is refused from then on.
+    assert needed[Stage.WRITE_BOTH_READ_OLD][2] == 0
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (3, 2), (4, 3)])
+def test_what_only_a_replica_that_goes_has_is_given_to_one_that_lacks_writes(before: int, after: int) -> None:
+    history = with_table(5, simple(before))
+    stays = history.now.placements.ring(simple(before)).ranges[0]
+    lacking = stays.group.reads[0]
+    line = Degraded(simple(before), stays.range, 2, (lacking,))
+    value = structs.replace(history.now, degraded=(line,))
+    wanted = PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(after))
+    value = wanted.apply(value, value.epoch + 1)
+    operation = value.operations[0]
+    value = AdvanceOperation(operation.id, operation.stage, operation.step).apply(value, value.epoch + 2)
+    tasks = [task for task in stream_plan(value.operations[0], value, ()) if task.range == stays.range]
+    transition = next(t for t in operation.transitions if t.range == stays.range)
+    assert [(task.target, task.sources) for task in tasks] == [
+        (node, transition.lost) for node in transition.new
+    ]
+    assert set(filled_nodes(value.operations[0], value)) >= {task.target for task in tasks}
+    # Where too few others are left, everyone that lives is asked, not a quorum.
+    gone = transition.lost
+    if before == 4:
+        everyone = structs.replace(line, missing=stays.group.reads[:3])
+        value = structs.replace(
+            value, degraded=(structs.replace(everyone, replication=transition.replication),)
+        )
+        tasks = [task for task in stream_plan(value.operations[0], value, ()) if task.range == stays.range]
+        assert [task.sources for task in tasks] == [gone] * 3
