@@ -153,7 +153,10 @@ def _replaced(cluster: ClusterMetadata, wanted: NodeInfo) -> JoinRefusal | None:
     dead = cluster.directory.by_id.get(wanted.replaces)
     if dead is None or dead.state is not NodeState.NORMAL:
         what = "there is no such node" if dead is None else f"it is {dead.state}"
-        return JoinRefusal(JoinCode.REPLACED_GONE, f"node {wanted.replaces} cannot be replaced: {what}")
+        reason = f"node {wanted.replaces} cannot be replaced: {what}"
+        return JoinRefusal(
+            JoinCode.REPLACED_GONE, reason, "`lockstep status` lists the nodes; see [cluster] replaces"
+        )
     if (dead.dc, dead.rack) != (wanted.dc, wanted.rack):
         return JoinRefusal(
             JoinCode.REPLACED_PLACE,

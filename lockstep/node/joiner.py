@@ -53,6 +53,9 @@ from lockstep.values.ids import NodeId
 RETRY_MS = 250
 #: One question to a member.
 ASK_TIMEOUT_MS = 2000
+#: A node that takes a dead one's address is refused until the others take that one for dead; this is how long
+#: they may need.
+REPLACED_SUSPECTED_MS = 20_000
 #: One presentation: above the time that a member takes to have an entry committed.
 PRESENT_TIMEOUT_MS = 12_000
 
@@ -84,6 +87,8 @@ class Joiner:
         self._describe = describe
         self._log = log
         self._said: dict[Address, str] = {}
+        #: When a seed first refused to talk, on the monotonic clock.
+        self._refused_s: float | None = None
         self.may_follow = False
         #: Where it is; None before the first attempt.
         self.progress: JoinState | None = None
@@ -140,10 +145,6 @@ class Joiner:
             return state
         state = told_terms(state)
         try:
-            if not self._state.epoch:
-                self._members.learn(
-                    await self._internode.request(address, verbs.MEMBERS, AskMembers(0), ASK_TIMEOUT_MS)
-                )
             return await self._present(state, address)
         except PeerError as error:
             self._say(address, "join.waits", error.message)
@@ -154,6 +155,10 @@ class Joiner:
         if state.phase is not Phase.BASICALLY_VALIDATED:
             return state
         self.may_follow = True
+        if not self._state.epoch:
+            self._members.learn(
+                await self._internode.request(address, verbs.MEMBERS, AskMembers(0), ASK_TIMEOUT_MS)
+            )
         await self._reach(state.basis.epoch, address)
         own = self._basis_at(state.basis.epoch)
         if own is None:
@@ -250,12 +255,22 @@ class Joiner:
         """A configured seed of another cluster is an error; a silent one is asked again."""
         cluster, port = self._configuration.cluster, self._configuration.network.internode_port
         seeds = [split_address(text, port) for text in cluster.seeds]
-        if isinstance(error, HandshakeRefused) and address in seeds and not self._state.epoch:
+        refused = isinstance(error, HandshakeRefused) and address in seeds and not self._state.epoch
+        if refused and not self._may_wait():
             raise ConfigurationError(
-                f"seed {address[0]}:{address[1]} refuses this node: {error.message}",
+                f"seed {error.message}",
                 hint="check [cluster] name and seeds, and that the data directory is this node's own",
             ) from error
         self._say(address, "join.waits", str(error))
+
+    def _may_wait(self) -> bool:
+        """Whether whom this node replaces may have died so lately that the others do not know yet."""
+        now_s = self._runtime.clock.monotonic_s()
+        self._refused_s = now_s if self._refused_s is None else self._refused_s
+        return (
+            self._configuration.cluster.replaces > 0
+            and now_s - self._refused_s < REPLACED_SUSPECTED_MS / 1000
+        )
 
     def _say(self, address: Address, event: str, reason: str) -> None:
         """Once for each member and reason."""

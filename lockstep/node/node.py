@@ -116,7 +116,7 @@ class Node(Parts):
         if await self.liveness.answers(info.id):
             raise PreconditionError(
                 f"node {info.id} runs at {info.address}:{info.internode_port} with this data directory",
-                hint="a data directory serves one node: stop that one first to move it, and never start a copy",
+                hint="a data directory serves one node: stop that one to move it, and never start a copy",
             )
 
     def _moved_away(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
@@ -292,11 +292,12 @@ class Node(Parts):
 
     def _accept(self, hello: Hello) -> str | None:
         known = self.cluster.directory.by_address.get((hello.address, hello.port))
-        if known is not None and hello.replaces == known.id and not self.liveness.alive(known.id):
+        if known is None or not hello.host_id or known.host_id == hello.host_id:
             return None
-        if known is not None and hello.host_id and known.host_id != hello.host_id:
-            return f"{hello.address} belongs to node {known.id} (host {known.host_id}) of this cluster"
-        return None
+        owned = f"{hello.address} belongs to node {known.id} (host {known.host_id}) of this cluster"
+        if hello.replaces != known.id:
+            return f"{owned}; to take a dead node's place, set [cluster] replaces"
+        return f"{owned}, which seems alive" if self.liveness.alive(known.id) else None
 
     def _voter_addresses(self) -> tuple[Address, ...]:
         """The likeliest leader first."""

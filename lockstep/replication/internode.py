@@ -302,10 +302,8 @@ class Internode(Services):
             elif known.endpoint == theirs.endpoint:
                 return f"address {theirs.address}:{theirs.port} is in use by host {known.host_id}"
             else:
-                return (
-                    f"host {known.host_id} is in use at {known.address}:{known.port}: "
-                    "a data directory serves one node"
-                )
+                where = f"{known.address}:{known.port}"
+                return f"host {known.host_id} is in use at {where}: a data directory serves one node"
         for other in silent:
             other.close("another process has its address or its host id")
         return None

@@ -81,6 +81,8 @@ def test_a_refused_node_says_why_and_joins_with_the_same_directory_once_that_is_
         assert not town.nodes["n4"].identity.value.cluster_id and town.nodes["n4"].state.epoch == 0
         assert len(town.newest.directory.nodes) == 3 and not town.process(4).alive
         assert [said["code"] for said in town.logged("join.refused")] == ["features"]
+        held = [name for name in town.process(4).disk.names("") if name.startswith("members")]
+        assert not held, "the cluster was not its own"
         host_id = town.nodes["n4"].identity.value.host_id
         del town.extra_lines["n4"]
         town.start(4)

@@ -49,6 +49,22 @@ def test_a_new_disk_at_the_address_of_the_dead_node_takes_its_tokens() -> None:
         assert town.newest.directory.shadowed == frozenset()
 
 
+def test_a_new_disk_at_the_address_of_a_node_that_died_just_now_waits_until_the_others_know() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4) and not town.newest.operations)
+        tokens = town.newest.directory.by_id[NodeId(4)].tokens
+        town.process(4).crash()
+        town.world.process("n5", "127.0.0.4")
+        town.cluster_lines["n5"] = SEEDS + "replaces=4"
+        town.start(5)
+        town.until(lambda: town.ready(5), 60.0)
+        check_replaced(town, tokens)
+        waits = [said["reason"] for said in town.logged("join.waits", "n5")]
+        assert any("seems alive" in reason for reason in waits)
+
+
 def test_another_machine_takes_the_tokens_of_the_dead_node() -> None:
     with Town() as town:
         tokens = with_dead_fourth(town)
