@@ -21,6 +21,8 @@ from lockstep.values.limits import (
     GOSSIP_PARTNERS_MAX,
     GOSSIP_REFRESH_ROUNDS,
     GOSSIP_STATES_MAX,
+    GOSSIP_TEXT_BYTES_MAX,
+    GOSSIP_VERSION_MAX,
 )
 
 #: Multiplies rounds into strides that visit the whole cluster; a prime above any cluster.
@@ -89,6 +91,15 @@ class Known(msgspec.Struct, frozen=True):
 
 
 _NOTHING: Final = Version(0, 0)
+
+
+def believable(told: Told) -> bool:
+    """Whether a node may have said this: it is kept, and passed on, as it is."""
+    state = told.state
+    texts = max(len(state.release.encode()), len(state.schema_version))
+    numbers = (*msgspec.structs.astuple(told.version), state.epoch, state.streams, state.started_us)
+    counted = told.version.generation <= GOSSIP_VERSION_MAX and told.version.version <= GOSSIP_VERSION_MAX
+    return counted and min(numbers) >= 0 and texts <= GOSSIP_TEXT_BYTES_MAX
 
 
 class SoftStates:
@@ -168,6 +179,8 @@ class SoftStates:
         for one in states[:GOSSIP_STATES_MAX]:
             known = self._known.get(one.node)
             if one.node not in self._members or (known is not None and known.version >= one.version):
+                continue
+            if not believable(one):
                 continue
             if one.node == self.own:
                 self._outrank(one.version)

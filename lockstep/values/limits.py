@@ -299,6 +299,11 @@ GOSSIP_PARTNERS_MAX: Final = 2
 GOSSIP_DIGESTS_MAX: Final = 256
 #: States one gossip message carries, some 6 kilobytes: news is fewer, and a newcomer asks again.
 GOSSIP_STATES_MAX: Final = 64
+#: Starts of a node and changes of its state that gossip believes: a thousand a second for thousands of years.
+#: What is above them was never counted, and would outrank all that the node ever says.
+GOSSIP_VERSION_MAX: Final = 1 << 48
+#: Bytes of each text in a node's soft state, some times those of a release or a schema version.
+GOSSIP_TEXT_BYTES_MAX: Final = 64
 #: Rounds after which a node publishes its state although nothing in it changed, so that age says something.
 GOSSIP_REFRESH_ROUNDS: Final = 10
 #: Peers remembered as having more of the log: enough fallbacks, and bounded however many nodes speak.

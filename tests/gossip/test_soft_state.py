@@ -222,3 +222,29 @@ def test_with_a_dead_half_the_living_still_hear_of_each_other() -> None:
                 if other in all_:
                     exchange(all_[own], all_[other])
     assert all(state_of(holder, 1) is not None for holder in all_.values())
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        (Version(2**64 - 1, 1), SoftState()),
+        (Version(1, 2**64 - 1), SoftState()),
+        (Version(2**63, 2**64 - 1), SoftState()),
+        (Version(2, -1), SoftState()),
+        (Version(2, 1), SoftState(release="x" * 1000)),
+        (Version(2, 1), SoftState(schema_version=b"x" * 1000)),
+        (Version(2, 1), SoftState(started_us=-1)),
+    ],
+)
+def test_what_no_node_can_have_said_is_not_kept_and_nobody_is_silenced_by_it(
+    version: Version, state: SoftState
+) -> None:
+    made = states(1, members=2)
+    made.begin_round(SoftState(ready=True), 0.0)
+    made.told((Told(1, version, state), Told(2, version, state)), 1.0)
+    made.begin_round(SoftState(ready=False), 2.0)
+    made.validate()
+    assert made[2] is None and len(encode(made.answer(Syn(())))) < 200
+    made.told((Told(2, Version(3, 1), SoftState(ready=True)),), 3.0)
+    known = made[2]
+    assert known is not None and known.state.ready
