@@ -107,6 +107,7 @@ def choose(cluster: ClusterMetadata, follows: str = "") -> Choice:
         cluster.placements,
         cluster.service,
         cluster.excluded,
+        cluster.degraded,
     )
     kept: dict[str, Any] = cluster.requests.__dict__
     known = kept.get(_KEPT)
@@ -225,11 +226,11 @@ def _running(cluster: ClusterMetadata) -> tuple[tuple[int, bool], ...]:
 def _refusal(cluster: ClusterMetadata, request: Request) -> Verdict | None:
     """Why the request cannot begin now; None when it can.
 
-    A plan is made anew only when nodes or running operations are others than when it was refused: the
-    directory keeps the refusals of the latest. That one may begin is never taken from memory. Of a refusal
-    only the names of keyspaces may be old.
+    A plan is made anew only when nodes, running operations or degraded ranges are others than when it was
+    refused: the directory keeps the refusals of the latest. That one may begin is never taken from memory. Of
+    a refusal only the names of keyspaces may be old.
     """
-    state = (_running(cluster), cluster.replications, cluster.service, cluster.excluded)
+    state = (_running(cluster), cluster.replications, cluster.service, cluster.excluded, cluster.degraded)
     kept: dict[str, Any] = cluster.directory.__dict__
     known = kept.get(_REFUSALS)
     if known is None or known[0] != state:

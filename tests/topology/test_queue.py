@@ -24,9 +24,9 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState
 from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.voter_choice import eligible
-from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.force_remove import ForceRemove, MarkRepaired
 from lockstep.topology.invariants import violations
-from lockstep.topology.queue import Rule, choose, why
+from lockstep.topology.queue import Rule, choose, judged_anew, why
 from lockstep.topology.requests import CancelRequest, EnqueueRequest, FailRequest
 from lockstep.topology.step import Idle, Propose, Reports, Wait, WorkReport, step
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
@@ -406,6 +406,20 @@ def test_three_joins_that_are_requested_at_once_all_end_normal() -> None:
         for value in history.values
     ]
     assert max(joining) == 1, "with three replicas on a ring of three they share ranges"
+
+
+def test_what_waited_for_degraded_ranges_begins_once_they_are_repaired() -> None:
+    """Only node 3 is sure to have what node 4 left; another request waits meanwhile, for an operator."""
+    history = ring(6, 3, newcomers=1)
+    history.submit(ForceRemove(NodeId(4), "its disk burnt"))
+    history.submit(ExcludeNodes((NodeId(7),), "silent"))
+    history.submit(ask(JOIN, 7, 150))
+    history.submit(ask(REMOVE, 3))
+    assert choose(history.now).run is None and "only node 3 is sure" in held_up(history, 2)[1]
+    for line in history.now.degraded:
+        history.submit(MarkRepaired(line.replication, line.range))
+    assert choose(history.now) == judged_anew(history.now)
+    assert proceed(history) == "PrepareOperation"
 
 
 def slow_choice(history: History) -> tuple[str, int]:
