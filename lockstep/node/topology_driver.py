@@ -298,8 +298,8 @@ class TopologyDriver:
                 self._unreached[node] = error.code
                 self._log("topology.barrier_waits", node=node, epoch=epoch, error=str(error))
             return
-        if reply.node not in (0, node):
-            return  # Another one that stands at its address.
+        if reply.node != node:
+            return  # Another one that stands at its address, maybe one that has no id yet.
         self._unreached.pop(node, None)
         known = self._acknowledged.get(NodeId(node), 0)
         self._acknowledged[NodeId(node)] = max(known, reply.epoch)

@@ -29,7 +29,9 @@ from lockstep.values.errors import (
     FrameCorrupt,
     LockstepError,
     NotReplica,
+    PeerError,
     PeerUnreachable,
+    ReplicaRefusal,
     ServerFault,
     SessionClosed,
 )
@@ -153,7 +155,8 @@ class WorkService:
 
     def _operation(self, order: RunWork) -> Operation:
         operation = self._state.current.operations_by_id.get(order.operation_id)
-        if operation is not None and operation.stage is order.stage:
+        wanted = (order.stage, order.session_id)
+        if operation is not None and (operation.stage, operation.session_id) == wanted:
             return operation
         raise SessionClosed(f"operation {order.operation_id} has left the stage this work belongs to")
 
@@ -261,10 +264,13 @@ class WorkService:
 def _is_counted(error: LockstepError) -> bool:
     """Whether a failure that comes again and again is one to give up for.
 
-    Not when nodes cannot be reached: who is dead is for operators to say, and a cut heals. Not when the
-    order was late: its session is closed.
+    Not when nodes cannot be reached, or a stranger stands where one was: who is dead is for operators to say,
+    and a cut heals. Not when a node is shut out: it is taken back some day. Not when the order was late: its
+    session is closed.
     """
-    return isinstance(error, FrameCorrupt) or not (error.retriable or isinstance(error, SessionClosed))
+    if isinstance(error, PeerError | ReplicaRefusal):
+        return isinstance(error, FrameCorrupt)
+    return not error.retriable
 
 
 def _first(failures: BaseExceptionGroup[LockstepError]) -> LockstepError:

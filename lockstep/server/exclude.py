@@ -13,6 +13,7 @@ from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.replication import verbs
 from lockstep.server.plan_bases import Base, base_of, refuse_moved
+from lockstep.server.reports import exclusions
 from lockstep.values.errors import ConfigurationError, PeerError, Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
@@ -53,9 +54,7 @@ class ExcludeList:
         return {
             "schema": "excluded/1",
             "epoch": cluster.epoch,
-            "excluded": [
-                {"node": one.node, "since_epoch": one.epoch, "reason": one.reason} for one in cluster.excluded
-            ],
+            "excluded": exclusions(cluster),
         }
 
     async def change(self, body: Any) -> Document:
@@ -75,9 +74,7 @@ class ExcludeList:
         if wanted.dry_run:
             cluster = self._node.cluster
             after = entry.apply(cluster, cluster.epoch + 1)
-            listed = [
-                {"node": one.node, "since_epoch": one.epoch, "reason": one.reason} for one in after.excluded
-            ]
+            listed = exclusions(after)
             base = msgspec.to_builtins(base_of(cluster))
             return {"schema": "excluded/1", "epoch": cluster.epoch, "excluded": listed, "base": base}
         await self._node.submit(entry)
@@ -107,6 +104,7 @@ class ExcludeList:
                 f"node {node} does not say what it has applied: {error.message}",
                 hint="start it and let it catch up first",
             ) from error
-        if reply.node not in (0, node):
-            raise Rejected(f"node {reply.node} answers at the address of node {node}")
+        if reply.node != node:
+            who = f"node {reply.node}" if reply.node else "a node without an id"
+            raise Rejected(f"{who} answers at the address of node {node}")
         return reply.epoch

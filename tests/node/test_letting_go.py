@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.metadata.operations import Stage
 from lockstep.node.configuration import parse
+from lockstep.node.messages import EpochReply
 from lockstep.node.topology_driver import TopologyDriver
 from lockstep.topology.step import Reports
 from lockstep.values.errors import ConfigurationError
@@ -84,6 +85,28 @@ def test_the_time_begins_anew_when_something_else_was_missing_in_between() -> No
             driven.now_s += 3.0
         driven.driver._relax(history.now, lost)
         assert driven.driver.relaxed_count == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("who", [0, 9])
+def test_who_stands_at_a_nodes_address_has_seen_nothing_for_it(who: int) -> None:
+    """Also when it has no id yet: the node itself may be alive elsewhere, and far behind."""
+
+    async def test() -> None:
+        history = two_centres(Stage.WRITE_BOTH_READ_NEW)
+        driver = Driven(None).driver
+        answering = [who]
+
+        async def request(*_: object) -> EpochReply:
+            return EpochReply(history.now.epoch, answering[0])
+
+        driver._internode = SimpleNamespace(request=request)  # type: ignore[assignment]
+        await driver._query(history.now, 5, history.now.epoch)
+        assert driver.acknowledged(5) == 0 and not driver._guards
+        answering[0] = 5
+        await driver._query(history.now, 5, history.now.epoch)
+        assert driver.acknowledged(5) == history.now.epoch
 
     asyncio.run(test())
 

@@ -7,6 +7,7 @@ from typing import Any
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.messages import RunWork, WorkStatus
 from lockstep.node.node import Node
+from lockstep.node.work import _is_counted
 from lockstep.replication import verbs
 from lockstep.schema.model import Replication
 from lockstep.sim.probes import CrashRule, DelayRule
@@ -14,7 +15,17 @@ from lockstep.sim.world import WorldSettings
 from lockstep.storage import keys
 from lockstep.storage.reading import partitions_between
 from lockstep.topology.force_remove import ForceRemove
-from lockstep.values.errors import NotReplica, PeerUnreachable, SessionClosed
+from lockstep.values.errors import (
+    CorruptFile,
+    DiskRefused,
+    FrameCorrupt,
+    HandshakeRefused,
+    NodeExcluded,
+    NotReplica,
+    Overloaded,
+    PeerUnreachable,
+    SessionClosed,
+)
 from lockstep.values.ids import NodeId
 from lockstep.values.rows import Cell, Liveness, Mutation, Row
 from lockstep.values.tokens import Range, token_of
@@ -58,6 +69,23 @@ def test_an_order_of_a_stage_that_has_passed_has_no_effect() -> None:
         for passed in (Stage.JOIN_GROUP0, Stage.WRITE_BOTH_READ_OLD):
             stale = RunWork(operation.id, passed, operation.session_id, 1, 4)
             assert isinstance(town.finish(order(town, 2, stale)).error, SessionClosed)
+
+
+def test_an_order_under_another_session_of_the_same_stage_is_not_done_twice() -> None:
+    """As one of an earlier step is, when it comes late: two copies of one stream would spoil each other."""
+    with Town() as town:
+        operation = streaming(town, 0.2)
+        earlier = f"operation-{operation.id}-step-1-{operation.stage}"
+        late = RunWork(operation.id, operation.stage, earlier, operation.stage_epoch, 4)
+        assert isinstance(town.finish(order(town, 2, late)).error, SessionClosed)
+        town.until(lambda: town.ready(4))
+
+
+def test_only_what_does_not_pass_by_itself_is_counted() -> None:
+    passing = (PeerUnreachable, HandshakeRefused, NodeExcluded, NotReplica, SessionClosed, Overloaded)
+    assert not any(_is_counted(kind("planted")) for kind in passing)
+    assert all(_is_counted(error) for error in (FrameCorrupt("planted"), DiskRefused("planted")))
+    assert _is_counted(CorruptFile("planted", 7, "planted"))
 
 
 def test_the_same_order_again_joins_the_running_work() -> None:
@@ -118,8 +146,9 @@ def test_a_defect_in_work_is_told_and_not_waited_for() -> None:
         town.until(lambda: any(key[1] is operation.stage for key in town.node(4).work._running))
         town.world.settings = WorldSettings(stop_on_error=False)
         failing(town.node(4), 1, KeyError("planted"))
-        # Another session's key, so that it is no join of the running work.
-        work = RunWork(operation.id, operation.stage, "another", operation.stage_epoch, 4)
+        # Forgotten, so that it is no join of the running work.
+        town.node(4).work._running.clear()
+        work = RunWork(operation.id, operation.stage, operation.session_id, operation.stage_epoch, 4)
         outcome = order(town, 2, work)
         town.world.run_for(1.0)
         status: WorkStatus = outcome.value

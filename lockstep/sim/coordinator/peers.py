@@ -175,7 +175,7 @@ class ScriptedPeer:
         )
 
     def _query(self, _peer: PeerInfo, _query: EpochQuery, respond: Respond) -> None:
-        respond(EpochReply(self.knows))
+        respond(EpochReply(self.knows, self.number))
 
     def _members(self, _peer: PeerInfo, _question: AskMembers, respond: Respond) -> None:
         nodes = self._history.values[self.knows].directory.nodes
