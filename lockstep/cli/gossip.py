@@ -48,6 +48,8 @@ def _row(node: Mapping[str, Any]) -> list[str]:
     alive = "up" if node.get("alive") else "down"
     if alive == "up" and not node.get("preferred"):
         alive = "slow" if node.get("ready", True) else "not ready"
+    if node.get("excluded"):
+        alive = "excluded"
     silent_s, load = node.get("silent_s"), node.get("load_bytes")
     return [
         str(node.get("node")),

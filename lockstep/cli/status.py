@@ -104,6 +104,8 @@ def _service_lines(answer: Mapping[str, Any]) -> list[str]:
     for name in ("frozen", "broken"):
         if answer.get(name):
             lines.append(f"metadata {'is frozen' if name == 'frozen' else 'stopped here'}: {answer[name]}")
+    for one in answer.get("excluded", []):
+        lines.append(f"node {one['node']} is excluded since epoch {one['since_epoch']}: {one['reason']}")
     return lines
 
 
@@ -119,7 +121,7 @@ def _node_row(node: Mapping[str, Any], epoch: int, leader: Any) -> list[Any]:
         node.get("address"),
         node.get("dc"),
         node.get("rack"),
-        "up" if node.get("alive") else "down",
+        "excluded" if node.get("excluded") else "up" if node.get("alive") else "down",
         node.get("state"),
         node.get("tokens"),
         f"{float(owns) * 100:.1f}%" if owns is not None else None,

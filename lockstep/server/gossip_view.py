@@ -59,6 +59,7 @@ def _document(node: Node, info: NodeInfo) -> Document:
         "state": info.state.value,
         "tokens": len(info.tokens),
         "alive": liveness.alive(info.id),
+        "excluded": info.id in node.cluster.excluded_by_node,
         "preferred": liveness.prefers(info.id),
         "phi": round(liveness.phi(info.id), _PHI_DIGITS),
         "silent_s": round(silent_s, 3) if silent_s is not None else None,
@@ -90,10 +91,10 @@ class GossipTable:
     def table(self) -> VirtualTable:
         return view(
             "gossip_info",
-            "node_id int; host_id uuid; address inet; state text; is_alive boolean; is_preferred boolean; "
-            "phi double; silent_s double; generation bigint; version bigint; age_s double; is_ready boolean; "
-            "load_bytes bigint; release_version text; epoch bigint; schema_version text; streams int; "
-            "uptime_s bigint",
+            "node_id int; host_id uuid; address inet; state text; is_alive boolean; is_excluded boolean; "
+            "is_preferred boolean; phi double; silent_s double; generation bigint; version bigint; "
+            "age_s double; is_ready boolean; load_bytes bigint; release_version text; epoch bigint; "
+            "schema_version text; streams int; uptime_s bigint",
             ("node_id",),
             (),
             KeyedRows(self._rows, self._row_of),
@@ -115,6 +116,7 @@ class GossipTable:
             "node_id": info.id,
             "host_id": parse_uuid(info.host_id),
             "is_alive": document["alive"],
+            "is_excluded": document["excluded"],
             "is_preferred": document["preferred"],
             "is_ready": document.get("ready"),
             "release_version": document.get("release"),

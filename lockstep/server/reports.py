@@ -50,10 +50,16 @@ def status(node: Node, operations: Sequence[Document]) -> Document:
         "verdict": verdict(node),
         "broken": str(node.state.broken) if node.state.broken is not None else None,
         "frozen": cluster.service.frozen,
+        "excluded": exclusions(cluster),
         "groups": recovery.words(node),
         "nodes": node_list(node),
         "operations": list(operations),
     }
+
+
+def exclusions(cluster: ClusterMetadata) -> list[Document]:
+    """Who is shut out, since when and why."""
+    return [{"node": one.node, "since_epoch": one.epoch, "reason": one.reason} for one in cluster.excluded]
 
 
 def nodes(node: Node) -> Document:
@@ -83,6 +89,7 @@ def _node(node: Node, info: NodeInfo, owns: float) -> Document:
         "rack": info.rack,
         "state": info.state.value,
         "alive": node.liveness.alive(info.id),
+        "excluded": info.id in node.cluster.excluded_by_node,
         "tokens": len(info.tokens),
         "owns": owns,
         "voter": info.id in node.cluster.voters,
@@ -109,6 +116,8 @@ def verdict(node: Node) -> str:
     cluster = node.cluster
     if node.state.broken is not None:
         return f"unavailable: this node serves no more: {node.state.broken}"
+    if node.node_id in cluster.excluded_by_node:
+        return "unavailable: this node is excluded, and the others refuse its requests for data"
     down = [
         info.id for info in cluster.directory.nodes if info.owns_tokens and not node.liveness.alive(info.id)
     ]
@@ -116,13 +125,23 @@ def verdict(node: Node) -> str:
         if cluster.operations:
             return "healthy: every range has all its replicas; topology changes are running"
         return "healthy: every range has all its replicas"
-    names = f"node {down[0]} is down" if len(down) == 1 else f"nodes {', '.join(map(str, down))} are down"
+    names = _gone_text(cluster, down)
     lost = _keyspaces_without_quorum(cluster, down)
     living = sum(1 for voter in cluster.voters if node.liveness.alive(voter))
     stuck = "" if 2 * living > len(cluster.voters) else "; no majority of the metadata group"
     if lost:
         return f"unavailable: {names}; no quorum for some ranges of {', '.join(lost)}{stuck}"
     return f"degraded: {names}; every range has a quorum{stuck}"
+
+
+def _gone_text(cluster: ClusterMetadata, gone: Sequence[int]) -> str:
+    shut_out = [one for one in gone if one in cluster.excluded_by_node]
+    parts = []
+    for nodes, what in (([one for one in gone if one not in shut_out], "down"), (shut_out, "excluded")):
+        if nodes:
+            names = ", ".join(map(str, nodes))
+            parts.append(f"node {names} is {what}" if len(nodes) == 1 else f"nodes {names} are {what}")
+    return ", ".join(parts)
 
 
 def _keyspaces_without_quorum(cluster: ClusterMetadata, down: Sequence[int]) -> list[str]:

@@ -421,6 +421,16 @@ def test_the_voters_are_shown_planned_and_changed(cluster: Nodes) -> None:
     admin(cluster).post("/v1/cms/reconfigure", {"automatic": True})
 
 
+def until_shut_out(cluster: Nodes) -> dict[str, Any]:
+    """The status of the fourth node once it knows that it is excluded."""
+    deadline_s = time.monotonic() + 10
+    while True:
+        answer = admin(cluster, 3).get("/v1/status")
+        if answer["excluded"] or time.monotonic() > deadline_s:
+            return answer
+        time.sleep(0.05)
+
+
 def test_a_node_is_shut_out_and_taken_back_once_it_has_caught_up(cluster: Nodes) -> None:
     host = f"{cluster.members[1].address}:{ADMIN_PORT}"
 
@@ -436,6 +446,13 @@ def test_a_node_is_shut_out_and_taken_back_once_it_has_caught_up(cluster: Nodes)
         assert "excluded already" in run("4")[1]
         with pytest.raises(Rejected, match="is a voter"):
             admin(cluster, 1).post("/v1/excluded", {"nodes": [1]})
+        shown = CliRunner().invoke(root, ["status", "--host", host]).output
+        assert shown.startswith("degraded: node 4 is excluded; every range has a quorum"), shown
+        assert "its disk is suspect" in shown and " excluded  normal" in shown
+        gossip = CliRunner().invoke(root, ["gossip", "info", "--host", host]).output
+        assert [line.split()[3] for line in gossip.splitlines()[1:5]] == ["up", "up", "up", "excluded"]
+        own = until_shut_out(cluster)
+        assert own["verdict"].startswith("unavailable: this node is excluded"), own["verdict"]
     finally:
         undone = run("4", "--undo")
     assert undone == (0, "no node is excluded\n")
