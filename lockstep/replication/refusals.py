@@ -37,7 +37,13 @@ REASONS: Final = (
 WRITE: Final = "write"
 READ: Final = "read"
 #: (kind of request, reason) -> the probe that tells of it.
-LABELS: Final = {(kind, reason): f"replica.{kind}.{reason}" for kind in (WRITE, READ) for reason in REASONS}
+LABELS: Final = {
+    (kind, reason): f"replica.{kind}.{reason}"
+    for kind in (WRITE, READ)
+    for reason in REASONS
+    # A read that was overtaken left nothing behind, so it is refused as one that comes late.
+    if (kind, reason) != (READ, STALE_AFTERWARDS)
+}
 
 
 class Refusals:
