@@ -66,6 +66,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     management_entries: int = 256
     #: Probability that an internode frame is delivered a second time, later.
     duplicate: float = 0.0
+    #: Data centres; nodes are in them by turns, and `factor` holds in each.
+    dcs: int = 1
 
 
 def draw_shape(
@@ -75,13 +77,15 @@ def draw_shape(
     spares: int = 2,
     sync_ms: tuple[float, ...] = (4.0,),
     factors: tuple[int, ...] = (3, 3, 3, 2),
+    dcs: int = 1,
 ) -> Shape:
     count = draw.choice(founders)
+    strategies = ("SimpleStrategy", "NetworkTopologyStrategy")
     return Shape(
         founders=count,
         spares=spares,
-        factor=count if count < 3 else draw.choice(factors),
-        strategy=draw.choice(("SimpleStrategy", "NetworkTopologyStrategy")),
+        factor=min(count // dcs, count if count < 3 else draw.choice(factors)),
+        strategy=draw.choice(strategies[-1:] if dcs > 1 else strategies),
         tokens=draw.choice((1, 2, 4)),
         tick_ms=draw.choice((20, 50, 50, 100)),
         election_ticks=draw.choice((5, 10, 15)),
@@ -92,6 +96,7 @@ def draw_shape(
         store_log_bytes=draw.choice((2000, 20_000, 1 << 22)),
         duplicate=draw.choice((0.0, 0.0, 0.02)),
         management_entries=draw.choice((3, 8, 256)),
+        dcs=dcs,
     )
 
 
@@ -131,6 +136,8 @@ class SimCluster:
         self.newest: ClusterMetadata = empty_cluster()
         #: (term, node name) of the last leader that was seen to be elected.
         self.leader: tuple[int, str] = (0, "")
+        #: Data centres that were lost, and when (ns), until they serve again.
+        self.lost: dict[str, int] = {}
         self.facts: dict[str, int] = {}
         self.story: list[tuple[int, str, str]] | None = [] if world.settings.keep_trace else None
         #: Told the name of each node that is parked.
@@ -163,6 +170,18 @@ class SimCluster:
     def hosts(self) -> list[str]:
         """Hosts of all nodes that are not parked."""
         return [process.host for name, process in self.processes.items() if name not in self.parked]
+
+    def dc_of(self, name: str) -> str:
+        """The data centre in which a node stands, whoever it is."""
+        return f"dc{(int(name[1:]) - 1) % self.shape.dcs + 1}"
+
+    def dcs(self) -> list[str]:
+        """All data centres."""
+        return [f"dc{number}" for number in range(1, self.shape.dcs + 1)]
+
+    def scope_of(self, name: str) -> str:
+        """What events of a client of the node are told to be in: its data centre where there are several."""
+        return self.dc_of(name) if self.shape.dcs > 1 else ""
 
     def live(self) -> list[str]:
         """Names of nodes whose process runs."""
@@ -247,7 +266,7 @@ class SimCluster:
                 replaces=self.replacing.get(name, 0),
             ),
             network=NetworkSection(address=host),
-            placement=PlacementSection(num_tokens=shape.tokens),
+            placement=PlacementSection(dc=self.dc_of(name), num_tokens=shape.tokens),
             timeouts=TimeoutsSection(write_ms=shape.write_ms, read_ms=shape.read_ms),
             raft=RaftSection(
                 tick_ms=shape.tick_ms,

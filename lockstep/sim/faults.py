@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lockstep.node.processors.gated import Held
+from lockstep.sim.data_centres import cut_dc, lose_dc
 from lockstep.sim.history import Event
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
@@ -452,4 +453,14 @@ STAGE_FAULTS: dict[str, str] = {
     "hold_behind": "fault.hold_behind",
     "cut_newcomer": "fault.cut_newcomer",
 }
+#: Kinds that strike by time where there are several data centres.
+DC_FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        Fault("cut_dc", cut_dc, ("fault.cut_dc",)),
+        Fault("lose_dc", lose_dc, ("fault.lose_dc",)),
+    )
+}
+#: Every kind that strikes by time.
+TIMED: dict[str, Fault] = {**FAULTS, **DC_FAULTS}
 ALL_KINDS: Sequence[str] = (*FAULTS, *STAGE_FAULTS)

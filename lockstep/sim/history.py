@@ -78,7 +78,10 @@ class Outcome(enum.StrEnum):
 
 
 class Event(msgspec.Struct, kw_only=True):
-    """`end_ns` is meaningful when the outcome is not OPEN; `rows` are what a read that is OK returned."""
+    """`end_ns` is meaningful when the outcome is not OPEN; `rows` are what a read that is OK returned.
+
+    `dc` is the data centre of the node that was asked; "" where there is only one.
+    """
 
     client: str
     request: Change | Look
@@ -87,6 +90,7 @@ class Event(msgspec.Struct, kw_only=True):
     outcome: Outcome = Outcome.OPEN
     rows: tuple[SeenRow, ...] = ()
     error: str = ""
+    dc: str = ""
 
 
 class History:
@@ -97,8 +101,8 @@ class History:
         #: Told each event when it has ended.
         self.listeners: list[Callable[[Event], None]] = []
 
-    def began(self, client: str, request: Change | Look, at_ns: int) -> Event:
-        event = Event(client=client, request=request, start_ns=at_ns)
+    def began(self, client: str, request: Change | Look, at_ns: int, dc: str = "") -> Event:
+        event = Event(client=client, request=request, start_ns=at_ns, dc=dc)
         self.events.append(event)
         return event
 

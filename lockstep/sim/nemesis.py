@@ -15,7 +15,7 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.processors.gated import Gate, Held
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import SimCluster
-from lockstep.sim.faults import FAULTS, LAG_PROBE, STAGE_FAULTS, Fault
+from lockstep.sim.faults import LAG_PROBE, STAGE_FAULTS, TIMED, Fault
 from lockstep.sim.network import Fabric
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
@@ -48,7 +48,7 @@ class Nemesis:
         self.cluster = cluster
         self.swarm = swarm
         self.network: Fabric = cluster.world.network
-        self._faults: list[Fault] = [FAULTS[kind] for kind in swarm.kinds if kind in FAULTS]
+        self._faults: list[Fault] = [TIMED[kind] for kind in swarm.kinds if kind in TIMED]
         self._draw = cluster.world.stream("nemesis")
         self._stages = cluster.world.stream("nemesis/stages")
         self._active = False

@@ -107,8 +107,8 @@ class Operators:
 
     async def _create_schema(self, runtime: Runtime) -> None:
         shape = self.cluster.shape
-        place = "replication_factor" if shape.strategy == "SimpleStrategy" else "dc1"
-        options = (("class", shape.strategy), (place, str(shape.factor)))
+        places = ["replication_factor"] if shape.strategy == "SimpleStrategy" else self.cluster.dcs()
+        options = (("class", shape.strategy), *((place, str(shape.factor)) for place in places))
         keyspace = ChangeSchema(CreateKeyspace(KEYSPACE, options, True, True))
         while self.cluster.newest.schema.by_name.get(KEYSPACE) is None:
             await self.submit(runtime, EntryKind.SCHEMA_CHANGE, keyspace)

@@ -1,7 +1,7 @@
 """Operators who change the replication of the clients' keyspace, and take some of the changes back.
 
-Invariant: factors stay between 2 and the number of nodes, so that the loss of one disk loses nothing; a
-change that holds the removal of a dead node up is cancelled.
+Invariant: there are never less than 2 replicas, so that the loss of one disk loses nothing, nor more than
+nodes of the data centre; a change that holds the removal of a dead node up is cancelled.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.values.ids import NodeId
 
 _FACTORS = (2, 3, 3, 4)
+#: Where there are several data centres, for one of them.
+_FACTORS_OF_DC = (0, 1, 2, 3)
 _CANCEL = 0.2
 _AGAIN_S = 0.5
 #: Far longer than a run may take to settle.
@@ -49,9 +51,13 @@ class ReplicationOperators:
             await asyncio.sleep(_AGAIN_S)
 
     def _is_too_large(self) -> bool:
-        newest = self._cluster.newest
-        factor = max(factor for _, factor in newest.schema.by_name[KEYSPACE].replication.factors)
-        return factor > len(newest.directory.in_state(NodeState.NORMAL))
+        replication = self._cluster.newest.schema.by_name[KEYSPACE].replication
+        return any(factor > self._nodes(dc) for dc, factor in replication.factors)
+
+    def _nodes(self, dc: str) -> int:
+        """How many nodes may be replicas: of a data centre, or in all for ""."""
+        normal = self._cluster.newest.directory.in_state(NodeState.NORMAL)
+        return sum(dc in ("", node.dc) for node in normal)
 
     @property
     def _under_way(self) -> bool:
@@ -74,18 +80,28 @@ class ReplicationOperators:
                 await self._make_way(runtime)
 
     async def _change(self, runtime: Runtime) -> None:
-        newest = self._cluster.newest
-        present = newest.schema.by_name[KEYSPACE].replication
-        nodes = len(newest.directory.in_state(NodeState.NORMAL))
-        factor = min(nodes, self._draw.choice(_FACTORS))
-        factors = tuple((dc, factor) for dc, _ in present.factors)
-        target = Replication(present.strategy, factors)
-        if factor < 2 or target == present:
+        present = self._cluster.newest.schema.by_name[KEYSPACE].replication
+        target = self._in_one_dc(present) if self._cluster.shape.dcs > 1 else self._everywhere(present)
+        if target.total < 2 or target == present:
             return
         request = EnqueueRequest(
             OperationKind.REPLICATION, NodeId(0), actor="operator", keyspace=KEYSPACE, target=target
         )
         await self._operators.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)
+
+    def _everywhere(self, present: Replication) -> Replication:
+        factor = self._draw.choice(_FACTORS)
+        factors = tuple((dc, min(self._nodes(dc), factor)) for dc, _ in present.factors)
+        return Replication(present.strategy, factors)
+
+    def _in_one_dc(self, present: Replication) -> Replication:
+        """Another factor for one data centre: maybe its first replicas, maybe none any more."""
+        factors = dict(present.factors)
+        dc = self._draw.choice(self._cluster.dcs())
+        factors[dc] = min(self._nodes(dc), self._draw.choice(_FACTORS_OF_DC))
+        # What is too large is made smaller first, or nothing that is wanted can run.
+        factors = {dc: min(factor, self._nodes(dc)) for dc, factor in factors.items()}
+        return Replication(present.strategy, tuple(sorted((dc, n) for dc, n in factors.items() if n)))
 
     async def _make_way(self, runtime: Runtime) -> None:
         """A node that is gone for good can take part in nothing: its removal or replacement goes first."""

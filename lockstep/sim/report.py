@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lockstep.sim.faults import FAULTS, STAGE_FAULTS
+from lockstep.sim.faults import STAGE_FAULTS, TIMED
 from lockstep.sim.nemesis import KIND_ON
-from lockstep.sim.scenario import SCENARIOS, SeedResult
+from lockstep.sim.scenario import SeedResult
+from lockstep.sim.scenarios import SCENARIOS
 
 #: A fact or effect is missed only by a batch that had this many seeds in which it could happen.
 _SEEDS_TO_JUDGE = 60
@@ -78,7 +79,7 @@ def _missing_effects(scenario: str, seeds: Sequence[SeedResult]) -> list[str]:
         if len(drawn) < _SEEDS_TO_JUDGE * KIND_ON / 2:
             continue
         effects = _summed(result.effects for result in drawn)
-        wanted = FAULTS[kind].effects if kind in FAULTS else (STAGE_FAULTS[kind],)
+        wanted = TIMED[kind].effects if kind in TIMED else (STAGE_FAULTS[kind],)
         if not any(effects.get(effect) for effect in wanted):
             found.append(f"{scenario}: fault {kind} had no effect in {len(drawn)} seeds")
     return found

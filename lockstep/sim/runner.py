@@ -18,7 +18,8 @@ import msgspec
 
 from lockstep.sim.planted import REGISTRY
 from lockstep.sim.report import Batch, failure_text, story_text, summary
-from lockstep.sim.scenario import SCENARIOS, Run, SeedResult
+from lockstep.sim.scenario import Run, SeedResult
+from lockstep.sim.scenarios import SCENARIOS
 from lockstep.values.errors import ConfigurationError
 
 #: Every so many seeds are run a second time, in another process.

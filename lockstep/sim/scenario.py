@@ -16,14 +16,15 @@ import msgspec
 from lockstep.metadata import recent_ids
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.node.kinds import every_kind
+from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.checkers.log import check_refusals, check_submissions
 from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.service import unsettled_voters
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
-from lockstep.sim.door import DoorClient
-from lockstep.sim.faults import ALL_KINDS, FAULTS, STAGE_FAULTS
+from lockstep.sim.data_centres import DataCentreWatch
+from lockstep.sim.door import KEYSPACE, DoorClient
 from lockstep.sim.history import Change, Event, Look, Outcome
 from lockstep.sim.kind_operators import KindOperators
 from lockstep.sim.metadata_operators import MetadataOperators
@@ -82,6 +83,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     replication_s: float = 0.0
     #: How many clients; 0 leaves it to the seed.
     clients: int = 0
+    #: How many data centres, one of these; there are this many times as many founders and spares.
+    dcs: tuple[int, ...] = (1,)
+    #: At which levels clients mostly ask, and at which they sometimes do; empty leaves it to the load.
+    levels: tuple[Consistency, ...] = ()
+    rare_levels: tuple[Consistency, ...] = ()
     #: Facts that a batch of seeds must show at least once.
     sometimes: tuple[str, ...] = ()
     #: Whether a batch that names no scenario runs it.
@@ -118,12 +124,14 @@ class Run:
         self.seed = seed
         self.world = World(seed, WorldSettings(keep_trace=trace))
         draw = self.world.stream("scenario")
+        dcs = self.world.stream("dcs").choice(scenario.dcs)
         shape: Shape = draw_shape(
             draw,
-            founders=scenario.founders,
-            spares=scenario.spares,
+            founders=tuple(dcs * founders for founders in scenario.founders),
+            spares=dcs * scenario.spares,
             sync_ms=scenario.sync_ms,
             factors=scenario.factors,
+            dcs=dcs,
         )
         if scenario.duplicate:
             duplicate = self.world.stream("duplicate").choice(scenario.duplicate)
@@ -153,6 +161,8 @@ class Run:
             self.operators.at_end.append(changes.end)
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
+        if dcs > 1:
+            self.watch.listeners.append(DataCentreWatch(self.cluster).stage)
         self.judged = 0
 
     def _load(self, draw: Stream) -> Load:
@@ -160,6 +170,10 @@ class Run:
         load: Load = draw_load(draw)
         if self.scenario.clients:
             load = msgspec.structs.replace(load, clients=self.scenario.clients)
+        if self.scenario.levels:
+            load = msgspec.structs.replace(load, levels=self.scenario.levels)
+        if self.scenario.rare_levels:
+            load = msgspec.structs.replace(load, rare_levels=self.scenario.rare_levels)
         return load
 
     def _operators(self, tables: list[str]) -> Operators:
@@ -305,7 +319,14 @@ class Run:
         names = [name for name in self.cluster.in_service() if self.cluster.ready(name)]
         for number, name in enumerate(names):
             requests = self._fresh_requests(number) + self.workload.final_reads()
+            if self._has_replicas(self.cluster.scope_of(name)):
+                requests += self.workload.final_reads(Consistency.LOCAL_QUORUM)
             self._perform(name, requests)
+
+    def _has_replicas(self, dc: str) -> bool:
+        """Whether quorums of the data centre have replicas; "" is none, for its quorums are those of all."""
+        replication = self.cluster.newest.schema.by_name[KEYSPACE].replication
+        return dict(dc_factors(replication)).get(dc, 0) > 0
 
     def _fresh_requests(self, number: int) -> list[Change | Look]:
         table, key = self.workload.tables[0], self.workload.keys()[0]
@@ -319,7 +340,8 @@ class Run:
 
     def _perform(self, name: str, requests: list[Change | Look]) -> None:
         host = self.cluster.processes[name].host
-        client = Client(self.workload, f"final-{name}", self.world.stream(f"final/{name}"))
+        dc = self.cluster.dc_of(name)
+        client = Client(self.workload, f"final-{name}", self.world.stream(f"final/{name}"), dc)
 
         async def main(runtime: Runtime) -> Event:
             for request in requests:
@@ -377,151 +399,3 @@ class Run:
         completed = stage is None and operation.stage is not Stage.ROLLBACK_TO_NORMAL
         if completed and operation.kind is OperationKind.DECOMMISSION:
             self.operators.left(operation.node)
-
-
-_OPERATIONS = ("join completed", "decommission completed", "operation cancelled", "table created")
-_VOTERS = ("voters changed", "voters cancelled", "voter substituted", "voter asked to leave")
-#: Without faults an operation is over before anyone thinks of cancelling it.
-_UNDISTURBED = ("join completed", "decommission completed", "table created")
-_RETRIES = (
-    "retry: same epoch again",
-    "retry: same epoch after a snapshot",
-    "retry: unknown no more",
-    "retry: id expired",
-)
-_STALE = ("replica.refused.stale", "write.replanned")
-
-SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario
-    for scenario in (
-        Scenario(
-            name="swarm",
-            chaos_s=15.0,
-            faults=tuple(ALL_KINDS),
-            sometimes=(
-                *_OPERATIONS,
-                *_VOTERS,
-                *_STALE,
-                "leader changed",
-                "coordinator crashed during an operation",
-                "read.repaired",
-                "stream.target.broken",
-                "net.duplicated",
-                "disk.torn",
-                "fault.all_down",
-                "log.node.broken",
-            ),
-        ),
-        Scenario(
-            name="moves",
-            chaos_s=15.0,
-            founders=(3, 3, 1),
-            factors=(3, 2, 1, 1),
-            spares=4,
-            busy_s=0.4,
-            faults=(
-                *STAGE_FAULTS,
-                *("kill", "power", "pause", "slow_node", "linger", "partition", "isolate_leader"),
-                *("latency", "clog", "flapping", "crash_at_probe", "slow_disk"),
-            ),
-            sometimes=(
-                *_OPERATIONS,
-                *_STALE,
-                "coordinator crashed during an operation",
-                "stream.target.broken",
-            ),
-        ),
-        Scenario(
-            name="kinds",
-            chaos_s=15.0,
-            founders=(3,),
-            factors=(3, 2),
-            busy_s=1.5,
-            kinds_s=0.6,
-            replication_s=2.0,
-            faults=("pause", "slow_node", "partition", "latency", "flapping", "slow_disk", "isolate_leader"),
-            sometimes=(
-                *("join completed", "move completed", "rebuild completed", "remove completed"),
-                *("disk destroyed", "replication_change completed"),
-            ),
-        ),
-        Scenario(
-            name="power",
-            chaos_s=12.0,
-            founders=(3,),
-            spares=1,
-            busy_s=4.0,
-            sync_ms=(20.0, 80.0),
-            faults=(
-                *("power", "kill_then_power", "all_down", "torn_disks", "disk_error", "slow_disk"),
-                *("power_all_in_sync", "power_after_read"),
-                *("crash_at_probe", "crash_at_callback", "latency"),
-            ),
-            sometimes=("disk.torn", "disk.holes", "fault.all_down", "log.node.broken", "leader changed"),
-        ),
-        Scenario(
-            name="log",
-            chaos_s=12.0,
-            founders=(3,),
-            spares=1,
-            busy_s=6.0,
-            churn_ms=60.0,
-            append_bytes=(1, 1, 1 << 20),
-            clients=1,
-            faults=(
-                *("kill", "power", "kill_then_power", "all_down", "torn_disks", "slow_disk", "pause"),
-                *("crash_at_probe", "crash_at_callback", "isolate_leader", "partition", "partial_partition"),
-                *("isolate_winners", "loss", "latency", "blackhole", "flapping"),
-            ),
-            sometimes=("leader changed", "fault.all_down", "disk.torn"),
-        ),
-        Scenario(
-            name="schema",
-            chaos_s=10.0,
-            founders=(3,),
-            spares=1,
-            busy_s=4.0,
-            schema_ms=120.0,
-            faults=(
-                *("kill", "power", "kill_then_power", "pause", "slow_node", "partition", "isolate_leader"),
-                *("partial_partition", "loss", "latency", "flapping", "crash_at_probe", "linger"),
-            ),
-            sometimes=("leader changed", "schema change ok", "schema change rejected", *_STALE),
-        ),
-        Scenario(
-            name="metadata",
-            chaos_s=10.0,
-            founders=(3, 3, 1, 5),
-            spares=2,
-            busy_s=2.5,
-            clients=1,
-            metadata_ms=150.0,
-            schema_ms=300.0,
-            duplicate=(0.0, 0.02, 0.2),
-            recent_ids=48,
-            replays=True,
-            append_bytes=(1, 1 << 20),
-            faults=(*(kind for kind in FAULTS if kind != "power_after_read"), "hold_behind"),
-            sometimes=(
-                *_VOTERS,
-                *_RETRIES,
-                "leader changed",
-                "leader changed in a change of voters",
-                "service: frozen",
-                "service: thawed",
-                "service: repeated advance refused",
-                "schema change ok",
-                "schema change rejected",
-                "gap crossed by a snapshot",
-                "log truncated",
-                "log dropped at a voter",
-                "raft.replace.after",
-                "raft.snapshot.present",
-                "net.duplicated",
-                "disk.torn",
-                "fault.all_down",
-            ),
-        ),
-        Scenario(name="calm", chaos_s=8.0, sometimes=_UNDISTURBED),
-    )
-}

@@ -47,6 +47,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     twin_share: float = 0.1
     #: Share of reads that ask for the row that was written last, perhaps while it is being written.
     echo_share: float = 0.2
+    #: Share of requests at levels below a quorum, or at ALL and EACH_QUORUM, is `weak_share`; the others are
+    #: at these.
+    levels: tuple[Consistency, ...] = (Consistency.QUORUM, Consistency.QUORUM, Consistency.LOCAL_QUORUM)
+    rare_levels: tuple[Consistency, ...] = (Consistency.ONE, Consistency.ALL)
 
 
 def draw_load(draw: Stream) -> Load:
@@ -83,9 +87,10 @@ class Workload:
 
     def start(self) -> None:
         world = self.cluster.world
+        dcs = self.cluster.dcs()
         for number, name in enumerate(self._names, start=1):
             process = world.process(name, f"127.0.1.{number}")
-            client = Client(self, name, world.stream(f"client/{name}"))
+            client = Client(self, name, world.stream(f"client/{name}"), dcs[(number - 1) % len(dcs)])
             process.start(client.run)
 
     def stop(self) -> None:
@@ -107,23 +112,23 @@ class Workload:
     def keys(self) -> list[bytes]:
         return [f"p{number}".encode() for number in range(self.load.partitions)]
 
-    def final_reads(self) -> list[Look]:
+    def final_reads(self, level: Consistency = Consistency.QUORUM) -> list[Look]:
         """Quorum reads of every partition of every table, whole."""
-        return [
-            Look(table, key, None, Consistency.QUORUM, 5000)
-            for table in self.known_tables()
-            for key in self.keys()
-        ]
+        return [Look(table, key, None, level, 5000) for table in self.known_tables() for key in self.keys()]
 
 
 class Client:
-    def __init__(self, workload: Workload, name: str, draw: Stream) -> None:
+    """Asks nodes of one data centre."""
+
+    def __init__(self, workload: Workload, name: str, draw: Stream, dc: str) -> None:
         self._workload = workload
         self._load = workload.load
         self._cluster = workload.cluster
         self._name = name
         self._draw = draw
         self._door: Session | None = None
+        self._dc = dc
+        self._scope = dc if workload.cluster.shape.dcs > 1 else ""
 
     async def run(self, runtime: Runtime) -> None:
         while not self._workload.stopped:
@@ -141,7 +146,9 @@ class Client:
         if door is not None:
             door.close()
         self._door = None
-        names = self._cluster.in_service()
+        names = [name for name in self._cluster.in_service() if self._cluster.dc_of(name) == self._dc]
+        if not names:
+            return None
         host = self._cluster.processes[self._draw.choice(names)].host
         try:
             kind = CqlSession if self._draw.random() < self._load.cql_share else DoorClient
@@ -153,7 +160,7 @@ class Client:
     async def perform(self, door: Session, request: Change | Look) -> Event:
         """Send, wait, record."""
         world, history = self._cluster.world, self._cluster.history
-        event = history.began(self._name, request, world.now_ns)
+        event = history.began(self._name, request, world.now_ns, self._scope)
         try:
             async with asyncio.timeout((request.timeout_ms + _PATIENCE_MS) / 1000):
                 answer = await door.ask(request)
@@ -192,8 +199,8 @@ class Client:
 
     def _level(self) -> Consistency:
         if self._draw.random() < self._load.weak_share:
-            return self._draw.choice((Consistency.ONE, Consistency.ALL))
-        return self._draw.choice((Consistency.QUORUM, Consistency.QUORUM, Consistency.LOCAL_QUORUM))
+            return self._draw.choice(self._load.rare_levels)
+        return self._draw.choice(self._load.levels)
 
     def _change(self, table: str, key: bytes, level: Consistency) -> Change:
         draw, load = self._draw, self._load

@@ -14,7 +14,7 @@ import pytest
 
 from lockstep.sim import runner
 from lockstep.sim.planted import REGISTRY
-from lockstep.sim.scenario import SCENARIOS
+from lockstep.sim.scenarios import SCENARIOS
 
 TABLE = json.loads((Path(__file__).parent / "planted_seeds.json").read_text())
 #: Bugs that the test suite looks for, and how far.

@@ -132,3 +132,66 @@ def test_rows_outside_the_question_are_refused() -> None:
     stray.rows = (*stray.rows, (b"k", 1, value(10)))
     with pytest.raises(Violation, match="did not ask for"):
         check_registers([put(0, 1, 10), stray], ROWS)
+
+
+LOCAL, EACH = Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM
+
+
+def at(dc: str, event: Event, level: Consistency = LOCAL) -> Event:
+    request = msgspec.structs.replace(event.request, consistency=level)
+    return msgspec.structs.replace(event, dc=dc, request=request)
+
+
+DCS_SOUND = {
+    "another data centre may not have it yet": [at("a", put(0, 1, 10)), at("b", read(2, 3, None))],
+    "a quorum of all need not be one of the data centre": [
+        at("a", put(0, 1, 10), QUORUM),
+        at("a", read(2, 3, None)),
+    ],
+    "nor the other way round": [at("a", put(0, 1, 10)), at("a", read(2, 3, None), QUORUM)],
+    "each data centre has it": [at("a", put(0, 1, 10), EACH), at("b", read(2, 3, 10))],
+    "a read of another data centre may be older": [
+        at("a", put(0, 1, 10)),
+        at("a", read(2, 3, 10)),
+        at("b", read(4, 5, None)),
+    ],
+}
+DCS_BROKEN = {
+    "lost in its own data centre": [at("a", put(0, 1, 10)), at("a", read(2, 3, None))],
+    "lost in one of each": [at("a", put(0, 1, 10), EACH), at("b", read(2, 3, None))],
+    "lost though each was asked": [at("a", put(0, 1, 10)), at("b", read(2, 3, None), EACH)],
+    "a quorum of each is one of all": [at("a", put(0, 1, 10), EACH), at("b", read(2, 3, None), QUORUM)],
+    "lost by a quorum of all": [at("a", put(0, 1, 10), QUORUM), at("b", read(2, 3, None), QUORUM)],
+    "goes back in one data centre": [
+        at("a", put(0, 1, 10)),
+        at("b", read(2, 3, 10)),
+        at("b", read(4, 5, None)),
+    ],
+    "goes back after each was read": [
+        at("a", put(0, 1, 10, Outcome.UNKNOWN)),
+        at("a", read(2, 3, 10), EACH),
+        at("b", read(4, 5, None)),
+    ],
+    "a weak read after a write to all": [
+        at("a", put(0, 1, 10), ALL),
+        at("b", read(2, 3, None), Consistency.LOCAL_ONE),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", DCS_SOUND)
+def test_sound_histories_of_several_data_centres_pass(name: str) -> None:
+    assert check_registers(DCS_SOUND[name], ROWS) >= 1
+
+
+@pytest.mark.parametrize("name", DCS_BROKEN)
+def test_broken_histories_of_several_data_centres_are_refused(name: str) -> None:
+    with pytest.raises(Violation, match="timestamp 10 .*was there before"):
+        check_registers(DCS_BROKEN[name], ROWS)
+
+
+def test_a_weak_read_after_a_deletion_at_all_shows_nothing_that_was_deleted() -> None:
+    gone = delete(2, 3, 20)
+    gone = msgspec.structs.replace(gone, request=msgspec.structs.replace(gone.request, consistency=ALL))
+    with pytest.raises(Violation, match="REP-3: .*timestamp 20"):
+        check_registers([put(0, 1, 10), gone, read(4, 5, 10, ONE)], ROWS)

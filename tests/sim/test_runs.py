@@ -6,7 +6,8 @@ import pytest
 
 from lockstep.sim import runner
 from lockstep.sim.report import Batch, failure_text, summary
-from lockstep.sim.scenario import SCENARIOS, Run, SeedResult
+from lockstep.sim.scenario import Run, SeedResult
+from lockstep.sim.scenarios import SCENARIOS
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

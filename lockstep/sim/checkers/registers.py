@@ -4,13 +4,17 @@ A register is one row of one partition. Of two writes the one with the larger ti
 with one timestamp the larger value; so a register's state is the (timestamp, value) of the write that won,
 and it only grows. Invariant: a deletion has a timestamp of its own; a write binds a later read only when
 the two levels must share a replica, and a read binds a later one only when its level makes it repair first.
+
+Where there are several data centres, quorums of all replicas meet each other, and quorums of one data centre
+do: each of these is a scope, and an event counts in those in which it had a quorum.
 """
 
 from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.history import Change, Event, Look, Outcome
@@ -20,10 +24,28 @@ Place = tuple[str, bytes, int]
 #: (timestamp of the write that won, its value; b"" for a deletion).
 State = tuple[int, bytes]
 
-_QUORUM = (Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM)
-#: Levels whose writes and reads must meet.
-_MAJORITIES = (*_QUORUM, Consistency.ALL)
+#: Levels that have a quorum in every scope.
+_EVERYWHERE = (Consistency.EACH_QUORUM, Consistency.ALL)
+_WEAK = (Consistency.ONE, Consistency.LOCAL_ONE, Consistency.TWO, Consistency.THREE)
 NOTHING: State = (-1, b"")
+
+
+def has_quorum(event: Event, scope: str) -> bool:
+    """Whether an event that is OK had a quorum of the scope: a data centre, or "" for all replicas.
+
+    A quorum of each data centre is one of all replicas. With one data centre all quorums are the same.
+    """
+    level = event.request.consistency
+    if level in _EVERYWHERE:
+        return True
+    if level is Consistency.LOCAL_QUORUM:
+        return scope == event.dc
+    return level is Consistency.QUORUM and scope == ""
+
+
+def scopes_of(events: Iterable[Event]) -> list[str]:
+    """All scopes of a history."""
+    return sorted({"", *(event.dc for event in events)})
 
 
 def bound_of(state: State) -> str:
@@ -33,34 +55,56 @@ def bound_of(state: State) -> str:
     return f"timestamp {state[0]}" + (f" with {state[1]!r}" if state[1] else "")
 
 
+_Choice = Callable[[Event], bool]
+
+
+def _is_weak(event: Event) -> bool:
+    return event.request.consistency in _WEAK
+
+
+def _is_at_all(event: Event) -> bool:
+    return event.request.consistency is Consistency.ALL
+
+
 class _Register:
     """Writes of one place by the state each leaves, and the deletions among them."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.writes: dict[State, Event] = {}
+        #: What each value that was written leaves.
+        self.states: dict[bytes, State] = {}
         self.deletions: list[State] = []
         self.reads: list[tuple[Event, bytes | None]] = []
+
+    def wrote(self, state: State, event: Event) -> None:
+        assert state not in self.writes, "clients never write one value twice"
+        self.writes[state] = event
+        if state[1]:
+            self.states[state[1]] = state
 
     def settle(self) -> None:
         self.deletions = sorted(state for state in self.writes if not state[1])
 
-    def check(self) -> None:
+    def check(self, scopes: Sequence[str]) -> None:
         self.settle()
-        for levels, binding in ((_MAJORITIES, _MAJORITIES), ((Consistency.ONE,), (Consistency.ALL,))):
-            self._check_reads(levels, binding)
+        for scope in scopes:
+            met = partial(has_quorum, scope=scope)
+            self._check_reads(met, met, monotonic=True)
+        self._check_reads(_is_weak, _is_at_all, monotonic=False)
 
-    def _check_reads(self, levels: Sequence[Consistency], binding: Sequence[Consistency]) -> None:
-        """Reads of `levels` must not show less than finished writes of `binding`, nor than each other."""
+    def _check_reads(self, judged: _Choice, binding: _Choice, *, monotonic: bool) -> None:
+        """Reads that are `judged` must not show less than finished writes that are `binding`; nor than each
+        other, when they are monotonic."""
         ended = [
             (event.end_ns, state)
             for state, event in self.writes.items()
-            if event.outcome is Outcome.OK and event.request.consistency in binding
+            if event.outcome is Outcome.OK and binding(event)
         ]
         heapq.heapify(ended)
-        lowest, monotonic = NOTHING, levels is _MAJORITIES
+        lowest = NOTHING
         for event, value in self.reads:
-            if event.request.consistency not in levels:
+            if not judged(event):
                 continue
             while ended and ended[0][0] < event.start_ns:
                 lowest = max(lowest, heapq.heappop(ended)[1])
@@ -85,7 +129,7 @@ class _Register:
         return NOTHING
 
     def _state_of(self, read: Event, value: bytes) -> State:
-        state = (int(value.partition(b"/")[0]), value)
+        state = self.states.get(value, NOTHING)
         event = self.writes.get(state)
         if event is None or not self._possible(event, read):
             raise Violation("REP-1", f"{self._title(read)} returned {value!r}, which was never written there")
@@ -119,10 +163,21 @@ def state_after(change: Change, clustering: int) -> State:
     return change.timestamp_us, next((value for at, value in change.puts if at == clustering), b"")
 
 
-def check_registers(events: Sequence[Event], rows_per_partition: int) -> int:
+def by_request(event: Event, clustering: int) -> State:
+    """What a change leaves by the timestamp that its client gave it."""
+    assert isinstance(event.request, Change)
+    return state_after(event.request, clustering)
+
+
+def check_registers(
+    events: Sequence[Event],
+    rows_per_partition: int,
+    of: Callable[[Event, int], State] = by_request,
+) -> int:
     """Raise the first Violation of the history; the number of judged reads of registers otherwise.
 
-    `rows_per_partition`: clusterings are 0 .. rows_per_partition - 1.
+    `rows_per_partition`: clusterings are 0 .. rows_per_partition - 1. `of(event, clustering)`: what a change
+    leaves of a row it touches.
     """
     registers: dict[Place, _Register] = {}
     partitions: dict[str, dict[bytes, None]] = {}
@@ -134,15 +189,14 @@ def check_registers(events: Sequence[Event], rows_per_partition: int) -> int:
                 if change.touches(clustering):
                     place = (change.table, change.key, clustering)
                     register = registers.setdefault(place, _Register(place))
-                    state = state_after(change, clustering)
-                    assert state not in register.writes, "clients never write one value twice"
-                    register.writes[state] = event
+                    register.wrote(of(event, clustering), event)
     judged = 0
     for event in events:
         if isinstance(event.request, Look) and event.outcome is Outcome.OK:
             judged += _add_read(event, event.request, registers, partitions, rows_per_partition)
+    scopes = scopes_of(events)
     for register in registers.values():
-        register.check()
+        register.check(scopes)
     return judged
 
 

@@ -1,7 +1,8 @@
 """What replicas' disks certainly hold, and whether acknowledged writes are on enough of them.
 
 PLC-3 and REP-1 from the other side: not what clients saw, but what would survive if every node lost its
-power now. Invariant: only bytes covered by a finished sync count, decoded without the storage engine.
+power now. Invariant: only bytes covered by a finished sync count, decoded without the storage engine. What a
+quorum of one data centre acknowledged is on the quorums of that one, and of all when it has no replicas now.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation
 from lockstep.placement.quorums import dc_factors, majority
 from lockstep.schema.model import Replication
-from lockstep.sim.checkers.registers import NOTHING, Place, State, bound_of, state_after
+from lockstep.sim.checkers.registers import (
+    NOTHING,
+    Place,
+    State,
+    bound_of,
+    has_quorum,
+    scopes_of,
+    state_after,
+)
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.disk import SimDisk
 from lockstep.sim.door import KEYSPACE, clustering_bytes
@@ -21,13 +30,12 @@ from lockstep.sim.history import Change, Event, Outcome
 from lockstep.storage import keys
 from lockstep.storage.fragments import decode_header, decode_row
 from lockstep.values import codec, limits
-from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range, token_of
 
 _OPERATIONS = codec.decoder(list[tuple[Any, ...]])
 _PAIRS = codec.decoder(list[tuple[bytes, bytes]])
 _STORE = "store"
-_BINDING = (Consistency.QUORUM, Consistency.LOCAL_QUORUM, Consistency.EACH_QUORUM, Consistency.ALL)
 
 
 class _Partition:
@@ -139,18 +147,23 @@ def _bodies(content: bytes) -> Iterable[bytes]:
 
 
 class AcknowledgedWrites:
-    """The newest acknowledged write of each register that a quorum read must meet."""
+    """The newest acknowledged write of each register that a quorum read of a scope must meet, by scope."""
 
     def __init__(self, events: Sequence[Event], rows_per_partition: int) -> None:
-        self.newest: dict[Place, State] = {}
+        self.newest: dict[str, dict[Place, State]] = {scope: {} for scope in scopes_of(events)}
         for event in events:
             change = event.request
-            if isinstance(change, Change) and event.outcome is Outcome.OK and change.consistency in _BINDING:
-                for clustering in range(rows_per_partition):
-                    if change.touches(clustering):
-                        place = (change.table, change.key, clustering)
-                        state = state_after(change, clustering)
-                        self.newest[place] = max(self.newest.get(place, NOTHING), state)
+            if isinstance(change, Change) and event.outcome is Outcome.OK:
+                for scope, newest in self.newest.items():
+                    if has_quorum(event, scope):
+                        _take(newest, change, rows_per_partition)
+
+
+def _take(newest: dict[Place, State], change: Change, rows_per_partition: int) -> None:
+    for clustering in range(rows_per_partition):
+        if change.touches(clustering):
+            place = (change.table, change.key, clustering)
+            newest[place] = max(newest.get(place, NOTHING), state_after(change, clustering))
 
 
 def check_wiped(
@@ -177,20 +190,23 @@ def check_wiped(
 def check_held(
     invariant: str,
     cluster: ClusterMetadata,
-    newest: Mapping[Place, State],
+    newest: Mapping[str, Mapping[Place, State]],
     contents: Mapping[NodeId, DurableContent],
     only: Mapping[Replication, Sequence[Range]] | None = None,
     gone: Sequence[NodeId] = (),
 ) -> int:
     """Every read quorum of each range meets a replica that durably holds the newest acknowledged write.
 
+    `newest` is by scope, as AcknowledgedWrites has it.
     `only` limits the check to some ranges; `gone` are nodes that never answer again, so no
     quorum has them. Returns how many registers were judged.
     """
     for content in contents.values():
         content.refresh()
     judged = 0
-    for (table_name, key, clustering), wanted in newest.items():
+    single = len(newest) == 1
+    wanted_of = [(scope, place, state) for scope, places in newest.items() for place, state in places.items()]
+    for scope, (table_name, key, clustering), wanted in wanted_of:
         table = cluster.schema.table(KEYSPACE, table_name)
         if table is None:
             continue
@@ -199,31 +215,27 @@ def check_held(
         if only is not None and not any(r.contains(token) for r in only.get(replication, ())):
             continue
         readers = [node for node in cluster.group_for(replication, token).reads if node not in gone]
-        place = clustering_bytes(clustering)
-        states = {node: contents[node].state(table.id, key, place) for node in readers if node in contents}
+        row = clustering_bytes(clustering)
+        states = {node: contents[node].state(table.id, key, row) for node in readers if node in contents}
         judged += 1
-        _judge(invariant, cluster, replication, readers, states, wanted, (table_name, key, clustering))
+        lacking = [node for node in readers if states.get(node, NOTHING) < wanted]
+        for dc, quorum in _quorums(replication, scope, single):
+            there = [n for n in lacking if not dc or cluster.directory.dc_by_id[n] == dc]
+            if len(there) >= quorum:
+                raise Violation(
+                    invariant,
+                    f"at epoch {cluster.epoch} a read quorum {there} of {list(readers)} lacks "
+                    f"{bound_of(wanted)} of {table_name}/{key.decode()}[{clustering}]; "
+                    f"disks hold {states}",
+                )
     return judged
 
 
-def _judge(
-    invariant: str,
-    cluster: ClusterMetadata,
-    replication: Replication,
-    readers: Sequence[NodeId],
-    states: Mapping[NodeId, State],
-    wanted: State,
-    place: Place,
-) -> None:
-    lacking = [node for node in readers if states.get(node, NOTHING) < wanted]
-    quorums = [("", majority(replication.total))]
-    quorums += [(dc, majority(factor)) for dc, factor in dc_factors(replication)]
-    for dc, quorum in quorums:
-        there = [n for n in lacking if not dc or cluster.directory.dc_by_id[n] == dc]
-        if len(there) >= quorum:
-            table, key, clustering = place
-            raise Violation(
-                invariant,
-                f"at epoch {cluster.epoch} a read quorum {there} of {list(readers)} lacks "
-                f"{bound_of(wanted)} of {table}/{key.decode()}[{clustering}]; disks hold {dict(states)}",
-            )
+def _quorums(replication: Replication, scope: str, single: bool) -> list[tuple[str, int]]:
+    """(data centre, how many of its readers make a quorum) that must meet the writes of a scope."""
+    everywhere = ("", majority(replication.total))
+    by_dc = {dc: (dc, majority(factor)) for dc, factor in dc_factors(replication)}
+    if single:
+        return [everywhere, *by_dc.values()]
+    # A data centre that gave its replicas up has handed on what it acknowledged.
+    return [by_dc.get(scope, everywhere)]
