@@ -39,7 +39,7 @@ class PrepareMembership(msgspec.Struct, frozen=True, array_like=True):
     """Begin a change of voters. `size` is given when an operator named the voters: their number, which is
     kept from then on; 0 when the leader chose them.
 
-    `down`: nodes that the submitter saw down; none of them is added.
+    `down`: nodes that the submitter saw down, or given up lately; none of them is added.
     """
 
     additions: tuple[NodeId, ...]
@@ -137,10 +137,16 @@ class AdvanceMembership(msgspec.Struct, frozen=True, array_like=True):
 class CancelMembership(msgspec.Struct, frozen=True, array_like=True):
     """Stop a change: a half-added member is dropped, finished sub-steps stay, and voters are not changed
     automatically until someone asks for it, but for one that would make their number even. Nodes that waited
-    to leave stay."""
+    to leave stay.
+
+    `unreached`: whom the leader gives up, for the present sub-step waits for it in vain; 0 when an operator
+    cancels. The wish behind the change is not over then: other nodes are chosen at once, whoever is to leave
+    still is.
+    """
 
     change: int
     reason: str = ""
+    unreached: NodeId = NodeId(0)
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         service = cluster.service
@@ -148,13 +154,16 @@ class CancelMembership(msgspec.Struct, frozen=True, array_like=True):
         if change.cancelled:
             raise Rejected(f"{change.title()} is being cancelled already")
         _check_text(self.reason)
+        if self.unreached:
+            if not change.adds or change.member != self.unreached:
+                raise Rejected(f"{change.title()} does not wait for node {self.unreached}")
+            return _with(cluster, _taken_back(service, change))
         paused = self.reason or f"change {change.id} was cancelled"
         staying = tuple(
             node for node in service.leaving if node in service.members or not _asked(cluster, node)
         )
         changed = msgspec.structs.replace(
-            service,
-            change=msgspec.structs.replace(change, cancelled=True),
+            _taken_back(service, change),
             leaving=tuple(node for node in service.leaving if node not in staying),
             paused=paused,
         )
@@ -174,7 +183,8 @@ class ServiceWish(enum.StrEnum):
 
 
 class SetService(msgspec.Struct, frozen=True, array_like=True):
-    """One wish of an operator. A node that is to leave loses its vote before it is decommissioned."""
+    """One wish of an operator. A node that is to leave loses its vote before it is decommissioned; a change
+    that was to give it one ends, and others are chosen."""
 
     wish: ServiceWish
     size: int = 0
@@ -221,8 +231,9 @@ class SetService(msgspec.Struct, frozen=True, array_like=True):
         if [info.id for info in eligible(cluster)] == [self.node]:
             raise Rejected(f"node {self.node} is the last node that can vote")
         change = service.change
-        if change is not None and self.node in change.additions:
-            raise Rejected(f"node {self.node} becomes a voter by {change.title()}", hint=_STATUS_HINT)
+        if change is not None and self.node in change.additions[change.index :] and not change.cancelled:
+            # Nobody waits for its vote any more; should it have it by now, it loses it as any voter does.
+            service = _taken_back(service, change)
         leaving = tuple(sorted((*service.leaving, self.node)))
         return msgspec.structs.replace(service, leaving=leaving, paused="")
 
@@ -254,6 +265,11 @@ def without_leaving(service: Service, node: NodeId) -> Service:
     if node not in service.leaving:
         return service
     return msgspec.structs.replace(service, leaving=tuple(n for n in service.leaving if n != node))
+
+
+def _taken_back(service: Service, change: MembershipChange) -> Service:
+    """The sub-step under way is finished or undone, no other one begins."""
+    return msgspec.structs.replace(service, change=msgspec.structs.replace(change, cancelled=True))
 
 
 def _asked(cluster: ClusterMetadata, node: NodeId) -> bool:

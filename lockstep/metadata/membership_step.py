@@ -8,6 +8,7 @@ the log is; an answer that was carried out already is not given again.
     adds N                 N is no member, N has not applied the change WAIT for N
     adds N                 N is no member                               CONFIGURE with learner N
     adds N                 N is learner, its log is behind              WAIT for N
+    adds N                 N is no voter, and no progress for long      SUBMIT cancel, others are chosen
     adds N                 N is learner and caught up                   CONFIGURE with voter N
     adds N                 N is voter                                   SUBMIT advance
     removes N              N is voter, the other group is behind        WAIT
@@ -19,7 +20,7 @@ the log is; an answer that was carried out already is not given again.
     none                   learners                                     CONFIGURE without them
     none                   a leaving node is no voter in either group   START its LEAVE
     none                   voters are not the wanted ones, not paused   SUBMIT prepare
-    none                   paused, and the number of voters is even     SUBMIT prepare without one
+    none                   their number is even, no others to be had    SUBMIT prepare without one
     any                    configuration entry not committed            WAIT
 """
 
@@ -32,7 +33,12 @@ import msgspec
 from lockstep.metadata import group_membership
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.group_membership import Members
-from lockstep.metadata.membership import AdvanceMembership, PrepareMembership, voters_after
+from lockstep.metadata.membership import (
+    AdvanceMembership,
+    CancelMembership,
+    PrepareMembership,
+    voters_after,
+)
 from lockstep.metadata.service import MembershipChange, Service
 from lockstep.metadata.voter_choice import choose_voters, target_size
 from lockstep.values.ids import NodeId
@@ -55,7 +61,8 @@ class Observed(msgspec.Struct, frozen=True):
     reached: newest epoch each node is known to have applied. down: nodes its failure detector convicts.
     lost: voters that were down for longer than the policy tolerates. refused: leaving nodes whose
     decommission was refused lately, with the reason. follows: why the group that follows the voters still
-    needs nodes that vote no more; empty when it needs none.
+    needs nodes that vote no more; empty when it needs none. late: nodes that were to vote and came no nearer
+    to it for long, however alive they seem: none is waited for, none is chosen.
     """
 
     reached: Mapping[NodeId, int] = {}
@@ -63,6 +70,12 @@ class Observed(msgspec.Struct, frozen=True):
     lost: tuple[NodeId, ...] = ()
     refused: Mapping[NodeId, str] = {}
     follows: str = ""
+    late: tuple[NodeId, ...] = ()
+
+    @property
+    def unfit(self) -> tuple[NodeId, ...]:
+        """Nodes that get no vote now."""
+        return tuple(sorted({*self.down, *self.late}))
 
 
 class Configure(msgspec.Struct, frozen=True):
@@ -80,7 +93,7 @@ class Transfer(msgspec.Struct, frozen=True):
 class Submit(msgspec.Struct, frozen=True):
     """Append this entry as the leader that decided it, in the same step."""
 
-    transformation: AdvanceMembership | PrepareMembership
+    transformation: AdvanceMembership | CancelMembership | PrepareMembership
 
 
 class StartLeave(msgspec.Struct, frozen=True):
@@ -141,6 +154,10 @@ def _change_step(
     if change.cancelled:
         return Configure(Members(view.members.voters)) if view.members.learners else advance
     joins = change.adds and member not in view.members.voters
+    if joins and member in observed.late:
+        # Its vote is in no configuration, so nothing was ever decided with it.
+        reason = f"node {member} does not take part: another node is to"
+        return Submit(CancelMembership(change.id, reason, member))
     if joins and member not in view.members.learners and observed.reached.get(member, 0) < change.id:
         # So it runs its part of consensus, and a node that is down never gets into the configuration.
         return Waits("has not applied the change that adds it", member, change.id)
@@ -166,13 +183,15 @@ def _resize(cluster: ClusterMetadata, observed: Observed) -> Action:
     first = next(iter(observed.refused.items()), None)
     if service.paused:
         return _even_out(service, observed)
-    wanted = choose_voters(cluster, down=observed.down, lost=observed.lost)
+    wanted = choose_voters(cluster, down=observed.unfit, lost=observed.lost)
     if wanted == service.voters:
+        if len(wanted) % 2 == 0:
+            return _even_out(service, observed)
         stuck = [node for node in service.leaving if node in service.voters]
         if stuck:
             return Waits("no other node that is up can take its vote", stuck[0])
         if len(service.voters) < target_size(cluster):
-            missing = next(iter(sorted(observed.down)), NodeId(0))
+            missing = next(iter(observed.unfit), NodeId(0))
             return Waits("too few nodes are up for more voters", missing)
         if first is not None:
             return Waits(f"cannot leave yet: {first[1]}", first[0])
@@ -181,12 +200,12 @@ def _resize(cluster: ClusterMetadata, observed: Observed) -> Action:
 
 
 def _even_out(service: Service, observed: Observed) -> Action:
-    """After a cancel between two sub-steps: a voter beyond an odd number costs and carries nothing."""
+    """After an end between two sub-steps: a voter beyond an odd number costs and carries nothing."""
     if len(service.voters) % 2 == 1:
         return Idle()
     extra = max(service.voters, key=lambda node: (node in observed.down, node))
     reason = "an odd number of voters, after a cancel"
-    return Submit(PrepareMembership((), (extra,), reason, down=tuple(sorted(observed.down))))
+    return Submit(PrepareMembership((), (extra,), reason, down=observed.unfit))
 
 
 def plan(
@@ -209,7 +228,7 @@ def plan(
         # The rest follows by the next change; this one keeps the number of voters odd.
         removals = removals[: max(0, len(removals) - (len(additions) - room))]
         additions = additions[:room]
-    return PrepareMembership(tuple(additions), tuple(removals), reason, size, tuple(sorted(observed.down)))
+    return PrepareMembership(tuple(additions), tuple(removals), reason, size, observed.unfit)
 
 
 def _reason(cluster: ClusterMetadata, observed: Observed) -> str:

@@ -18,6 +18,7 @@ from lockstep.consensus.effects import Refused
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.group_membership import Members
+from lockstep.metadata.membership import CancelMembership
 from lockstep.metadata.membership_step import (
     Action,
     Configure,
@@ -32,6 +33,7 @@ from lockstep.metadata.membership_step import (
 )
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import Registry
+from lockstep.node.late_voters import LateVoters
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.messages import Submit as Submission
 from lockstep.node.metadata_state import MetadataState
@@ -101,6 +103,7 @@ class ServiceDriver:
         #: When this leader first found each node silent, in seconds of the steady clock.
         self._silent_since: dict[NodeId, float] = {}
         self._reached: dict[NodeId, int] = {}
+        self._late = LateVoters()
         self._refused: dict[NodeId, str] = {}
         #: What the last look that found nothing to do had looked at.
         self._settled: tuple[object, ...] | None = None
@@ -159,6 +162,7 @@ class ServiceDriver:
         if isinstance(action, Idle):
             self.blocked = None
             return LOOK_MS
+        self._note_progress(action, cluster, driver)
         await self._do(action, driver, processor)
         waits_for_people = isinstance(action, Waits) and cluster.service.change is None
         return LOOK_MS if waits_for_people else STEP_PAUSE_MS
@@ -168,6 +172,7 @@ class ServiceDriver:
         if term != self._term:
             self._term = term
             self._silent_since.clear()
+            self._late.forget()
             self._refused.clear()
             self._settled = None
 
@@ -185,7 +190,22 @@ class ServiceDriver:
         coming = change.additions if change is not None else ()
         reached = {node: self._reached[node] for node in coming if node in self._reached}
         follows = self._follows() if change is not None or cluster.service.leaving else ""
-        return Observed(reached, down, lost, dict(self._refused), follows)
+        return Observed(reached, down, lost, dict(self._refused), follows, self._late.late(now))
+
+    def _note_progress(self, action: Action, cluster: ClusterMetadata, driver: RaftDriver) -> None:
+        """How far the node that is to vote next is, while nothing but that node is waited for."""
+        change, node = cluster.service.change, NodeId(0)
+        if isinstance(action, Waits) and change is not None and change.adds and action.node == change.member:
+            node = action.node
+        member = driver.status().members.get(node)
+        progress = (
+            change.id if change is not None else 0,
+            # What the group could not commit yet no other node can have applied.
+            change is not None and self._state.epoch >= change.id,
+            self._reached.get(node, 0),
+            member.match if member is not None else 0,
+        )
+        self._late.waits(node if progress[1] else NodeId(0), progress, self._runtime.clock.monotonic_s())
 
     # -- doing -------------------------------------------------------------------------------------
 
@@ -197,6 +217,8 @@ class ServiceDriver:
         if isinstance(action, Submit):
             # Judged before anything else happens: what it says of the configuration is true in the log.
             self._runtime.probes.reach("service.submit")
+            if isinstance(action.transformation, CancelMembership):
+                self._log("service.voter_given_up", node=action.transformation.unreached)
             await self._submit(processor, action.transformation)
         elif isinstance(action, Configure):
             self._runtime.probes.reach("service.configure")

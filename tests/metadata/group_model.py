@@ -52,6 +52,8 @@ class Group:
         self.behind: dict[int, int] = {}
         self.reached: dict[NodeId, int] = {}
         self.down: set[NodeId] = set()
+        #: How likely it gives up one that is alive, in each of the first rounds.
+        self.impatience = 0.0
         self.round = 0
         self.lose_leader_at = 0
         self.configurations_seen: list[tuple[int, tuple[int, ...]]] = []
@@ -170,7 +172,11 @@ class Group:
         )
         follows = "behind" if self.draw.random() < 0.2 else ""
         observed = Observed(
-            self.reached, down=tuple(sorted(self.down)), refused=self._refused, follows=follows
+            self.reached,
+            down=tuple(sorted(self.down)),
+            refused=self._refused,
+            follows=follows,
+            late=self._late(),
         )
         action = next_step(self.tip, view, observed)
         self._check_order(action, follows)
@@ -180,6 +186,17 @@ class Group:
             if action.reason.startswith("cannot leave") or action.reason.startswith("too few"):
                 self._idle = 4
         self._do(action)
+
+    def _late(self) -> tuple[NodeId, ...]:
+        """Whom the leader lost its patience with: dead ones, and others where the model is impatient."""
+        change = self.tip.service.change
+        coming = change.additions if change is not None else ()
+        return tuple(
+            node
+            for node in coming
+            if self.draw.random()
+            < (0.1 if node in self.down else self.impatience if self.round < 200 else 0.0)
+        )
 
     def _check_order(self, action: Any, follows: str) -> None:
         """Nobody goes while the other group may need it."""

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.group_membership import Members
 from lockstep.metadata.membership import (
     AdvanceMembership,
     CancelMembership,
@@ -17,9 +18,11 @@ from lockstep.metadata.membership import (
     ServiceWish,
     SetService,
 )
+from lockstep.metadata.membership_step import GroupView, Observed, Submit, next_step
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.transformations import Initialize, Register, SetExtension, UpdateNode
 from lockstep.metadata.voter_choice import choose_voters, crowded_dc, size_for, target_size
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -233,11 +236,89 @@ def test_a_voter_leaves_only_after_it_lost_its_vote() -> None:
     assert made.now.service.leaving == ()
 
 
-def test_a_node_that_is_being_added_as_voter_cannot_leave() -> None:
-    made = plain(3)
-    made.submit(PrepareMembership(ids(2, 3), ()))
-    assert "becomes a voter" in refused(made, SetService(ServiceWish.LEAVE, node=NodeId(3)))
-    assert "is a voter" in refused(made, PrepareOperation(OperationKind.DECOMMISSION, NodeId(3)))
+def test_the_wish_that_a_coming_voter_leaves_ends_its_addition() -> None:
+    for index, node, cancelled in ((0, 2, True), (0, 3, True), (1, 3, True), (1, 2, False)):
+        made = plain(5)
+        made.submit(PrepareMembership(ids(2, 3), ()))
+        change = made.now.epoch
+        if index:
+            made.submit(AdvanceMembership(change, 0, ids(1, 2)))
+        assert "is a voter" in refused(made, PrepareOperation(OperationKind.DECOMMISSION, NodeId(node)))
+        made.submit(SetService(ServiceWish.LEAVE, node=NodeId(node)))
+        service = made.now.service
+        assert service.change is not None and service.change.cancelled is cancelled, (index, node)
+        assert service.leaving == ids(node) and not service.paused
+        group = Group(made, random.Random(index), 0.1)
+        group.run(lambda g=group, n=node: g.quiet or g.tip.service.leaving == ())  # type: ignore[misc]
+        assert NodeId(node) not in group.tip.service.members
+
+
+def test_a_request_to_remove_a_coming_voter_is_queued_and_its_addition_ends() -> None:
+    made = plain(5, (1, 2, 3))
+    made.submit(PrepareMembership(ids(4), ids(1)))
+    made.submit(EnqueueRequest(OperationKind.REMOVE, NodeId(4), actor="operator"))
+    change = made.now.service.change
+    assert change is not None and change.cancelled and made.now.service.leaving == ids(4)
+    assert [request.node for request in made.now.requests.queue] == [4]
+
+
+def test_the_leader_gives_up_only_whom_the_change_waits_for() -> None:
+    made = plain(6, (1, 2, 3))
+    made.submit(PrepareMembership(ids(4, 5), ()))
+    change = made.now.epoch
+    assert "does not wait for node 5" in refused(made, CancelMembership(change, "dead", NodeId(5)))
+    made.submit(AdvanceMembership(change, 0, ids(1, 2, 3, 4)))
+    assert "does not wait for node 4" in refused(made, CancelMembership(change, "dead", NodeId(4)))
+    made.submit(CancelMembership(change, "dead", NodeId(5)))
+    assert not made.now.service.paused, "the wish for five voters is not over"
+    made.submit(AdvanceMembership(change, 1, ids(1, 2, 3, 4)))
+    assert made.now.service.change is None
+    assert choose_voters(made.now, down=ids(5)) == ids(1, 2, 3, 4, 6)
+
+
+def test_a_leaving_node_still_leaves_when_its_substitute_is_given_up() -> None:
+    made = plain(5, (1, 2, 3))
+    made.submit(EnqueueRequest(OperationKind.DECOMMISSION, NodeId(1), actor="operator"))
+    made.submit(PrepareMembership(ids(4), ids(1)))
+    made.submit(CancelMembership(made.now.epoch, "dead", NodeId(4)))
+    assert made.now.service.leaving == ids(1) and made.now.requests.queue
+    assert choose_voters(made.now, down=ids(4)) == ids(2, 3, 5)
+
+
+def test_only_an_addition_without_a_vote_is_given_up() -> None:
+    made = plain(5, (1, 2, 3))
+    made.submit(PrepareMembership(ids(4), ids(1)))
+    observed = Observed(late=ids(4))
+    for members, settled, given_up in (
+        (Members((1, 2, 3)), True, True),
+        (Members((1, 2, 3), (4,)), True, True),
+        (Members((1, 2, 3), (4,)), False, False),
+        (Members((1, 2, 3, 4)), False, False),
+        (Members((1, 2, 3, 4)), True, False),
+    ):
+        action = next_step(made.now, GroupView(NodeId(1), members, settled), observed)
+        entry = action.transformation if isinstance(action, Submit) else None
+        assert isinstance(entry, CancelMembership) is given_up, (members, settled)
+
+
+def test_a_group_grows_around_nodes_that_never_come() -> None:
+    for seed in range(40):
+        group = Group(plain(7), random.Random(seed), 0.1)
+        dead = group.draw.sample(range(2, 8), 2)
+        group.down.update(NodeId(node) for node in dead)
+        group.settle()
+        assert len(group.tip.voters) == 5 and not set(group.tip.voters) & set(dead)
+
+
+def test_without_enough_nodes_that_come_the_number_of_voters_stays_odd() -> None:
+    for seed in range(40):
+        history = plain(6, (1, 2, 3))
+        history.submit(PrepareMembership(ids(4, 5), ()))
+        group = Group(history, random.Random(seed), 0.1)
+        group.down.update(ids(5, 6))
+        group.settle()
+        assert group.tip.voters in (ids(1, 2, 3), ids(1, 2, 4), ids(1, 3, 4), ids(2, 3, 4))
+        assert group.tip.service.change is None
 
 
 def test_the_last_node_that_can_vote_stays_and_a_wish_can_be_taken_back() -> None:
@@ -292,6 +373,7 @@ def test_a_cancel_in_the_middle_leaves_no_half_added_member() -> None:
 def test_random_histories_end_with_record_and_group_equal_and_wanted(seed: int, nodes: int) -> None:
     draw = random.Random(seed)
     group = Group(plain(nodes), draw, draw.choice((0.0, 0.05, 0.3)))
+    group.impatience = draw.choice((0.0, 0.02, 0.2))
     for _ in range(draw.randrange(6)):
         at, node = draw.randrange(1, 80), NodeId(draw.randrange(1, nodes + 1))
         group.at(

@@ -13,9 +13,11 @@ from lockstep.metadata.membership import (
     ServiceWish,
     SetService,
 )
+from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.transformations import SetExtension
 from lockstep.sim.probes import CrashRule
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from tests.node.support import Outcome, Town
@@ -136,6 +138,39 @@ def test_a_dead_addition_is_waited_for_visibly_and_cancel_drops_it() -> None:
         assert town.newest.service.paused and town.newest.voters == ids(1, 2, 3), "evened out, no more"
         assert town.finish(town.submit(1, SetService(ServiceWish.RESUME))).error is None
         town.until(lambda: town.voters_settled and len(town.newest.voters) == 3)
+
+
+def test_a_dead_addition_is_given_up_and_another_node_gets_the_vote() -> None:
+    with Town(founders=4) as town:
+        town.found()
+        town.start(5)
+        town.until(lambda: town.ready(5) and town.voters_settled)
+        town.process(4).crash()
+        change = PrepareMembership(ids(4), (town.newest.voters[0],), size=3)
+        assert town.finish(town.submit(2, change)).error is None
+        town.until(lambda: town.newest.service.change is None, limit_s=40)
+        town.wait(1)
+        assert not town.newest.service.paused
+        town.until(lambda: town.voters_settled)
+        assert len(town.newest.voters) == 3 and 4 not in town.newest.voters
+        given_up = [e for e in town.node(1).state.entries if e.kind == EntryKind.CANCEL_MEMBERSHIP]
+        body = town.node(1).registry.decode(given_up[-1].kind, given_up[-1].body)
+        assert isinstance(body, CancelMembership) and body.unreached == 4
+
+
+def test_a_dead_node_that_was_to_vote_can_be_removed_at_once() -> None:
+    with Town(founders=5) as town:
+        town.found()
+        town.until(lambda: town.voters_settled)
+        dead = next(number for number in range(5, 1, -1) if number not in town.newest.voters)
+        town.process(dead).crash()
+        change = PrepareMembership(ids(dead), (town.newest.voters[0],), size=3)
+        assert town.finish(town.submit(2, change)).error is None
+        wish = EnqueueRequest(OperationKind.REMOVE, NodeId(dead), actor="operator", presumed_dead=True)
+        assert town.finish(town.submit(2, wish)).error is None
+        town.until(lambda: has_left(town, dead), limit_s=8)
+        town.until(lambda: town.voters_settled)
+        assert dead not in town.newest.service.members
 
 
 def test_a_voter_that_leaves_is_substituted_first_whoever_dies_meanwhile() -> None:
