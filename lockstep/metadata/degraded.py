@@ -6,7 +6,7 @@ was repaired, when nobody is left that lacks anything, or when no keyspace is re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -19,6 +19,7 @@ class Degraded(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`missing`: replicas that may lack writes of before `since_epoch`; empty when writes may be nowhere.
 
     `inherited`: those that owned the range at once at that epoch, whatever they had stored of it before.
+    `keyspaces`: those that were replicated this way then; others may be by now. Empty: all.
     """
 
     replication: Replication
@@ -26,6 +27,10 @@ class Degraded(msgspec.Struct, frozen=True, array_like=True, dict=True):
     since_epoch: int
     missing: tuple[NodeId, ...]
     inherited: tuple[NodeId, ...] = ()
+    keyspaces: tuple[str, ...] = ()
+
+    def is_about(self, keyspace: str) -> bool:
+        return not self.keyspaces or keyspace in self.keyspaces
 
     @property
     def lacking(self) -> tuple[NodeId, ...]:
@@ -56,6 +61,16 @@ def without_range(
         else:
             kept.append(one)
     return tuple(kept)
+
+
+def carried(degraded: Iterable[Degraded], keyspace: str, to: Replication) -> tuple[Degraded, ...]:
+    """The lines of `degraded`, which are of one replication, as they are of a keyspace that leaves it for
+    another one."""
+    return tuple(
+        msgspec.structs.replace(line, replication=to, keyspaces=(keyspace,))
+        for line in degraded
+        if line.is_about(keyspace)
+    )
 
 
 def of_replications(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.degraded import Degraded, of_replications
+from lockstep.metadata.degraded import Degraded, carried, of_replications
 from lockstep.metadata.placing import moves_data, placements_for, refuse_while_locked
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import keyspace_busy
@@ -82,9 +82,8 @@ def _carried(cluster: ClusterMetadata, schema: Schema) -> tuple[Degraded, ...]:
     for before, after in cluster.schema.keyspaces_changed_in(schema):
         if before is None or after is None or before.replication == after.replication or not before.by_name:
             continue
-        for line in cluster.degraded:
-            if line.replication == before.replication:
-                lines[msgspec.structs.replace(line, replication=after.replication)] = None
+        left = (line for line in cluster.degraded if line.replication == before.replication)
+        lines.update(dict.fromkeys(carried(left, before.name, after.replication)))
     return tuple(lines)
 
 

@@ -12,9 +12,7 @@ from collections.abc import Callable
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.metadata_state import MetadataState
-from lockstep.node.work import table_ids
 from lockstep.runtime.ports import Runtime
-from lockstep.schema.model import Replication
 from lockstep.storage.engine import StorageEngine
 from lockstep.values.errors import DiskRefused
 from lockstep.values.tokens import Range
@@ -40,8 +38,8 @@ class InheritedRanges:
         if all(line.since_epoch <= self._done_epoch for line in cluster.degraded):
             return
         try:
-            for replication, range_ in inherited_ranges(cluster, self._own_id(), self._done_epoch):
-                self._engine.forget(table_ids(cluster, replication), range_)
+            for tables, range_ in inherited_ranges(cluster, self._own_id(), self._done_epoch):
+                self._engine.forget(tables, range_)
                 self._runtime.probes.reach("inherited.wiped")
             sequence = self._engine.keep_local_fact(_MARK, cluster.epoch.to_bytes(8, "big"))
         except DiskRefused:
@@ -58,10 +56,22 @@ class InheritedRanges:
 
 def inherited_ranges(
     cluster: ClusterMetadata, node: int, after_epoch: int
-) -> list[tuple[Replication, Range]]:
-    """What the node has owned at once since then."""
+) -> list[tuple[tuple[int, ...], Range]]:
+    """Tables, and what of them the node has owned at once since then.
+
+    Not tables of keyspaces that came to be replicated this way later: they owed nothing to who was given up,
+    and a node that was away hears of both at once.
+    """
     return [
-        (line.replication, line.range)
+        (
+            tuple(
+                table.id
+                for keyspace in cluster.schema.keyspaces
+                if keyspace.replication == line.replication and line.is_about(keyspace.name)
+                for table in keyspace.tables
+            ),
+            line.range,
+        )
         for line in cluster.degraded
         if line.since_epoch > after_epoch and node in line.inherited
     ]

@@ -118,6 +118,7 @@ def _degraded(
     """Ranges with replicas that got nothing, and those whose last sure copy was on the node: replicas that an
     earlier removal left without writes are sure of nothing."""
     dc_of = cluster.directory.dc_by_id.__getitem__
+    names = tuple(k.name for k in cluster.schema.keyspaces if k.replication == replication)
     found = []
     for delta in deltas:
         whole = Transition(replication, delta.range, delta.old, delta.new)
@@ -126,7 +127,7 @@ def _degraded(
             if piece.gained or lost:
                 # Where nobody is sure to have a write, it does not help that those leave who surely lack it.
                 missing = () if lost else piece.gained
-                found.append(Degraded(replication, piece.range, epoch, missing, piece.gained))
+                found.append(Degraded(replication, piece.range, epoch, missing, piece.gained, names))
     return found
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import Held, holders
-from lockstep.metadata.degraded import Degraded
+from lockstep.metadata.degraded import Degraded, carried
 from lockstep.metadata.operations import Operation, OperationKind, Transition
 from lockstep.metadata.placing import moves_data
 from lockstep.metadata.requests import Request, keyspace_busy
@@ -187,20 +187,20 @@ def with_replication(cluster: ClusterMetadata, name: str, to: Replication, epoch
         cluster,
         schema=cluster.schema.with_keyspace(moved),
         placements=Placements(tuple(rings[replication] for replication in sorted(rings))),
-        degraded=_degraded(cluster.degraded, keyspace.replication, to, keyspace.replication in others),
+        degraded=_degraded(cluster.degraded, keyspace, to, keyspace.replication in others),
     )
 
 
 def _degraded(
-    degraded: Sequence[Degraded], replication: Replication, to: Replication, kept: bool
+    degraded: Sequence[Degraded], keyspace: Keyspace, to: Replication, kept: bool
 ) -> tuple[Degraded, ...]:
-    """The lines with those of `replication` also, or only, said of `to`; each line once."""
+    """The lines with those of the keyspace's replication also, or only, said of `to`; each line once."""
     lines: dict[Degraded, None] = {}
     for line in degraded:
-        if line.replication != replication or kept:
+        if line.replication != keyspace.replication or kept:
             lines[line] = None
-        if line.replication == replication:
-            lines[msgspec.structs.replace(line, replication=to)] = None
+        if line.replication == keyspace.replication:
+            lines.update(dict.fromkeys(carried((line,), keyspace.name, to)))
     return tuple(lines)
 
 

@@ -259,7 +259,8 @@ def test_a_change_that_moves_nothing_is_immediate_and_keeps_degraded_ranges() ->
     entry = ChangeSchema(AlterKeyspace("ks", options(network(dc1=3))))
     after = entry.apply(history.now, history.now.epoch + 1)
     assert after.schema.by_name["ks"].replication == network(dc1=3)
-    assert after.degraded == (structs.replace(line, replication=network(dc1=3)),)
+    moved = structs.replace(line, replication=network(dc1=3), keyspaces=("ks",))
+    assert after.degraded == (moved,)
 
 
 def test_degraded_ranges_follow_the_keyspace_and_stay_with_those_that_share_its_ring() -> None:
