@@ -67,7 +67,7 @@ class _Rhythm:
     """Sums are of whole microseconds, so that they do not drift as intervals come and go."""
 
     __slots__ = (
-        "_limits", "_squares", "_sum", "expected_s", "heard_s", "intervals_us", "measured_s",
+        "_limits", "_squares", "_sum", "excused_s", "expected_s", "heard_s", "intervals_us", "measured_s",
         "silent_after_s", "slow_after_s",
     )  # fmt: skip
 
@@ -75,6 +75,8 @@ class _Rhythm:
         self._limits = limits
         self.heard_s = now_s
         self.measured_s = now_s
+        #: Part of the silence in which nobody listened.
+        self.excused_s = 0.0
         self.expected_s = expected_s
         self.intervals_us: deque[int] = deque()
         self._sum = self._squares = 0
@@ -84,6 +86,7 @@ class _Rhythm:
 
     def hear(self, now_s: float) -> None:
         self.heard_s = max(self.heard_s, now_s)
+        self.excused_s = 0.0
         self._measure(now_s)
         self._set()
 
@@ -107,6 +110,10 @@ class _Rhythm:
         self.expected_s = interval_s
         self._set()
 
+    def excuse(self, deaf_s: float, now_s: float) -> None:
+        self.excused_s = min(self.excused_s + deaf_s, max(0.0, now_s - self.heard_s))
+        self._set()
+
     def mean_s(self) -> float:
         """Never below the expected rhythm: that a node spoke more often promises nothing."""
         count = len(self.intervals_us)
@@ -122,7 +129,8 @@ class _Rhythm:
         return max(floor_s, sqrt(max(0.0, variance)) / _US)
 
     def phi(self, now_s: float) -> float:
-        return phi_of((now_s - self.heard_s - self.mean_s()) / self.deviation_s())
+        silent_s = now_s - self.heard_s - self.excused_s
+        return phi_of((silent_s - self.mean_s()) / self.deviation_s())
 
     def allowed_s(self, deviations: float) -> float:
         """The silence that stays below so many deviations, within the bounds."""
@@ -130,8 +138,9 @@ class _Rhythm:
         return min(longest_s, self.mean_s() + deviations * self.deviation_s())
 
     def _set(self) -> None:
-        self.slow_after_s = self.heard_s + self.allowed_s(self._limits.slow)
-        self.silent_after_s = self.heard_s + self.allowed_s(self._limits.suspect)
+        since_s = self.heard_s + self.excused_s
+        self.slow_after_s = since_s + self.allowed_s(self._limits.slow)
+        self.silent_after_s = since_s + self.allowed_s(self._limits.suspect)
 
 
 class FailureDetector:
@@ -159,6 +168,11 @@ class FailureDetector:
         else:
             rhythm.hear(now_s)
 
+    def excuse(self, deaf_s: float, now_s: float) -> None:
+        """This node itself stood still for so long until now: that silence speaks against nobody."""
+        for rhythm in self._rhythms.values():
+            rhythm.excuse(deaf_s, now_s)
+
     def alive(self, node: int, now_s: float) -> bool:
         rhythm = self._rhythms.get(node)
         return rhythm is not None and now_s <= rhythm.silent_after_s
@@ -183,7 +197,7 @@ class FailureDetector:
         rhythm = self._rhythms.get(node)
         if rhythm is None:
             return "never heard"
-        silent_s = now_s - rhythm.heard_s
+        silent_s = now_s - rhythm.heard_s - rhythm.excused_s
         verb = "alive" if now_s <= rhythm.silent_after_s else "suspected"
         allowed_s = rhythm.allowed_s(self._limits.suspect)
         return f"{verb}: silent for {silent_s:.1f} s, {allowed_s:.1f} s allowed"
@@ -202,4 +216,5 @@ class FailureDetector:
             assert len(rhythm.intervals_us) <= WINDOW, f"rhythm of node {node}"
             assert rhythm.measured_s <= rhythm.heard_s, f"rhythm of node {node}"
             assert rhythm.slow_after_s <= rhythm.silent_after_s, f"rhythm of node {node}"
-            assert rhythm.silent_after_s == rhythm.heard_s + allowed_s, f"rhythm of node {node}"
+            since_s = rhythm.heard_s + rhythm.excused_s
+            assert rhythm.silent_after_s == since_s + allowed_s, f"rhythm of node {node}"

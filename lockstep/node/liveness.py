@@ -27,6 +27,8 @@ from lockstep.values.ids import NodeId
 
 #: Between two rounds of pings; the detector needs a few from one node to suspect it.
 PING_INTERVAL_MS = 500
+#: A node that wakes so much later than it meant to was not listening: paused, or its machine overloaded.
+PAUSED_MS = 500
 #: An answer that takes longer is no sign of life.
 PING_TIMEOUT_MS = 2000
 
@@ -179,11 +181,19 @@ class Liveness:
             groups = max(1, -(-len(chosen) // PINGED_AT_ONCE))
             for first in range(0, groups * PINGED_AT_ONCE, PINGED_AT_ONCE):
                 self._ping(chosen[first : first + PINGED_AT_ONCE])
-                await asyncio.sleep(PING_INTERVAL_MS / 1000 / groups)
+                await self._rest(PING_INTERVAL_MS / 1000 / groups)
             for node in self._state.current.directory.nodes:
                 alive = self.alive(node.id)
                 if self._opinions.get(node.id, alive) != alive:
                     self._tell(node.id, alive)
+
+    async def _rest(self, seconds: float) -> None:
+        """Sleep; what was slept too much is silence that this node made itself."""
+        due_s = self._monotonic_s() + seconds
+        await asyncio.sleep(seconds)
+        now_s = self._monotonic_s()
+        if now_s - due_s > PAUSED_MS / 1000:
+            self._detector.excuse(now_s - due_s, now_s)
 
     def _chosen(self) -> tuple[int, ...]:
         """Whom this round asks; the detector is told how often that is."""

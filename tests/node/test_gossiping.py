@@ -137,3 +137,20 @@ def test_a_removal_that_was_asked_for_just_now_begins() -> None:
         cluster = msgspec.structs.replace(town.newest, requests=Requests((request,), (), 2))
         wanted = PrepareOperation(OperationKind.REMOVE, NodeId(3), request_id=1)
         assert town.node(1).topology._reconsidered(cluster, wanted) == wanted
+
+
+@pytest.mark.parametrize("paused_s", [12.0, 30.0])
+def test_a_node_that_was_paused_takes_nobody_for_dead_when_it_goes_on(paused_s: float) -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.wait(3.0)
+        told: list[tuple[int, bool]] = []
+        town.node(1).liveness.listen(lambda node, alive: told.append((int(node), alive)))
+        town.process(1).pause_for(paused_s)
+        town.wait(paused_s + 3.0)
+        assert told == [] and all(town.node(1).liveness.alive(node) for node in (2, 3, 4))
+        town.process(4).crash()
+        town.wait(3.0)
+        assert told == [(4, False)], "a dead one is found out as ever"
