@@ -1,7 +1,8 @@
 """Requests for topology operations, as the metadata keeps them from the wish to the end.
 
 Invariant: a node, and a keyspace, has at most one request that is queued or running; every running operation
-belongs to exactly one running request; a request ends once, and what ended stays readable for a while.
+belongs to exactly one running request; a request ends once, and what ended stays readable for a while. A
+change of replication may go back into the queue between two of its steps, and no other request ever does.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     target: Replication | None = None
     #: Whoever asked says that the node counts as dead, whatever is heard of it.
     presumed_dead: bool = False
+    #: What the keyspace had before, where an earlier part of the walk to `target` has ended; None elsewhere.
+    original: Replication | None = None
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -225,6 +228,14 @@ def keyspace_busy(request: Request) -> Rejected:
 def _running(request: Request, operation_id: int, epoch: int) -> Request:
     return msgspec.structs.replace(
         request, state=RequestState.RUNNING, operation_id=operation_id, began_epoch=epoch
+    )
+
+
+def rested(requests: Requests, operation_id: int, original: Replication) -> Requests:
+    """The requests once a change of replication gives way between two of its steps: it is queued again."""
+    request = requests.by_operation[operation_id]
+    return requests.with_changed(
+        msgspec.structs.replace(request, state=RequestState.QUEUED, operation_id=0, original=original)
     )
 
 

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation, Transition
+from lockstep.metadata.operations import Operation, Stage, Transition
 from lockstep.placement.quorums import DcOf, dc_factors, majority
+from lockstep.schema.model import Replication
 from lockstep.topology.stages import Drain, Side, StageRow, Work, side_of, stage_row
 from lockstep.topology.streams import StreamTask, filled_nodes
 from lockstep.values.ids import NodeId
@@ -152,17 +153,40 @@ def _must_drain(
 def _group_needs(transition: Transition, side: Side, row: StageRow, dc_of: DcOf) -> list[GroupNeed]:
     """Where counts change with the step, both may be in use on the union, and the weaker one decides."""
     members = tuple(sorted(side_of(transition, side)))
-    pending = transition.gained if row.pending_votes and side is Side.UNION else ()
-    before, after = transition.replication, transition.replication_after
-    counts = {Side.OLD: (before,), Side.NEW: (after,), Side.UNION: (before, after)}[side]
     needs: dict[GroupNeed, None] = {}
-    for replication in dict.fromkeys(counts):
-        needs[GroupNeed(members, majority(replication.total) + len(pending), "")] = None
+    for replication, beside in _counts(transition, side, row):
+        needs[GroupNeed(members, majority(replication.total) + len(beside), "")] = None
         for dc, factor in dc_factors(replication):
             local = tuple(node for node in members if dc_of(node) == dc)
-            extra = sum(dc_of(node) == dc for node in pending)
+            extra = sum(dc_of(node) == dc for node in beside)
             needs[GroupNeed(local, majority(factor) + extra, dc)] = None
     return [need for need in needs if len(need.members) >= need.quorum]
+
+
+def _counts(
+    transition: Transition, side: Side, row: StageRow
+) -> tuple[tuple[Replication, tuple[NodeId, ...]], ...]:
+    """What is counted on a side, and the nodes whose answers are asked for beside it.
+
+    A change of replication is about all ranges, so also about those that only a dead node had, and must not
+    wait for it for ever. Where a range only gains replicas or only loses some, the union is counted as
+    coordinators do. The old group alone is left out once both sides were written: whoever counts it is
+    refused by all that heard of that, which was a barrier of its own. And so it is on the way back, where
+    those that have not heard of it use what everyone comes back to.
+    """
+    before, after = transition.replication, transition.replication_after
+    pending = transition.gained if row.pending_votes else ()
+    changes = transition.new_replication is not None and not (transition.gained and transition.lost)
+    if side is Side.NEW:
+        return ((after, ()),)
+    if side is Side.OLD:
+        kept = not changes or row.stage in (Stage.PREPARED, Stage.WRITE_BOTH_READ_OLD)
+        return ((before, ()),) if kept else ()
+    if changes:
+        return (before, transition.gained), (after, transition.lost)
+    if before != after:
+        return (before, pending), (after, pending)
+    return ((before, pending),)
 
 
 def evaluate(

@@ -233,11 +233,14 @@ def check_endings(before: ClusterMetadata, after: ClusterMetadata) -> tuple[str,
 
 
 def _walk_problems(after: ClusterMetadata, operation: Operation) -> Iterator[str]:
-    """A change of replication ends at its target, or at its original when it was taken back."""
+    """A change of replication ends at its target, or its original when taken back, or rests one step on."""
     rolled_back = operation.stage is Stage.ROLLBACK_TO_NORMAL
     back = operation.is_cancelled or rolled_back
     wanted = operation.path[0] if back else operation.path[-1]
-    if operation.is_stopped and not rolled_back:
+    request = after.requests.by_keyspace.get(operation.keyspace)
+    if request is not None and request.original is not None:
+        wanted = operation.path[operation.at + 1]
+    elif operation.is_stopped and not rolled_back:
         wanted = operation.path[operation.at - 1]
     elif operation.is_stopped:
         wanted = operation.path[operation.at]

@@ -1,8 +1,9 @@
 """Who gives way to whom: the order of the queue, and what may interrupt what, as one table.
 
 Invariant: every kind of request has a row. Nothing that runs is ever interrupted for something that waits:
-only an operator's cancel, or its own work that cannot succeed, sends it back. What waits is passed by what
-goes before it, and by what may begin while it may not; but not for ever (see `is_passed_over`).
+only an operator's cancel, or its own work that cannot succeed, sends it back. Between two of its steps a
+change of replication rests in the queue for what mends a dead node and may begin then. What waits is passed
+by what goes before it, and by what may begin while it may not; but not for ever (see `is_passed_over`).
 """
 
 from __future__ import annotations

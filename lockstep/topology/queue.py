@@ -20,7 +20,7 @@ from lockstep.metadata.requests import Request
 from lockstep.topology.held_ranges import HeldRanges
 from lockstep.topology.planning import EXCLUDED, Change, full_change
 from lockstep.topology.precedence import BY_KIND, is_passed_over
-from lockstep.topology.transformations import PrepareOperation
+from lockstep.topology.transformations import preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import (
@@ -69,20 +69,6 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 NOTHING = Choice()
-
-
-def preparation(request: Request, request_id: int) -> PrepareOperation:
-    """The entry that begins the operation a request asks for."""
-    return PrepareOperation(
-        request.kind,
-        request.node,
-        request.tokens,
-        request_id=request_id,
-        replaced=request.replaced,
-        source_dc=request.source_dc,
-        keyspace=request.keyspace,
-        target=request.target,
-    )
 
 
 def departing(request: Request) -> NodeId:

@@ -19,9 +19,9 @@ from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState, 
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.schema.model import Replication
 from lockstep.topology.planning import STATES
-from lockstep.topology.queue import departing, judged_anew, preparation, taking_part
+from lockstep.topology.queue import departing, judged_anew, taking_part
 from lockstep.topology.replication_change import wanted_keyspace
-from lockstep.topology.transformations import CancelOperation
+from lockstep.topology.transformations import CancelOperation, preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REQUESTS_LIVE_MAX, SERVICE_TEXT_CHARACTERS_MAX, TOKENS_PER_NODE_MAX
@@ -193,6 +193,8 @@ def _with_wish(cluster: ClusterMetadata, node: NodeId, epoch: int) -> ClusterMet
 def _ended(
     cluster: ClusterMetadata, request: Request, state: RequestState, outcome: str, epoch: int
 ) -> ClusterMetadata:
+    if request.original is not None:
+        outcome = f"{outcome}; it stopped at {cluster.schema.by_name[request.keyspace].replication.text()}"
     return msgspec.structs.replace(
         cluster,
         requests=cluster.requests.with_ended(request.id, state, outcome, epoch),

@@ -22,7 +22,13 @@ from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barri
 from lockstep.topology.requests import FailRequest
 from lockstep.topology.stages import DELETING, STREAMING, Work, replication_at, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
-from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.topology.transformations import (
+    AdvanceOperation,
+    CancelOperation,
+    PrepareOperation,
+    can_go_back,
+    preparation,
+)
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -163,7 +169,7 @@ def _queue_step(cluster: ClusterMetadata, reports: Reports) -> Propose | None:
     """The entry that begins the request that goes first, or ends one that never can."""
     choice = queue.choose(cluster, reports.follows)
     if choice.run is not None:
-        return Propose(queue.preparation(choice.run, choice.run.id), 0)
+        return Propose(preparation(choice.run, choice.run.id), 0)
     if choice.fails is not None:
         return Propose(FailRequest(choice.fails[0].id), 0)
     return None
@@ -180,13 +186,21 @@ def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> 
         )
     open_orders = [order for order in orders if _report(reports, order) is not WorkReport.DONE]
     state = barrier_state(operation, cluster, reports, open_orders)
+    advice = _advice(operation, cluster)
     if not state.passed:
-        return _wait(operation, [(m.node, _missing_text(cluster, m)) for m in state.missing])
+        unheard = _unheard(cluster, reports) if advice else ()
+        return _wait(
+            operation,
+            [
+                (m.node, _missing_text(cluster, m) + (advice if m.node in unheard else ""))
+                for m in state.missing
+            ],
+        )
     # Where there is no way back, what failed is asked for until somebody has mended what it failed by.
     starting = [order for order in open_orders if _report(reports, order) is not WorkReport.RUNNING]
     starved = [task for order in starting for task in order.tasks if not task.sources]
     if starved:
-        return _wait(operation, [(task.target, _starved_text(task)) for task in starved])
+        return _wait(operation, [(task.target, _starved_text(task) + advice) for task in starved])
     if starting:
         return RunWorkOrders(tuple(starting))
     if open_orders:
@@ -301,6 +315,19 @@ def _missing_text(cluster: ClusterMetadata, missing: Missing) -> str:
 
 def _starved_text(task: StreamTask) -> str:
     return f"too few live replicas of ({task.range.left}, {task.range.right}] to stream from"
+
+
+def _advice(operation: Operation, cluster: ClusterMetadata) -> str:
+    """The way out of a change of replication that a dead node holds up; empty where a cancel does not help.
+
+    It and the removal or replacement of that node would else wait for each other.
+    """
+    row = stage_row(operation.kind, operation.stage)
+    if not operation.keyspace or row.on_failure is None or not can_go_back(operation):
+        return ""
+    request = cluster.requests.by_operation[operation.id]
+    where = " and stops there" if operation.is_returning else ""
+    return f"; if nodes stay away, `lockstep topology cancel {request.id}` takes this step back{where}"
 
 
 def _running_text(reports: Reports, order: WorkOrder) -> str:

@@ -20,6 +20,7 @@ from lockstep.placement.placements import Placements, ReplicaGroup
 from lockstep.placement.shapes import Shape, shape_of
 from lockstep.schema.model import Replication
 from lockstep.topology.planning import STATES, Change, full_change, plan, refuse_unsafe_change
+from lockstep.topology.precedence import BY_KIND
 from lockstep.topology.replication_change import with_replication
 from lockstep.topology.replication_walk import step_ended, walk_begun
 from lockstep.topology.running import (
@@ -34,6 +35,7 @@ from lockstep.topology.stages import TABLES, Side, Work, group_at, replication_a
 from lockstep.topology.streams import pieces, shunned
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
+from lockstep.values.limits import REQUESTS_PLANNED_MAX
 
 
 class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
@@ -120,7 +122,7 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"{operation.title()} is in step {operation.step}, not {self.step}")
         row = stage_row(operation.kind, operation.stage)
         if row.next is None and operation.keyspace:
-            return step_ended(_handed_on(cluster, operation), operation, epoch)
+            return step_ended(_handed_on(cluster, operation), operation, epoch, _gives_way)
         if row.next is None or operation.moves_nothing:
             return _ended(cluster, operation, epoch)
         return _entered(cluster, operation, row.next, epoch)
@@ -161,6 +163,34 @@ class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
         if not self.failed:
             return entered
         return msgspec.structs.replace(entered, requests=failing(cluster.requests, operation.id))
+
+
+def preparation(request: Request, request_id: int) -> PrepareOperation:
+    """The entry that begins the operation a request asks for."""
+    return PrepareOperation(
+        request.kind,
+        request.node,
+        request.tokens,
+        request_id=request_id,
+        replaced=request.replaced,
+        source_dc=request.source_dc,
+        keyspace=request.keyspace,
+        target=request.target,
+    )
+
+
+def _gives_way(between: ClusterMetadata) -> bool:
+    """Whether what mends a dead node is queued and may begin between two steps of a change of replication."""
+    mending = [request for request in between.requests.queue if not BY_KIND[request.kind].is_held_back]
+    return any(_may_begin(between, request) for request in mending[:REQUESTS_PLANNED_MAX])
+
+
+def _may_begin(cluster: ClusterMetadata, request: Request) -> bool:
+    try:
+        preparation(request, request.id).apply(cluster, cluster.epoch + 1)
+    except Rejected:
+        return False
+    return True
 
 
 def can_go_back(operation: Operation) -> bool:

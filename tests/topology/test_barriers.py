@@ -117,14 +117,23 @@ def twin(cluster: ClusterMetadata, operation: Operation, aware: set[NodeId]) -> 
         if row.work.value in ("wipe", "stream") and not set(transition.gained) <= aware:
             return False
         members = {Side.OLD: transition.old, Side.NEW: transition.new, Side.UNION: transition.union}
-        by_side = {side: counts_of(transition.replication) for side in (Side.OLD, Side.UNION)}
+        by_side = {Side.OLD: counts_of(transition.replication)}
         by_side[Side.NEW] = counts_of(transition.replication_after)
-        by_side[Side.UNION] = by_side[Side.OLD] + by_side[Side.NEW]
-        for side, (dc, factor) in ((used, count) for used in row.in_use for count in by_side[used]):
+        cases = [(used, used, count) for used in row.in_use if used in by_side for count in by_side[used]]
+        one_way = bool(operation.keyspace) and not (transition.gained and transition.lost)
+        if one_way and row.stage in (Stage.WRITE_BOTH_READ_NEW, Stage.ROLLBACK_TO_NORMAL):
+            # Whoever counts the old group alone is refused since both were written, or does no harm.
+            cases = [case for case in cases if case[0] is not Side.OLD]
+        if Side.UNION in row.in_use:
+            sides = (Side.OLD, Side.NEW) if operation.keyspace else (Side.OLD,)
+            cases += [(Side.UNION, beside, count) for beside in sides for count in by_side[beside]]
+        for side, beside, (dc, factor) in cases:
             local = [n for n in members[side] if dc in (None, cluster.directory.by_id[n].dc)]
             quorum = factor // 2 + 1
-            if operation.stage is Stage.ROLLBACK_TO_NORMAL and side is Side.UNION:
-                quorum += sum(1 for n in transition.gained if n in local)
+            if side is Side.UNION and (one_way or operation.stage is Stage.ROLLBACK_TO_NORMAL):
+                # As coordinators count: with those that only the other side has.
+                others = transition.lost if one_way and beside is Side.NEW else transition.gained
+                quorum += sum(1 for n in others if n in local)
             if any(not set(choice) & aware for choice in itertools.combinations(local, quorum)):
                 return False
     return True

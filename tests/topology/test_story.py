@@ -8,9 +8,8 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.metadata.operations import OperationKind
 from lockstep.topology import story
-from lockstep.topology.queue import preparation
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
-from lockstep.topology.transformations import AdvanceOperation
+from lockstep.topology.transformations import AdvanceOperation, preparation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, simple, started
 
