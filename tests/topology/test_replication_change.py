@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from lockstep.metadata.degraded import Degraded
+from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.metadata.requests import Policy, RequestState
 from lockstep.metadata.schema_change import ChangeSchema
@@ -17,18 +18,22 @@ from lockstep.placement.deltas import same_placement
 from lockstep.replication.plans import PlanBook
 from lockstep.schema.changes import AlterKeyspace, CreateKeyspace, CreateTable, DropKeyspace, NewColumn
 from lockstep.schema.model import ColumnKind, Replication
-from lockstep.topology.invariants import check_restored, violations
+from lockstep.topology.barriers import barrier_need, evaluate
+from lockstep.topology.force_remove import ForceRemove
+from lockstep.topology.invariants import check_restored, check_stale_coordinators, violations
 from lockstep.topology.preview import preview
+from lockstep.topology.queue import Rule, Waiting, why
 from lockstep.topology.replication_steps import replication_steps
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.stages import TABLES
-from lockstep.topology.step import Propose, Reports, step, work_orders
+from lockstep.topology.step import Idle, Propose, Reports, Wait, step, work_orders
 from lockstep.topology.streams import filled_nodes, refills, stream_plan
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import Consistency, NodeId
 from tests.metadata.histories import History, founder, network, registry, simple
-from tests.topology.drills import Coordinator, refused
+from tests.topology.drills import Coordinator, refused, run_out
 
+NONE = Waiting(0, Rule.TURN, "")
 STAGES = [row.stage for row in TABLES[OperationKind.REPLICATION] if row.stage is not Stage.ROLLBACK_TO_NORMAL]
 
 
@@ -430,3 +435,187 @@ def test_what_only_a_replica_that_goes_has_is_given_to_one_that_lacks_writes(bef
         )
         tasks = [task for task in stream_plan(value.operations[0], value, ()) if task.range == stays.range]
         assert [task.sources for task in tasks] == [gone] * 3
+
+
+def removal(node: int) -> EnqueueRequest:
+    return EnqueueRequest(OperationKind.REMOVE, NodeId(node), presumed_dead=True)
+
+
+def driven_to_rest(history: History) -> None:
+    """Advance until the walk rests in the queue."""
+    while history.now.operations:
+        advance(history)
+    assert history.now.requests.by_keyspace["ks"].state is RequestState.QUEUED
+
+
+def test_between_two_steps_a_walk_gives_way_to_the_removal_of_a_dead_node_and_goes_on_after_it() -> None:
+    history = with_table(7, simple(2))
+    change(history, simple(5))
+    while history.now.operations[0].step < 2:
+        advance(history)
+    history.submit(removal(4))
+    assert (
+        "replication_change of keyspace ks"
+        in (why(history.now, history.now.requests.queue[0]) or NONE).reason
+    )
+    driven_to_rest(history)
+    assert replication_of(history) == simple(4)
+    request = history.now.requests.by_keyspace["ks"]
+    assert request.original == simple(2) and not history.now.locks and not history.now.sessions
+    for body in (DropKeyspace("ks"), AlterKeyspace("ks", options(simple(2)))):
+        assert "request 1 (replication_change of keyspace ks)" in refused(history, ChangeSchema(body))
+    world = Coordinator(history, random.Random(3), dead=(NodeId(4),))
+    kinds = []
+    while world.round():
+        kinds += [operation.kind for operation in history.now.operations if operation.kind not in kinds]
+    assert kinds == [OperationKind.REMOVE, OperationKind.REPLICATION]
+    assert replication_of(history) == simple(5)
+    assert [one.state for one in history.now.requests.ended] == [RequestState.DONE] * 2
+    all_sound(history)
+
+
+def test_a_cancel_after_a_rest_leads_back_to_where_the_walk_began() -> None:
+    history = with_table(6, simple(1))
+    change(history, simple(4))
+    history.submit(removal(4))
+    driven_to_rest(history)
+    Coordinator(history, random.Random(3), dead=(NodeId(4),))
+    history.submit(PrepareOperation(OperationKind.REMOVE, NodeId(4), request_id=2))
+    run_out(history, 2)
+    resumed = step(history.now, Reports())
+    assert isinstance(resumed, Propose)
+    history.submit(resumed.transformation)
+    operation = history.now.operations[0]
+    assert (operation.path, operation.at) == (tuple(simple(n) for n in (1, 2, 3, 4)), 1)
+    history.submit(CancelRequest(1, "no"))
+    finish(history)
+    assert replication_of(history) == simple(1)
+    assert history.now.requests.ended[-1].outcome == "no"
+    all_sound(history)
+
+
+def test_a_walk_that_is_cancelled_while_it_rests_says_where_it_stopped() -> None:
+    history = with_table(6, simple(1))
+    change(history, simple(4))
+    history.submit(removal(4))
+    driven_to_rest(history)
+    history.submit(CancelRequest(1, "no"))
+    ended = history.now.requests.ended[-1]
+    assert ended.state is RequestState.CANCELLED and ended.outcome == "no; it stopped at SimpleStrategy 2"
+    assert replication_of(history) == simple(2)
+    history.submit(ChangeSchema(DropKeyspace("ks")))
+    all_sound(history)
+
+
+def test_a_walk_that_is_on_its_way_back_or_whose_removal_cannot_begin_does_not_rest() -> None:
+    history = with_table(6, simple(1))
+    change(history, simple(4))
+    history.submit(removal(4))
+    while history.now.operations[0].stage is not Stage.CLEANUP:
+        advance(history)
+    history.submit(CancelRequest(1, "no"))
+    finish(history)
+    assert replication_of(history) == simple(1)
+    assert history.now.requests.ended[-1].state is RequestState.CANCELLED
+    voting = with_table(6, simple(1))
+    change(voting, simple(3))
+    voting.submit(structs.replace(removal(1)))
+    while voting.now.operations:
+        advance(voting)
+    assert replication_of(voting) == simple(3), "node 1 votes, so its removal could not have begun"
+    all_sound(history)
+
+
+def test_a_change_waits_for_nodes_that_are_shut_out_and_would_get_ranges() -> None:
+    history = with_table(4, simple(1))
+    history.submit(ExcludeNodes((NodeId(3),), "drill"))
+    refusal = EnqueueRequest(
+        OperationKind.REPLICATION, NodeId(0), policy=Policy.REFUSE, keyspace="ks", target=simple(2)
+    )
+    assert "node 3 is excluded and would get range" in refused(history, refusal)
+    change(history, simple(2), Policy.WAIT)
+    assert isinstance(step(history.now, Reports()), Idle)
+    waiting = why(history.now, history.now.requests.queue[0])
+    assert waiting is not None and (waiting.rule, waiting.node) == (Rule.EXCLUSION, NodeId(3))
+    history.submit(IncludeNodes((NodeId(3),), (history.now.epoch,)))
+    assert isinstance(step(history.now, Reports()), Propose)
+
+
+def test_a_walk_rests_before_a_step_that_gives_ranges_to_a_node_that_was_shut_out_meanwhile() -> None:
+    history = with_table(4, simple(1))
+    change(history, simple(3))
+    while history.now.operations[0].stage is not Stage.CLEANUP:
+        advance(history)
+    history.submit(ExcludeNodes((NodeId(3),), "drill"))
+    driven_to_rest(history)
+    assert replication_of(history) == simple(2)
+    assert (why(history.now, history.now.requests.queue[0]) or NONE).rule is Rule.EXCLUSION
+    history.submit(IncludeNodes((NodeId(3),), (history.now.epoch,)))
+    Coordinator(history, random.Random(1)).finish()
+    assert replication_of(history) == simple(3)
+    all_sound(history)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3])
+def test_what_a_dead_node_holds_up_names_the_cancel_and_the_node_can_be_removed_then(factor: int) -> None:
+    history = with_table(6, simple(factor))
+    change(history, simple(factor + 1))
+    world = Coordinator(history, random.Random(2), dead=(NodeId(3),))
+    while world.round():
+        pass
+    stuck = step(history.now, world.reports())
+    assert isinstance(stuck, Wait)
+    advice = "if nodes stay away, `lockstep topology cancel 1` takes this step back"
+    assert [node for node, text in stuck.blockers if advice in text] == [NodeId(3)]
+    if factor > 1:
+        history.submit(removal(3))
+    history.submit(CancelRequest(1, "node 3 is gone"))
+    world.finish()
+    assert history.now.operations == ()
+    if factor == 1:
+        # Some ranges were on it alone.
+        assert "only node 3 is sure to have" in refused(history, removal(3))
+        history.submit(ForceRemove(NodeId(3), "gone"))
+    ended = [one.state for one in history.now.requests.ended]
+    assert ended == [RequestState.CANCELLED, RequestState.DONE][: len(ended)]
+    all_sound(history)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_coordinator_however_stale_misses_a_quorum_of_a_change_whatever_lags(seed: int) -> None:
+    rng = random.Random(seed)
+    settings = [simple(n) for n in (1, 2, 3, 4, 5)] + [
+        network(dc1=n, dc2=m) for n in (1, 2) for m in (0, 1, 3)
+    ]
+    before, after = rng.sample(settings, 2)
+    history = with_table(6, before, dcs=2, racks=rng.randint(1, 2))
+    change(history, after, Policy.WAIT)
+    world = Coordinator(history, rng, dead=(NodeId(rng.randint(1, 6)),) if seed % 3 == 0 else ())
+    for _ in range(400):
+        epoch = history.now.epoch
+        if not world.round():
+            break
+        if rng.random() < 0.03 and history.now.operations:
+            history.tried(CancelRequest(1, "drill"))
+        if history.now.epoch != epoch:
+            assert check_stale_coordinators(history.values[-9:], world.seen) == ()
+    all_sound(history)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_once_reads_moved_a_dead_node_that_comes_or_goes_holds_up_no_step_from_or_to_one(
+    before: int, after: int
+) -> None:
+    history = with_table(4, simple(before))
+    change(history, simple(after))
+    while history.now.operations[0].stage is not Stage.WRITE_BOTH_READ_NEW:
+        advance(history)
+    transition = history.now.operations[0].transitions[0]
+    dead = transition.gained or transition.lost
+    # Of the other ranges that node may be the one that is needed.
+    alone = structs.replace(history.now.operations[0], transitions=(transition,))
+    need = barrier_need(alone, history.now)
+    seen = {node.id: history.now.epoch for node in history.now.directory.nodes if node.id not in dead}
+    assert evaluate(need, seen, seen).passed
+    stays = {node: epoch for node, epoch in seen.items() if node not in transition.new[:1]}
+    assert not evaluate(need, stays, stays).passed
