@@ -12,6 +12,7 @@ EXEMPT = (
     "lockstep/runtime/real/",
     "lockstep/sim/guard.py",
     "lockstep/sim/runner.py",
+    "lockstep/sim/workers.py",
     "lockstep/local/",
     "lockstep/cli/",
     "lockstep/spark/",

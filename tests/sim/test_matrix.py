@@ -104,6 +104,18 @@ def test_a_planted_bug_fails_cells() -> None:
     assert result.invariant == "REP-3"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "replication_up/write_both_read_new/entry/target/lost",  # it is taken back twice, to between two steps
+        "remove/prepared/work/source/lost",  # the dead node and the lost one are to vote, and are given up
+    ],
+)
+def test_what_waits_for_two_lost_nodes_comes_to_its_end(name: str) -> None:
+    (result,) = report.run_group([cell(name)], 1)
+    assert result.violation == ""
+
+
 def test_an_end_differs_by_tokens_places_and_groups() -> None:
     one, two, three = NodeId(1), NodeId(2), NodeId(3)
     whole = Range(TOKEN_MIN, 10)

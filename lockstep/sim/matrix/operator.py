@@ -13,7 +13,6 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.membership import CancelMembership, ServiceWish, SetService
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import Request
@@ -73,6 +72,8 @@ class CellOperator(Operators):
             self._given_up(before, after)
 
     def _ended(self, operation: Operation, after: ClusterMetadata) -> None:
+        if operation.is_stopped:
+            return  # Taken back a second time, it ends between two steps: the watch knows where.
         if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.is_cancelled:
             found = check_restored(self._before[operation.id], after)
             if found:
@@ -192,21 +193,9 @@ class CellOperator(Operators):
 
         self.cluster.processes[name].submit(submit, "cancel")
 
-    async def _mend_voters(self, runtime: Runtime, strike: Strike) -> None:
-        """A change of the voters that counts on the lost node is taken back; the next one does not."""
-        change = self.cluster.newest.service.change
-        if change is not None and not change.cancelled and strike.lost in change.additions:
-            await self.submit(
-                runtime, EntryKind.CANCEL_MEMBERSHIP, CancelMembership(change.id, "a node is lost")
-            )
-        if self.cluster.newest.service.paused and self.cluster.newest.service.change is None:
-            await self.submit(runtime, EntryKind.SET_SERVICE, SetService(ServiceWish.RESUME))
-
     async def _clear_up(self, runtime: Runtime, strike: Strike, running: Operation | None) -> None:
         """After a node was lost for good."""
         newest, lost = self.cluster.newest, strike.lost
-        if self.cluster.world.now_ns - strike.at_ns > _PATIENCE_S * 1e9:
-            await self._mend_voters(runtime, strike)
         info = newest.directory.by_id[lost]
         if running is not None:
             waited_s = (self.cluster.world.now_ns - strike.at_ns) / 1e9

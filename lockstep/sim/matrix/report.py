@@ -6,11 +6,8 @@ exit code follow from (cells, seed) alone.
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
-import os
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -19,6 +16,7 @@ from lockstep.sim.matrix.cells import Cell, chosen, why_not
 from lockstep.sim.matrix.pairs import pairwise
 from lockstep.sim.matrix.run import CellResult, Ending, run_cell, undisturbed
 from lockstep.sim.report import story_text
+from lockstep.sim.workers import spread, timed
 from lockstep.values.errors import ConfigurationError
 
 #: Which cells have the same undisturbed run.
@@ -71,16 +69,8 @@ def _run_all(cells: Sequence[Cell], seed: int) -> Iterator[CellResult]:
     for cell in cells:
         groups.setdefault((cell.kind, cell.factor), []).append(cell)
     parts = [g[at : at + _AT_ONCE_MAX] for g in groups.values() for at in range(0, len(g), _AT_ONCE_MAX)]
-    jobs = min(os.cpu_count() or 1, len(parts))
-    if jobs <= 1:
-        for part in parts:
-            yield from run_group(part, seed)
-        return
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(jobs, context) as pool:
-        waiting = [pool.submit(run_group, part, seed) for part in parts]
-        for done in concurrent.futures.as_completed(waiting):
-            yield from done.result()
+    for results in spread(partial(run_group, seed=seed), parts):
+        yield from results
 
 
 def run_group(cells: Sequence[Cell], seed: int) -> list[CellResult]:
@@ -94,9 +84,8 @@ def run_group(cells: Sequence[Cell], seed: int) -> list[CellResult]:
         ]
     results = []
     for cell in cells:
-        began = time.process_time()
-        result, _ = run_cell(cell, seed, wanted)
-        results.append(msgspec.structs.replace(result, cpu_s=time.process_time() - began))
+        (result, _), cpu_s = timed(partial(run_cell, cell, seed, wanted))
+        results.append(msgspec.structs.replace(result, cpu_s=cpu_s))
     return results
 
 
