@@ -26,7 +26,7 @@ from lockstep.replication.messages import (
 )
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.stream_progress import StreamCounts, StreamView
-from lockstep.replication.throttle import Throttle
+from lockstep.replication.throttle import Throttle, Turns
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.sorted_file import FORMAT_VERSION, FileSummary, RangeFiles
 from lockstep.storage.store import Pair
@@ -85,6 +85,8 @@ class _OpenStream:
         self.ended = False
         self.closed = False
         self.used_s = 0.0
+        #: Parts whose turn has not come: their askers were told to ask again.
+        self.turns: Turns = {}
 
 
 class StreamService:
@@ -199,7 +201,8 @@ class StreamService:
             raise NotReplica(f"file {request.number} of this stream is not here")
         if not 0 < request.size <= STREAM_PART_BYTES:
             raise NotReplica(f"a part has at most {STREAM_PART_BYTES} bytes, not {request.size}")
-        if not await self.throttle.take(request.size, STREAM_WAIT_MS):
+        what = request.number, request.offset
+        if not await self.throttle.take(request.size, STREAM_WAIT_MS, stream.turns, what):
             return StreamPart(b"")
         disk = self._runtime.disk
         try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
-from lockstep.replication.throttle import BURST_S, Throttle
+import pytest
+
+from lockstep.replication.throttle import BURST_S, Throttle, Turns
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.world import World
 
@@ -50,6 +53,48 @@ def test_nobody_waits_for_long_without_hearing_of_it() -> None:
     passed = virtual(10, [[100], [100]])
     assert passed[0][0] == 0
     assert 9.0 < passed[1][0] < 12.5
+
+
+def shares(rate: int, streams: int, parts_ahead: int) -> list[float]:
+    """What share each stream gets that asks for some parts at once; each began after the last."""
+    moved = [0] * streams
+    seconds = 120.0
+
+    async def main(runtime: Runtime) -> None:
+        throttle = Throttle(runtime.clock, rate)
+        size = throttle.part_bytes(256 * 1024)
+
+        async def parts(stream: int, turns: Turns, number: int) -> None:
+            for offset in itertools.count():
+                # A round trip later it asks again.
+                while not await throttle.take(size, 2000, turns, (number, offset)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.3)
+                moved[stream] += size
+                await asyncio.sleep(0.001)
+
+        async def one(stream: int) -> None:
+            await asyncio.sleep(stream / 2)
+            turns: Turns = {}
+            await asyncio.gather(*(parts(stream, turns, number) for number in range(parts_ahead)))
+
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(one(stream) for stream in range(streams)))
+        except TimeoutError:
+            pass
+
+    world = World(seed=1)
+    world.process("n1", "10.0.0.1").start(main)
+    world.run_for(seconds + 10)
+    assert not world.errors, world.errors
+    assert sum(moved) <= rate * (seconds + BURST_S) + 2 * 256 * 1024
+    assert sum(moved) > 0.8 * rate * seconds, "and what is allowed is used"
+    return [one / sum(moved) for one in moved]
+
+
+@pytest.mark.parametrize(("rate", "streams"), [(200_000, 2), (1_000_000, 4), (4_000_000, 8)])
+def test_streams_that_began_later_get_their_share_at_any_rate(rate: int, streams: int) -> None:
+    assert min(shares(rate, streams, 8)) > 0.7 / streams
 
 
 def test_no_rate_holds_nothing_back() -> None:
