@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from lockstep.metadata import cdc
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.entries import LogEntry, verify_chain
 from lockstep.metadata.registry import Registry
@@ -57,6 +58,8 @@ def _validate_changed(before: ClusterMetadata, after: ClusterMetadata) -> None:
             if known.get(ring.replication) is not ring:
                 ring.validate()
         assert tuple(ring.replication for ring in after.placements.rings) == after.replications
+    if after.generations is not before.generations:
+        cdc.validate(after.generations)
     changed = (
         after.operations is not before.operations
         or after.locks is not before.locks

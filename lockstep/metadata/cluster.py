@@ -10,6 +10,8 @@ from functools import cached_property
 
 import msgspec
 
+from lockstep.metadata import cdc
+from lockstep.metadata.cdc import Generation
 from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.directory import EMPTY_DIRECTORY, Directory, NodeInfo
 from lockstep.metadata.exclusions import Exclusion
@@ -62,6 +64,8 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     degraded: tuple[Degraded, ...] = ()
     #: What all nodes can do and do, and since when the nodes' support is as it is.
     features: FeatureState = NO_FEATURES
+    #: Generations of change data capture, oldest first.
+    generations: tuple[Generation, ...] = ()
 
     @property
     def features_enabled(self) -> tuple[str, ...]:
@@ -113,6 +117,7 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         self.placements.validate()
         self.service.validate()
         self.features.validate()
+        cdc.validate(self.generations)
         assert tuple(ring.replication for ring in self.placements.rings) == self.replications
         excluded = [exclusion.node for exclusion in self.excluded]
         assert excluded == sorted(set(excluded)), "the exclude list is sorted by node"
@@ -173,6 +178,7 @@ class _ClusterImage(msgspec.Struct, frozen=True, array_like=True):
     excluded: tuple[Exclusion, ...] = ()
     degraded: tuple[Degraded, ...] = ()
     features: FeatureState = NO_FEATURES
+    generations: tuple[Generation, ...] = ()
 
 
 _IMAGE_DECODER = codec.decoder(_ClusterImage)
@@ -201,6 +207,7 @@ def encode_cluster(cluster: ClusterMetadata) -> bytes:
         cluster.excluded,
         cluster.degraded,
         cluster.features,
+        cluster.generations,
     )
     return codec.encode(image)
 
@@ -226,4 +233,5 @@ def decode_cluster(data: bytes) -> ClusterMetadata:
         image.excluded,
         image.degraded,
         image.features,
+        image.generations,
     )

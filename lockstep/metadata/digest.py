@@ -72,6 +72,7 @@ def part_digests(cluster: ClusterMetadata) -> tuple[tuple[str, bytes], ...]:
         ("excluded", _joined(cluster.excluded)),
         ("degraded", _joined(cluster.degraded)),
         ("features", blake(codec.encode(cluster.features))),
+        ("generations", _joined(cluster.generations)),
         ("service", blake(codec.encode(cluster.service))),
         ("extensions", cluster.extensions.digest),
         ("recent_ids", cluster.recent_ids.digest),

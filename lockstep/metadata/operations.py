@@ -29,11 +29,13 @@ class Stage(enum.StrEnum):
     """Position of an operation.
 
     A kind begins with `prepared`, or `join_group0` when a node comes in, and drops the old side in
-    `new_only`, or `left_token_ring` when a node departs.
+    `new_only`, or `left_token_ring` when a node departs. `commit_cdc_generation` is that of a node which
+    joins with tokens: the ring gets streams of change data capture for its ranges as they will be.
     """
 
     PREPARED = "prepared"
     JOIN_GROUP0 = "join_group0"
+    COMMIT_CDC_GENERATION = "commit_cdc_generation"
     WRITE_BOTH_READ_OLD = "write_both_read_old"
     WRITE_BOTH_READ_NEW = "write_both_read_new"
     NEW_ONLY = "new_only"

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from lockstep.metadata.cdc import Generation
 from lockstep.metadata.cluster import ClusterMetadata, Identity
 from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.directory import Directory, NodeInfo
@@ -56,6 +57,7 @@ class Section(enum.IntEnum):
     REQUEST = 11
     EXCLUDED = 12
     DEGRADED = 13
+    GENERATION = 14
     #: After all that may come.
     END = 255
 
@@ -129,6 +131,8 @@ def _items(cluster: ClusterMetadata) -> Iterator[tuple[Section, Any]]:
         yield Section.EXCLUDED, exclusion
     for degraded in cluster.degraded:
         yield Section.DEGRADED, degraded
+    for generation in cluster.generations:
+        yield Section.GENERATION, generation
 
 
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
@@ -145,6 +149,7 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     Section.REQUEST: codec.decoder(Request),
     Section.EXCLUDED: codec.decoder(Exclusion),
     Section.DEGRADED: codec.decoder(Degraded),
+    Section.GENERATION: codec.decoder(Generation),
     Section.END: codec.decoder(int),
 }
 #: Sections whose items are in the order of the stream but belong to the item before them.
@@ -230,6 +235,7 @@ class SnapshotDecoder:
             excluded=tuple(parts[Section.EXCLUDED]),
             degraded=tuple(parts[Section.DEGRADED]),
             features=head.features,
+            generations=tuple(parts[Section.GENERATION]),
         )
 
     def _take_schema(self, image: SchemaImage) -> None:

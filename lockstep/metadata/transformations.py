@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from lockstep.metadata.cdc import first_generation
 from lockstep.metadata.cluster import ClusterMetadata, Identity
 from lockstep.metadata.directory import Directory, NodeInfo, NodeState
 from lockstep.metadata.feature_names import BASE_FEATURES, FeatureState, lacking
@@ -48,13 +49,15 @@ class Initialize(msgspec.Struct, frozen=True, array_like=True):
     """The first entry. Founders get ids 1..n in the given order and are normal at once; the first of them
     owns tokens. What all of them can do is enabled at once.
 
-    `voters` are positions' ids (1..n); empty means the first founder.
+    `voters` are positions' ids (1..n); empty means the first founder. `at_ms` is the founder's wall clock:
+    from then on the first generation of change data capture counts.
     """
 
     cluster_id: str
     cluster_name: str
     founders: tuple[Founder, ...]
     voters: tuple[NodeId, ...] = ()
+    at_ms: int = 0
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         if cluster.epoch != 0:
@@ -77,6 +80,7 @@ class Initialize(msgspec.Struct, frozen=True, array_like=True):
             directory=directory,
             service=Service(wanted),
             features=FeatureState(tuple(sorted(common)), epoch),
+            generations=(first_generation(self.cluster_id, directory.circle.tokens, self.at_ms, epoch),),
         )
 
     @staticmethod

@@ -247,6 +247,7 @@ class Founding:
                     )
                     for founder, owned in zip(described, tokens, strict=True)
                 ),
+                at_ms=self._runtime.clock.wall_us() // 1000,
             ),
             SUBMIT_TIMEOUT_MS,
         )

@@ -222,6 +222,7 @@ class TopologyDriver:
             follows=self.follows(),
             guards={**self._guards, own: GuardReport(cluster.epoch, self._stragglers())},
             relaxed=self._relaxed,
+            at_ms=self._runtime.clock.wall_us() // 1000,
         )
 
     def _relax(self, cluster: ClusterMetadata, reports: Reports) -> None:

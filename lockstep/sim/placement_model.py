@@ -15,6 +15,7 @@ BEFORE, AFTER, BOTH = 0, 1, 2
 SIDES: Final = {
     "prepared": (BEFORE, BEFORE),
     "join_group0": (BEFORE, BEFORE),
+    "commit_cdc_generation": (BEFORE, BEFORE),
     "write_both_read_old": (BEFORE, BOTH),
     "write_both_read_new": (AFTER, BOTH),
     "new_only": (AFTER, AFTER),

@@ -118,10 +118,14 @@ def barrier_need(
 
 
 def _may_hold_guards(operation: Operation, cluster: ClusterMetadata) -> tuple[NodeId, ...]:
-    """Who worked under the session that closed when the present stage was entered."""
-    if len(operation.history) < 2:
+    """Who worked under the session that closed when the present stage was entered, or just before: the stage
+    that commits a generation has no work, and may be cancelled before its own barrier has passed."""
+    earlier = [stage for stage, _ in operation.history[:-1]]
+    if earlier and earlier[-1] is Stage.COMMIT_CDC_GENERATION:
+        earlier.pop()
+    if not earlier:
         return ()
-    former = stage_row(operation.kind, operation.history[-2][0])
+    former = stage_row(operation.kind, earlier[-1])
     if former.work in (Work.WIPE, Work.STREAM):
         return filled_nodes(operation, cluster)
     return (operation.node,) if former.work is Work.REBUILD else ()

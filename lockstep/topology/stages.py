@@ -93,9 +93,24 @@ _ROLLBACK = StageRow(
 )
 
 
-def _range_movement(first: Stage, last: Stage) -> tuple[StageRow, ...]:
+#: Of a kind that makes a generation of change data capture, between its first stage and the next: its
+#: replicas learn of the generation before it is published. Nothing is sent elsewhere yet.
+_COMMIT_CDC_GENERATION = StageRow(
+    stage=Stage.COMMIT_CDC_GENERATION,
+    writes=Side.OLD,
+    reads=Side.OLD,
+    in_use=(Side.OLD, Side.UNION),
+    barrier=True,
+    drain=Drain.NONE,
+    work=Work.NONE,
+    next=Stage.WRITE_BOTH_READ_OLD,
+    on_failure=Stage.ROLLBACK_TO_NORMAL,
+)
+
+
+def _range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tuple[StageRow, ...]:
     """The rows of a kind that moves ranges; `first` and `last` name the stages before and after both sides
-    are written."""
+    are written. `before_writes` come after the first."""
     return (
         StageRow(
             stage=first,
@@ -105,9 +120,10 @@ def _range_movement(first: Stage, last: Stage) -> tuple[StageRow, ...]:
             barrier=True,
             drain=Drain.NONE,
             work=Work.WIPE,
-            next=Stage.WRITE_BOTH_READ_OLD,
+            next=before_writes[0].stage if before_writes else Stage.WRITE_BOTH_READ_OLD,
             on_failure=Stage.ROLLBACK_TO_NORMAL,
         ),
+        *before_writes,
         StageRow(
             stage=Stage.WRITE_BOTH_READ_OLD,
             writes=Side.UNION,
@@ -185,7 +201,7 @@ _REFILL = (
 #: Stage rows of each kind, the first stage first. A node that comes in begins with join_group0; where a node
 #: departs, left_token_ring is the stage from which nobody counts it any more.
 TABLES: Mapping[OperationKind, tuple[StageRow, ...]] = {
-    OperationKind.BOOTSTRAP: _range_movement(Stage.JOIN_GROUP0, Stage.NEW_ONLY),
+    OperationKind.BOOTSTRAP: _range_movement(Stage.JOIN_GROUP0, Stage.NEW_ONLY, _COMMIT_CDC_GENERATION),
     OperationKind.DECOMMISSION: _range_movement(Stage.PREPARED, Stage.LEFT_TOKEN_RING),
     OperationKind.MOVE: _range_movement(Stage.PREPARED, Stage.NEW_ONLY),
     OperationKind.REPLACE: _range_movement(Stage.JOIN_GROUP0, Stage.LEFT_TOKEN_RING),

@@ -54,7 +54,7 @@ class Reports(msgspec.Struct, frozen=True):
     None when each source drains by itself before it answers a stream request that carries the stage's
     epoch. follows: why the group that follows the voters still needs nodes that vote no more. guards: what
     nodes said of sessions that closed; None as for drains. relaxed: (operation, stage epoch) of barriers
-    whose quorums within data centres operators let go.
+    whose quorums within data centres operators let go. at_ms: the coordinator's wall clock.
     """
 
     acknowledged: Mapping[NodeId, int] = {}
@@ -65,6 +65,7 @@ class Reports(msgspec.Struct, frozen=True):
     follows: str = ""
     guards: Mapping[NodeId, GuardReport] | None = None
     relaxed: tuple[tuple[int, int], ...] = ()
+    at_ms: int = 0
 
 
 class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
@@ -205,7 +206,8 @@ def decide(operation: Operation, cluster: ClusterMetadata, reports: Reports) -> 
         return RunWorkOrders(tuple(starting))
     if open_orders:
         return _wait(operation, [(order.node, _running_text(reports, order)) for order in open_orders])
-    return Propose(AdvanceOperation(operation.id, operation.stage, operation.step), operation.id)
+    at_ms = reports.at_ms if Stage.COMMIT_CDC_GENERATION in (row.stage, row.next) else 0
+    return Propose(AdvanceOperation(operation.id, operation.stage, operation.step, at_ms), operation.id)
 
 
 def _wait(operation: Operation, blockers: list[tuple[NodeId, str]]) -> Wait:

@@ -19,6 +19,7 @@ from lockstep.metadata.requests import Request, begun, failing, finished
 from lockstep.placement.placements import Placements, ReplicaGroup
 from lockstep.placement.shapes import Shape, shape_of
 from lockstep.schema.model import Replication
+from lockstep.topology import generations
 from lockstep.topology.planning import STATES, Change, full_change, plan, refuse_unsafe_change
 from lockstep.topology.precedence import BY_KIND
 from lockstep.topology.replication_change import with_replication
@@ -107,12 +108,14 @@ class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
 class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
     """Leave `stage` for the next one; leaving the last stage ends the operation and releases its locks.
 
-    `step` is that of an operation which goes through its stages more than once, and 0 for others.
+    `step` is that of an operation which goes through its stages more than once, and 0 for others. `at_ms` is
+    the coordinator's wall clock, for the timestamp of a generation of change data capture.
     """
 
     operation_id: int
     stage: Stage
     step: int = 0
+    at_ms: int = 0
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         operation = _running(cluster, self.operation_id)
@@ -125,6 +128,10 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
             return step_ended(_handed_on(cluster, operation), operation, epoch, _gives_way)
         if row.next is None or operation.moves_nothing:
             return _ended(cluster, operation, epoch)
+        if row.next is Stage.COMMIT_CDC_GENERATION:
+            cluster = generations.committed(cluster, operation, self.at_ms, epoch)
+        elif row.stage is Stage.COMMIT_CDC_GENERATION:
+            cluster = generations.published(cluster, operation, self.at_ms, epoch)
         return _entered(cluster, operation, row.next, epoch)
 
 
@@ -159,7 +166,7 @@ class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
         if target is None:
             entered = msgspec.structs.replace(cluster, operations=_with(cluster, cancelled))
         else:
-            entered = _entered(cluster, cancelled, target, epoch)
+            entered = _entered(generations.dropped(cluster, operation), cancelled, target, epoch)
         if not self.failed:
             return entered
         return msgspec.structs.replace(entered, requests=failing(cluster.requests, operation.id))

@@ -319,3 +319,12 @@ SIZE_PAIRS_PER_QUESTION_MAX: Final = 40_000
 SIZE_PAIRS_PER_RANGE_MIN: Final = 100
 #: Sentences of one story that are told, the newest ones: some screens full.
 STORY_EVENTS_MAX: Final = 500
+#: How far a write to a table with change data capture may be ahead of a coordinator's clock, and the clock of
+#: a coordinator ahead of another's: clocks that time servers keep differ by far less.
+CDC_LEEWAY_MS: Final = 5000
+#: As long as the news of a generation of change data capture may take to any node that serves: nobody waits
+#: for it, and a node that a restart or a broken link kept from the log has caught up by then.
+CDC_RING_DELAY_MS: Final = 30_000
+#: Generations kept at once, with eight bytes a token each: more than two only when nodes join faster than
+#: generations take effect. Then the newest one that has not makes room.
+CDC_GENERATIONS_KEPT_MAX: Final = 8

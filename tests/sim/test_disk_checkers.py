@@ -148,7 +148,8 @@ def test_a_pending_replica_that_holds_something_of_its_ranges_is_refused() -> No
     found = history()
     found.submit(Register("host-4", "10.0.0.4", 7000, 9042, 7080, "dc1", "r1", "1"))
     found.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (50,)))
-    after = found.submit(AdvanceOperation(1, Stage.JOIN_GROUP0))
+    found.submit(AdvanceOperation(1, Stage.JOIN_GROUP0))
+    after = found.submit(AdvanceOperation(1, Stage.COMMIT_CDC_GENERATION))
     operation = after.operations[0]
     with World(1) as world:
         empty = store(world, "a", after, [], 0)

@@ -51,6 +51,7 @@ def test_a_barrier_names_the_node_that_still_holds_guards_of_the_closed_session(
 def test_only_a_stage_that_closed_a_session_with_work_asks_for_guards() -> None:
     for stage, expected in (
         (Stage.JOIN_GROUP0, ()),
+        (Stage.COMMIT_CDC_GENERATION, (X,)),
         (Stage.WRITE_BOTH_READ_OLD, (X,)),
         (Stage.WRITE_BOTH_READ_NEW, (X,)),
         (Stage.NEW_ONLY, ()),

@@ -67,73 +67,79 @@ BOOTSTRAP = """\
 (150, 200] BC BC @2
 (200, 300] CA CA @2
 (300, max] AB AB @2
-5 write_both_read_old, node bootstrapping, session operation-1-write_both_read_old
-(min, 100] AB ABX @5
-(100, 150] BC BCX @5
+5 commit_cdc_generation, node bootstrapping, session -
+(min, 100] AB AB @2
+(100, 150] BC BC @2
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AB ABX @5
-6 write_both_read_new, node bootstrapping, session -
-(min, 100] AX AXB @6
-(100, 150] XB XBC @6
+(300, max] AB AB @2
+6 write_both_read_old, node bootstrapping, session operation-1-write_both_read_old
+(min, 100] AB ABX @6
+(100, 150] BC BCX @6
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AX AXB @6
-7 new_only, node bootstrapping, session -
-(min, 100] AX AX @7
-(100, 150] XB XB @7
+(300, max] AB ABX @6
+7 write_both_read_new, node bootstrapping, session -
+(min, 100] AX AXB @7
+(100, 150] XB XBC @7
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AX AX @7
-8 cleanup, node bootstrapping, session operation-1-cleanup
-(min, 100] AX AX @7
-(100, 150] XB XB @7
+(300, max] AX AXB @7
+8 new_only, node bootstrapping, session -
+(min, 100] AX AX @8
+(100, 150] XB XB @8
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AX AX @7
-9 finished, node normal, session -
-(min, 100] AX AX @7
-(100, 150] XB XB @7
+(300, max] AX AX @8
+9 cleanup, node bootstrapping, session operation-1-cleanup
+(min, 100] AX AX @8
+(100, 150] XB XB @8
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AX AX @7"""
+(300, max] AX AX @8
+10 finished, node normal, session -
+(min, 100] AX AX @8
+(100, 150] XB XB @8
+(150, 200] BC BC @2
+(200, 300] CA CA @2
+(300, max] AX AX @8"""
 
 DECOMMISSION = """\
-10 prepared, node decommissioning, session operation-2-prepared
-(min, 100] AX AX @7
-(100, 150] XB XB @7
+11 prepared, node decommissioning, session operation-2-prepared
+(min, 100] AX AX @8
+(100, 150] XB XB @8
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AX AX @7
-11 write_both_read_old, node decommissioning, session operation-2-write_both_read_old
-(min, 100] AX AXB @11
-(100, 150] XB XBC @11
+(300, max] AX AX @8
+12 write_both_read_old, node decommissioning, session operation-2-write_both_read_old
+(min, 100] AX AXB @12
+(100, 150] XB XBC @12
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AX AXB @11
-12 write_both_read_new, node decommissioning, session -
-(min, 100] AB ABX @12
-(100, 150] BC BCX @12
+(300, max] AX AXB @12
+13 write_both_read_new, node decommissioning, session -
+(min, 100] AB ABX @13
+(100, 150] BC BCX @13
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AB ABX @12
-13 left_token_ring, node decommissioning, session -
-(min, 100] AB AB @13
-(100, 150] BC BC @13
+(300, max] AB ABX @13
+14 left_token_ring, node decommissioning, session -
+(min, 100] AB AB @14
+(100, 150] BC BC @14
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AB AB @13
-14 cleanup, node decommissioning, session operation-2-cleanup
-(min, 100] AB AB @13
-(100, 150] BC BC @13
+(300, max] AB AB @14
+15 cleanup, node decommissioning, session operation-2-cleanup
+(min, 100] AB AB @14
+(100, 150] BC BC @14
 (150, 200] BC BC @2
 (200, 300] CA CA @2
-(300, max] AB AB @13
-15 finished, node left, session -
-(min, 100] AB AB @13
-(100, 200] BC BC @13
+(300, max] AB AB @14
+16 finished, node left, session -
+(min, 100] AB AB @14
+(100, 200] BC BC @14
 (200, 300] CA CA @2
-(300, max] AB AB @13"""
+(300, max] AB AB @14"""
 
 
 def test_a_bootstrap_and_the_leave_of_the_same_node_step_by_step() -> None:
@@ -184,7 +190,7 @@ def test_a_step_is_taken_once() -> None:
     history.submit(JOIN_X)
     history.submit(AdvanceOperation(1, Stage.JOIN_GROUP0))
     message = refused(history, AdvanceOperation(1, Stage.JOIN_GROUP0))
-    assert message == "operation 1 (bootstrap of node 4) is in stage write_both_read_old, not join_group0"
+    assert message == "operation 1 (bootstrap of node 4) is in stage commit_cdc_generation, not join_group0"
     assert refused(history, AdvanceOperation(9, Stage.JOIN_GROUP0)) == "operation 9 is not running"
 
 

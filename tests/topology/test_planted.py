@@ -53,7 +53,7 @@ def all_violations(history: History) -> list[str]:
     return [line for before, after in pairs for line in violations(before, after)]
 
 
-SKIPS_ADDING_WRITES = with_row(Stage.JOIN_GROUP0, next=Stage.WRITE_BOTH_READ_NEW)
+SKIPS_ADDING_WRITES = with_row(Stage.COMMIT_CDC_GENERATION, next=Stage.WRITE_BOTH_READ_NEW)
 DROPS_OLD_WRITES_WITH_READS = with_row(Stage.WRITE_BOTH_READ_OLD, next=Stage.NEW_ONLY)
 READS_NEW_AT_ONCE = with_row(Stage.WRITE_BOTH_READ_OLD, reads=Side.NEW)
 BUGS = [SKIPS_ADDING_WRITES, DROPS_OLD_WRITES_WITH_READS, READS_NEW_AT_ONCE]

@@ -35,7 +35,11 @@ def test_every_kind_has_a_sound_table(kind: OperationKind) -> None:
         (Stage.NEW_ONLY, {"writes": Side.OLD}, "reads new and writes only old"),
         (Stage.NEW_ONLY, {"barrier": False}, "has no barrier"),
         (Stage.NEW_ONLY, {"in_use": (Side.UNION,)}, "does not count its own groups"),
-        (Stage.JOIN_GROUP0, {"next": Stage.WRITE_BOTH_READ_NEW}, "changes reads and writes at once"),
+        (
+            Stage.COMMIT_CDC_GENERATION,
+            {"next": Stage.WRITE_BOTH_READ_NEW},
+            "changes reads and writes at once",
+        ),
         (Stage.WRITE_BOTH_READ_OLD, {"next": Stage.NEW_ONLY}, "changes reads and writes at once"),
         (Stage.WRITE_BOTH_READ_OLD, {"work": Work.NONE}, "reads new replicas that were never filled"),
         (Stage.WRITE_BOTH_READ_NEW, {"on_failure": Stage.ROLLBACK_TO_NORMAL}, "although reads have moved"),

@@ -191,7 +191,7 @@ def test_explanations_name_the_node_the_epoch_and_the_next_step() -> None:
     epoch = history.now.epoch
     lines = explain(operation, history.now, Reports(acknowledged={A: epoch, B: epoch, C: epoch - 3}))
     assert lines[0] == (
-        f"operation 1 (bootstrap of node 4): write_both_read_new since epoch {epoch}, step 3 of 5"
+        f"operation 1 (bootstrap of node 4): write_both_read_new since epoch {epoch}, step 4 of 6"
     )
     assert lines[1].startswith(f"waiting for node 3: last seen epoch {epoch - 3}, needs {epoch} (")
     assert explain(operation, history.now, Reports(acknowledged=aware(history)))[1] == "next: enter new_only"

@@ -80,7 +80,8 @@ CHANGES: dict[str, Any] = {
         host_id_of(JOINING), host_of(JOINING), 7000, 9042, 7080, "dc1", "rack1", CASSANDRA_RELEASE
     ),
     "prepare": PrepareOperation(OperationKind.BOOTSTRAP, NodeId(JOINING), (token_of(JOINING_KEY.encode()),)),
-    "write both": AdvanceOperation(_OPERATION, Stage.JOIN_GROUP0),
+    "commit streams": AdvanceOperation(_OPERATION, Stage.JOIN_GROUP0),
+    "write both": AdvanceOperation(_OPERATION, Stage.COMMIT_CDC_GENERATION),
     "read new": AdvanceOperation(_OPERATION, Stage.WRITE_BOTH_READ_OLD),
     "new only": AdvanceOperation(_OPERATION, Stage.WRITE_BOTH_READ_NEW),
     "joined": AdvanceOperation(_OPERATION, Stage.NEW_ONLY),

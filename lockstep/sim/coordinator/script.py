@@ -3,7 +3,7 @@
 A transcript begins with comments (`#`, the first one says what the case shows) and settings, then has one
 step a line:
 
-    history: register, prepare, write both     changes after the common beginning (epoch 8): history.CHANGES
+    history: register, prepare                 changes after the common beginning (epoch 8): history.CHANGES
     n1 at 10                                   where n1 and its peers begin; by default at epoch 8
     timeout 1000 ms                            of every request; by default 8000 ms
 
