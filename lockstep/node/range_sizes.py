@@ -33,9 +33,11 @@ Wanted = tuple[Replication, Range]
 
 
 class AskSizes(msgspec.Struct, frozen=True, array_like=True):
-    """How many bytes do you hold of each of these? At most SIZE_RANGES_ASKED_MAX."""
+    """How many bytes do you hold of each of these? At most SIZE_RANGES_ASKED_MAX. With `keyspace`, of that
+    one alone: a change of its replication copies nothing else, and gives it a ring that is not there yet."""
 
     ranges: tuple[Wanted, ...]
+    keyspace: str = ""
 
 
 class Sizes(msgspec.Struct, frozen=True, array_like=True):
@@ -65,36 +67,40 @@ class RangeSizes:
         internode.register(verbs.RANGE_SIZES, AskSizes, Sizes, self._serve)
 
     async def _serve(self, _peer: object, question: AskSizes) -> Sizes:
-        return await self.own(question.ranges)
+        return await self.own(question.ranges, question.keyspace)
 
-    async def own(self, ranges: Sequence[Wanted]) -> Sizes:
+    async def own(self, ranges: Sequence[Wanted], keyspace: str = "") -> Sizes:
         """What this node holds of the ranges; the work is bounded whatever is asked."""
         cluster = self._cluster()
         asked = ranges[:SIZE_RANGES_ASKED_MAX]
         each = max(SIZE_PAIRS_PER_RANGE_MIN, SIZE_PAIRS_PER_QUESTION_MAX // max(1, len(asked)))
         found = []
+        named = cluster.schema.by_name.get(keyspace)
         for replication, range_ in asked:
             total = 0
-            for table in table_ids(cluster, replication):
+            tables = table_ids(cluster, replication)
+            if keyspace:
+                tables = tuple(table.id for table in named.tables) if named is not None else ()
+            for table in tables:
                 total += self._engine.estimated_bytes(table, range_, each)[0]
                 await asyncio.sleep(0)
             found.append(total)
         return Sizes(tuple(found), self._rate())
 
-    async def ask(self, wanted: Mapping[NodeId, Sequence[Wanted]]) -> dict[NodeId, Sizes]:
+    async def ask(self, wanted: Mapping[NodeId, Sequence[Wanted]], keyspace: str = "") -> dict[NodeId, Sizes]:
         """What each node says of its ranges; nodes that do not answer are left out."""
         answers: dict[NodeId, Sizes] = {}
 
         async def one(node: NodeId, ranges: Sequence[Wanted]) -> None:
             info = self._cluster().directory.by_id[node]
             if node == self._own_id():
-                answers[node] = await self.own(ranges)
+                answers[node] = await self.own(ranges, keyspace)
                 return
             try:
                 answers[node] = await self._internode.request(
                     (info.address, info.internode_port),
                     verbs.RANGE_SIZES,
-                    AskSizes(tuple(ranges[:SIZE_RANGES_ASKED_MAX])),
+                    AskSizes(tuple(ranges[:SIZE_RANGES_ASKED_MAX]), keyspace),
                     ASK_TIMEOUT_MS,
                 )
             except LockstepError:

@@ -12,8 +12,18 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.diff import ABSENT, diff
 from lockstep.metadata.operations import Stage
 from lockstep.node.range_sizes import Sizes
+from lockstep.placement.placements import RingPlacement
 from lockstep.topology.force_remove import ForceRemove
-from lockstep.topology.preview import Held, Preview, StepPreview, estimate, movements, needed_sizes
+from lockstep.topology.preview import (
+    Held,
+    Preview,
+    StepPreview,
+    estimate,
+    holder,
+    movements,
+    needed_sizes,
+    present_ring,
+)
 from lockstep.topology.stages import TABLES
 from lockstep.values.ids import NodeId
 
@@ -48,12 +58,7 @@ def operation_plan(
     for node in (task.target for task in found.tasks) if operation.keyspace else moved:
         gained[node] = gained.get(node, 0) + 1
     forward = found.point_of_no_return
-    held = {
-        (source, *wanted): size
-        for source, asked in needed_sizes(found.tasks).items()
-        if source in sizes
-        for wanted, size in zip(asked, sizes[source].bytes, strict=False)
-    }
+    held = _held(found, sizes, present_ring(before, operation))
     return {
         "schema": "request-plan/1",
         "kind": operation.kind.value,
@@ -84,6 +89,22 @@ def operation_plan(
         "starved": found.starved,
         "changes": changes(before, found.first),
         "afterwards": changes(before, found.last),
+    }
+
+
+def _held(found: Preview, sizes: Mapping[NodeId, Sizes], present: RingPlacement | None) -> Held:
+    """What each source holds, as it or who holds it now said."""
+    said = {
+        (node, *wanted): size
+        for node, asked in needed_sizes(found.tasks, present).items()
+        if node in sizes
+        for wanted, size in zip(asked, sizes[node].bytes, strict=False)
+    }
+    return {
+        (source, task.replication, task.range): said[key]
+        for task in found.tasks
+        for source in task.sources
+        if (key := (holder(source, task, present), task.replication, task.range)) in said
     }
 
 

@@ -25,7 +25,7 @@ from lockstep.server.request_progress import numbers, progress
 from lockstep.server.service_requests import waiting_for_voters
 from lockstep.topology.explain import can_cancel, headline
 from lockstep.topology.force_remove import ForceRemove
-from lockstep.topology.preview import needed_sizes, preview
+from lockstep.topology.preview import needed_sizes, present_ring, preview
 from lockstep.topology.queue import Rule, why
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
@@ -240,7 +240,8 @@ class Requests:
         alive = self._node.liveness.alive
         dead = tuple(node for node in now.directory.present_ids if not alive(node))
         found = preview(before, wanted, dead)
-        sizes = await self._node.sizes.ask(needed_sizes(found.tasks))
+        wanted_sizes = needed_sizes(found.tasks, present_ring(before, found.operation))
+        sizes = await self._node.sizes.ask(wanted_sizes, found.operation.keyspace)
         plan = operation_plan(
             before,
             found,

@@ -14,6 +14,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, Stage
+from lockstep.placement.placements import RingPlacement
 from lockstep.schema.model import Replication
 from lockstep.topology.barriers import barrier_need
 from lockstep.topology.stages import STREAMING, StageRow, stage_row
@@ -110,16 +111,34 @@ def preview(cluster: ClusterMetadata, wanted: PrepareOperation, dead: tuple[Node
     )
 
 
+def present_ring(cluster: ClusterMetadata, operation: Operation) -> RingPlacement | None:
+    """The ring of the keyspace whose replication the operation changes; None where it changes none."""
+    if not operation.keyspace:
+        return None
+    return cluster.placements.ring(cluster.schema.by_name[operation.keyspace].replication)
+
+
 #: Bytes that a source holds of a range, all tables together.
 Held = Mapping[tuple[NodeId, Replication, Range], int]
 
 
-def needed_sizes(tasks: tuple[StreamTask, ...]) -> dict[NodeId, list[tuple[Replication, Range]]]:
-    """What each source would have to say how much it holds of."""
+def holder(source: NodeId, task: StreamTask, present: RingPlacement | None) -> NodeId:
+    """Who holds now what the source holds by then: itself, or a replica on the present ring of a keyspace
+    whose replication changes, where the source gets the range in a step before."""
+    if present is None:
+        return source
+    reads = present.group_for(task.range.right).reads
+    return source if source in reads or not reads else reads[0]
+
+
+def needed_sizes(
+    tasks: tuple[StreamTask, ...], present: RingPlacement | None = None
+) -> dict[NodeId, list[tuple[Replication, Range]]]:
+    """What each holder would have to say how much it holds of."""
     found: dict[NodeId, dict[tuple[Replication, Range], None]] = {}
     for task in tasks:
         for source in task.sources:
-            found.setdefault(source, {})[task.replication, task.range] = None
+            found.setdefault(holder(source, task, present), {})[task.replication, task.range] = None
     return {source: list(wanted) for source, wanted in sorted(found.items())}
 
 

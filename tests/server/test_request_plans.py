@@ -55,7 +55,7 @@ class Place:
         )
         self.requests = Requests(node)  # type: ignore[arg-type]
 
-    async def sizes(self, wanted: dict[NodeId, list[Any]]) -> dict[NodeId, Sizes]:
+    async def sizes(self, wanted: dict[NodeId, list[Any]], keyspace: str = "") -> dict[NodeId, Sizes]:
         """Every node but the silent one holds 1 MiB of whatever it is asked about."""
         return {
             node: Sizes((1 << 20,) * len(ranges), self.rate)
