@@ -26,7 +26,7 @@ from lockstep.topology.joining import (
     judge,
     unfit,
 )
-from lockstep.values.errors import LockstepError, OutcomeUnknown, PeerError, Rejected
+from lockstep.values.errors import LockstepError, Rejected
 from lockstep.values.ids import NodeId
 
 #: One submission of a newcomer's entry; it waits a little longer for the answer.
@@ -108,7 +108,8 @@ class JoinDesk:
             code = found.refusal.code if found.refusal is not None else JoinCode.REJECTED
             told = JoinRefusal(code, refusal.message, refusal.hint)
             return JoinAnswer(attempt, Verdict.REFUSED, refusal=told)
-        except (PeerError, OutcomeUnknown) as error:
+        except LockstepError as error:
+            # Not known, or not by this member: it may itself be shut out by now.
             return JoinAnswer(attempt, Verdict.LATER, reason=error.message)
         known = self._state.current.directory.by_host_id.get(register.host_id)
         node = known.id if known is not None else NodeId(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.management_commands import Host
@@ -45,6 +46,7 @@ from lockstep.values.errors import (
     LockstepError,
     PeerError,
     PeerTimeout,
+    PeerUnreachable,
     PreconditionError,
 )
 from lockstep.values.ids import NodeId
@@ -131,12 +133,8 @@ class Joiner:
     async def _attempt(self, state: JoinState, address: Address) -> JoinState:
         """Where an attempt through the member at `address` leads; ASKING when it came to nothing."""
         try:
-            terms: JoinTerms = await self._internode.request(
-                address,
-                verbs.JOIN_ASK,
-                AskJoin(self._configuration.cluster.name),
-                ASK_TIMEOUT_MS,
-            )
+            question = AskJoin(self._configuration.cluster.name)
+            terms: JoinTerms = await self._ask(address, verbs.JOIN_ASK, question, ASK_TIMEOUT_MS)
         except PeerError as error:
             self._unanswered(address, error)
             return state
@@ -150,15 +148,22 @@ class Joiner:
             self._say(address, "join.waits", error.message)
             return given_up(state, error.message)
 
+    async def _ask(self, address: Address, verb: int, question: Any, timeout_ms: float) -> Any:
+        """A member's answer. PeerError: it gave none; whatever is wrong with it, another one may be asked."""
+        try:
+            return await self._internode.request(address, verb, question, timeout_ms)
+        except PeerError:
+            raise
+        except LockstepError as error:
+            raise PeerUnreachable(f"{address[0]}:{address[1]} cannot say: {error.message}") from error
+
     async def _present(self, state: JoinState, address: Address) -> JoinState:
         state = await self._asked(state, address, Basis())
         if state.phase is not Phase.BASICALLY_VALIDATED:
             return state
         self.may_follow = True
         if not self._state.epoch:
-            self._members.learn(
-                await self._internode.request(address, verbs.MEMBERS, AskMembers(0), ASK_TIMEOUT_MS)
-            )
+            self._members.learn(await self._ask(address, verbs.MEMBERS, AskMembers(0), ASK_TIMEOUT_MS))
         await self._reach(state.basis.epoch, address)
         own = self._basis_at(state.basis.epoch)
         if own is None:
@@ -181,9 +186,7 @@ class Joiner:
             Basis(validated.epoch, validated.hash),
         )
         self._runtime.probes.reach("join.presented")
-        answer: JoinAnswer = await self._internode.request(
-            address, verbs.JOIN_PRESENT, presented, PRESENT_TIMEOUT_MS
-        )
+        answer: JoinAnswer = await self._ask(address, verbs.JOIN_PRESENT, presented, PRESENT_TIMEOUT_MS)
         after = answered(state, answer)
         if after.reason:
             self._say(address, "join.waits", after.reason)

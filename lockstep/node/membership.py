@@ -151,17 +151,27 @@ class Membership:
             if own.state not in JOINING_STATES:
                 return
             try:
+                self._refuse_excluded(own)
                 if not self._bootstrapping(own):
                     if requested:
                         raise PreconditionError(self._refused(own))
                     await self._request_bootstrap(own)
                     requested = True
-            except (PeerError, OutcomeUnknown, Rejected) as error:
+            except (PeerError, OutcomeUnknown, Rejected, NodeExcluded) as error:
                 if str(error) != said:
                     said = str(error)
                     self._log("join.waits", reason=said)
                 await asyncio.sleep(RETRY_MS / 1000)
             await asyncio.sleep(POLL_MS / 1000)
+
+    def _refuse_excluded(self, own: NodeInfo) -> None:
+        """NodeExcluded while operators keep this node from going on."""
+        exclusion = self._state.current.excluded_by_node.get(own.id)
+        if exclusion is not None:
+            raise NodeExcluded(
+                f"node {own.id} is excluded: {exclusion.reason}",
+                hint=f"`lockstep topology exclude {own.id} --undo` lets it go on",
+            )
 
     def _bootstrapping(self, own: NodeInfo) -> bool:
         """Its request waits or runs."""
