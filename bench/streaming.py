@@ -42,7 +42,7 @@ from lockstep.storage.rocks import open_rocks_store
 from lockstep.values.limits import STREAM_FILE_BYTES
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN
 
-HOST = "127.0.22.1"
+HOST = "127.0.32.1"
 TABLE = 1
 VALUE_BYTES = 100
 SESSION = "bench"
@@ -150,8 +150,9 @@ async def _source(node: BenchNode, count: int, finished: bool, pipe: Connection)
     await node.start()
     fill = node.engine.begin_run(TABLE, FULL_RING, "fill.run")
     for batch in rows(count):
-        fill.add(*map(list, zip(*batch, strict=True)))
-    await node.engine.before_ingest(fill)
+        fill.add(batch)
+    await fill.finish()
+    await node.engine.before_ingest(TABLE, FULL_RING)
     await node.engine.synced(node.engine.ingest(fill))
     if finished:
         _keep_all_files(node)

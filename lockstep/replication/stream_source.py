@@ -8,7 +8,7 @@ Of one stream at most STREAM_FILES_KEPT_MAX files are on disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 from lockstep.metadata.cluster import ClusterMetadata
@@ -25,12 +25,13 @@ from lockstep.replication.messages import (
     StreamPart,
 )
 from lockstep.replication.replica import ReplicaService
+from lockstep.replication.stream_files import digest_of
 from lockstep.replication.stream_progress import StreamCounts, StreamView
 from lockstep.replication.throttle import Throttle, Turns
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.sorted_file import FORMAT_VERSION, FileSummary, RangeFiles
 from lockstep.storage.store import Pair
-from lockstep.values.errors import LockstepError, NotReplica, Overloaded, SessionClosed
+from lockstep.values.errors import DiskRefused, LockstepError, NotReplica, Overloaded, SessionClosed
 from lockstep.values.limits import (
     STREAM_BUILDS_AT_ONCE_MAX,
     STREAM_ESTIMATE_PAIRS,
@@ -56,10 +57,23 @@ class Fragments(Protocol):
     def close(self) -> None: ...
 
 
+class FragmentFile(Protocol):
+    """A file of the store's own kind in the making; there is none while nothing was added."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def add(self, pairs: Sequence[Pair]) -> None: ...
+
+    async def finish(self) -> None: ...
+
+
 class SourceEngine(Protocol):
     """What a source needs of its node's storage."""
 
     async def fragments(self, table_id: int, tokens: Range, from_key: bytes = b"") -> Fragments: ...
+
+    def begin_run(self, table_id: int, tokens: Range, path: str) -> FragmentFile: ...
 
     def estimated_bytes(self, table_id: int, tokens: Range, pairs_max: int) -> tuple[int, int]: ...
 
@@ -257,29 +271,40 @@ class StreamService:
         path = f"{DIRECTORY}/{_PREFIX}{stream.number:x}-{stream.built}"
         try:
             async with self._builds:
-                await self._write(stream, path)
-            if stream.closed:
+                summary = await self._write(stream, path)
+            if summary is None:
                 self._remove(path)
             else:
-                stream.files[stream.built] = _BuiltFile(path, stream.maker.summary(), stream.maker.ended)
+                stream.files[stream.built] = _BuiltFile(path, summary, stream.maker.ended)
                 stream.ended = stream.maker.ended
                 stream.built += 1
-        except LockstepError as error:
+        except (OSError, LockstepError) as error:
             self._remove(path)
-            stream.error = error
+            stream.error = error if isinstance(error, LockstepError) else DiskRefused(str(error))
         finally:
             stream.building = None
             done.set()
 
-    async def _write(self, stream: _OpenStream, path: str) -> None:
+    async def _write(self, stream: _OpenStream, path: str) -> FileSummary | None:
         """A turn of the loop for each block: handing pairs over costs the interpreter, so a thread would
-        hold up requests for longer than a block does."""
-        stream.maker.begin()
-        disk = self._runtime.disk
-        while not stream.closed and (block := stream.maker.next_block()):
-            disk.append(path, block)
+        hold up requests for longer than a block does. None when the stream was closed meanwhile."""
+        maker, disk = stream.maker, self._runtime.disk
+        disk.append(path, b"")  # The store wants the directory to be there.
+        file = self._engine.begin_run(stream.view.table_id, stream.view.range, path)
+        maker.begin()
+        while not stream.closed and maker.add_block(file):
             self._runtime.probes.reach("stream.source.block")
             await asyncio.sleep(0)
+        if stream.closed:
+            return None
+        if not maker.entries:
+            self._remove(path)
+            return maker.summary(0, b"")
+        # What completes a file waits for the disk on the loop: then there is little left to wait for.
+        await disk.sync(path)
+        await file.finish()
+        digest = await digest_of(disk, path)
+        return None if stream.closed else maker.summary(disk.size(path), digest)
 
     # -- ending -----------------------------------------------------------------------------------
 

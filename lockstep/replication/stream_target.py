@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -29,10 +29,10 @@ from lockstep.replication.messages import (
     StreamPart,
 )
 from lockstep.replication.session_guards import SessionGuards
-from lockstep.replication.stream_files import Position, StreamFiles, StreamKey
+from lockstep.replication.stream_files import Position, StreamFiles, StreamKey, digest_of
 from lockstep.replication.stream_progress import StreamCounts, StreamProgress, StreamView
 from lockstep.runtime.ports import Runtime
-from lockstep.storage.sorted_file import FORMAT_VERSION, BlockReader, FileSummary
+from lockstep.storage.sorted_file import FORMAT_VERSION, FileSummary
 from lockstep.values.errors import (
     DiskRefused,
     FrameCorrupt,
@@ -54,23 +54,15 @@ from lockstep.values.limits import (
 )
 from lockstep.values.tokens import Range
 
-#: Of a file that has arrived, what is read and checked in one go: some ten microseconds of each.
-READ_BYTES = 128 * 1024
-
-
-class FragmentRun(Protocol):
-    @property
-    def count(self) -> int: ...
-
-    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None: ...
-
 
 class TargetEngine(Protocol):
     """What a target needs of its node's storage."""
 
-    def begin_run(self, table_id: int, tokens: Range, path: str) -> Any: ...
+    async def before_ingest(self, table_id: int, tokens: Range) -> None: ...
 
-    async def before_ingest(self, run: Any) -> None: ...
+    def run_at(
+        self, table_id: int, tokens: Range, path: str, count: int, first_key: bytes, last_key: bytes
+    ) -> Any: ...
 
     def ingest(self, run: Any) -> int: ...
 
@@ -342,12 +334,13 @@ class StreamClient:
 
     async def _take_file(self, copy: _Copy, number: int, summary: FileSummary) -> None:
         """Verify a file and make it visible, whole."""
-        key = copy.key
-        run = await self._prepare(copy, number, summary)
+        key, tokens = copy.key, Range(copy.key.left, copy.key.right)
+        await self._verify(key, number, summary)
+        await self._engine.before_ingest(key.table_id, tokens)
         self._runtime.probes.reach("stream.target.file")
         # No await between the guard's look at the session and the store's step that makes the file visible.
         with self._guards.hold(key.session_id):
-            sequence = self._engine.ingest(run)
+            sequence = self._ingest(key, tokens, number, summary)
             await self._engine.synced(sequence)
             self._runtime.probes.reach("stream.target.ingested")
             position = copy.position
@@ -361,41 +354,40 @@ class StreamClient:
                 fetched=tuple(one for one in position.fetched if one[0] > number),
             )
             await self._files.record(copy.position)
-        self._files.discard(key, number)
+        self._files.taken_in(key, number)
         copy.damaged = 0
         copy.view.files += 1
         copy.progress.files += 1
         copy.progress.fragments += summary.entries
         self.counts.files += 1
 
-    async def _prepare(self, copy: _Copy, number: int, summary: FileSummary) -> Any:
-        """Read a file back, block by block, into a run; _FileDamaged unless all of it is right."""
-        key, disk = copy.key, self._runtime.disk
-        path, run_path = self._files.content(key, number), self._files.run(key, number)
-        if disk.exists(run_path):
-            disk.remove(run_path)
-        self._guards.require(key.session_id)
-        run = self._engine.begin_run(key.table_id, Range(key.left, key.right), run_path)
-        reader = BlockReader(path)
-
+    async def _verify(self, key: StreamKey, number: int, summary: FileSummary) -> None:
+        """Make a file durable whose content is what its header says; _FileDamaged if it is not."""
+        path, disk = self._files.content(key, number), self._runtime.disk
         try:
-            for offset in range(0, summary.size_bytes, READ_BYTES):
-                # It came a moment ago, so it is read from memory: in less time than a thread takes to begin.
-                for block in reader.feed(disk.read_at(path, offset, READ_BYTES)):
-                    self._guards.require(key.session_id)
-                    run.add(*reader.columns_of(block))
-                    await asyncio.sleep(0)
-            reader.check(summary)
+            if disk.size(path) != summary.size_bytes or await digest_of(disk, path) != summary.digest:
+                self._guards.require(key.session_id)
+                raise _FileDamaged(f"{path} differs from its digest")
+            await disk.sync(path)
+        except FileNotFoundError as error:
+            self._guards.require(key.session_id)  # What arrived under a session goes with it.
+            raise _FileDamaged(f"{path} is gone") from error
+
+    def _ingest(self, key: StreamKey, tokens: Range, number: int, summary: FileSummary) -> int:
+        """The sequence under which the store shows the file. It looks at the content as its library does: no
+        checksum was broken on the way, so what is wrong then was so at the source."""
+        try:
+            path = self._files.hand_over(key, number)
+            run = self._engine.run_at(
+                key.table_id, tokens, path, summary.entries, summary.first_key, summary.last_key
+            )
+            return self._engine.ingest(run)
         except DiskRefused:
             raise
         except StorageError as error:
             raise _FileDamaged(error.message) from error
         except FileNotFoundError as error:
-            self._guards.require(key.session_id)  # What arrived under a session goes with it.
-            raise _FileDamaged(f"{path} is gone") from error
-        self._guards.require(key.session_id)
-        await self._engine.before_ingest(run)
-        return run
+            raise _FileDamaged(f"file {number} of this stream is gone") from error
 
     def _begin(self, key: StreamKey, ask: StreamAskPart) -> asyncio.Future[StreamPart]:
         return self._internode.begin(key.source, verbs.STREAM_PART, ask, STREAM_TIMEOUT_MS)

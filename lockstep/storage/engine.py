@@ -42,7 +42,7 @@ class RangeFragments:
 
 
 class FragmentRun:
-    """Fragments of one range on their way in. Not visible before `StorageEngine.ingest`."""
+    """A file of fragments of one range: to be sent, or not visible before `StorageEngine.ingest`."""
 
     def __init__(self, store_run: Run, lower: bytes, upper: bytes) -> None:
         self.store_run = store_run
@@ -53,12 +53,25 @@ class FragmentRun:
     def count(self) -> int:
         return self.store_run.count
 
-    def add(self, store_keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    @property
+    def size_bytes(self) -> int:
+        """About how large the file is by now."""
+        return self.store_run.size_bytes
+
+    def add(self, pairs: Sequence[Pair]) -> None:
         """StorageError when a key is not above all before, or not of the range."""
-        if store_keys:
-            if not self.lower <= store_keys[0] or not store_keys[-1] < self.upper:
-                raise StorageError("a fragment is not of the range that it came with")
-            self.store_run.add(store_keys, values)
+        if pairs:
+            self.check(pairs[0][0], pairs[-1][0])
+            self.store_run.add(pairs)
+
+    def check(self, first_key: bytes, last_key: bytes) -> None:
+        """StorageError unless both are keys of the range, in this order."""
+        if not self.lower <= first_key <= last_key < self.upper:
+            raise StorageError("a fragment is not of the range that it came with")
+
+    async def finish(self) -> None:
+        """Nothing is added any more: complete the file."""
+        await self.store_run.finish()
 
 
 class StorageEngine:
@@ -170,23 +183,32 @@ class StorageEngine:
         return RangeFragments(cursor)
 
     def begin_run(self, table_id: int, tokens: Range, path: str) -> FragmentRun:
-        """Fragments of a range from elsewhere, in key order, that become visible together.
+        """A new file for fragments of a range, in key order. `path`: see `Store.new_run`."""
+        return FragmentRun(self._store.new_run(path), *keys.token_bounds(table_id, tokens))
 
-        `path`: see `Store.new_run`.
-        """
+    def run_at(
+        self, table_id: int, tokens: Range, path: str, count: int, first_key: bytes, last_key: bytes
+    ) -> FragmentRun:
+        """The file that another node's engine made, to be ingested in this step. CorruptFile when it is seen
+        not to be one, StorageError when it is not of the range."""
+        run = FragmentRun(self._store.run_at(path, count), *keys.token_bounds(table_id, tokens))
+        run.check(first_key, last_key)
+        return run
+
+    async def before_ingest(self, table_id: int, tokens: Range) -> None:
+        """Wait for what was written of the range: a run may be durable at once, so it must not survive a
+        crash that takes back an older deletion. Overloaded when too much is unsynced."""
         self._commit.admit()
-        lower, upper = keys.token_bounds(table_id, tokens)
-        return FragmentRun(self._store.new_run(path), lower, upper)
-
-    async def before_ingest(self, run: FragmentRun) -> None:
-        """Finish a run, and wait for what was written of its range: a run may be durable at once, so it must
-        not survive a crash that takes back an older deletion."""
-        await run.store_run.finish()
-        await self._commit.synced(self._commit.unsynced_between(run.lower, run.upper))
+        try:
+            await self._store.before_ingest()
+        except DiskRefused as error:
+            self._commit.fail(error)
+            raise
+        await self._commit.synced(self._commit.unsynced_between(*keys.token_bounds(table_id, tokens)))
 
     def ingest(self, run: FragmentRun) -> int:
         """Make a finished run visible in this step; the sequence to await with `synced`. Ingesting the same
-        fragments again changes nothing."""
+        fragments again changes nothing. CorruptFile, without effect, when the file is damaged."""
         try:
             sequence = self._store.ingest(run.store_run)
         except DiskRefused as error:

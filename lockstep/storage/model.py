@@ -184,10 +184,16 @@ class ModelStore:
         return ModelCursor(self._map.view().scan(lower, upper))
 
     def new_run(self, path: str) -> ModelRun:
-        return ModelRun()
+        return ModelRun(self._disk, path)
+
+    def run_at(self, path: str, count: int) -> ModelRun:
+        return ModelRun(self._disk, path, pairs_in(path, self._disk.read(path), count))
+
+    async def before_ingest(self) -> None:
+        return
 
     def ingest(self, run: Run) -> int:
-        assert isinstance(run, ModelRun), "a run is ingested by the store that began it"
+        assert isinstance(run, ModelRun), "a run is ingested by a store of its kind"
         return self._write([("put", key, value) for key, value in run.pairs])
 
     def close(self) -> None:
@@ -207,21 +213,49 @@ class ModelCursor:
 
 
 class ModelRun:
-    """In memory: simulated files are small, and the log that an ingested run joins is on the disk."""
+    """A file of framed records, and its pairs in memory: simulated files are small, and the log that an
+    ingested run joins is on the disk."""
 
-    def __init__(self) -> None:
-        self.pairs: list[Pair] = []
+    def __init__(self, disk: Disk, path: str, pairs: Sequence[Pair] = ()) -> None:
+        self._disk = disk
+        self._path = path
+        self.pairs: list[Pair] = list(pairs)
+        self._bytes = 0
 
     @property
     def count(self) -> int:
         return len(self.pairs)
 
-    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        check_ascending(keys, self.pairs[-1][0] if self.pairs else b"")
-        self.pairs.extend(zip(keys, values, strict=True))
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def add(self, pairs: Sequence[Pair]) -> None:
+        if pairs:
+            check_ascending(pairs, self.pairs[-1][0] if self.pairs else b"")
+            record = codec.frame_record(codec.encode(pairs))
+            self._disk.append(self._path, record)
+            self._bytes += len(record)
+            self.pairs.extend(pairs)
 
     async def finish(self) -> None:
         return
+
+
+def pairs_in(path: str, content: bytes, count: int) -> list[Pair]:
+    """What the file of a run holds; CorruptFile unless it is a whole one of so many pairs."""
+    found: list[Pair] = []
+    end = 0
+    try:
+        for behind, body in _records(path, content):
+            found.extend(_PAIRS.decode(body))
+            end = behind
+        check_ascending(found, b"")
+    except (*codec.UNREADABLE, StorageError) as error:
+        raise CorruptFile(path, end, f"not a file of sorted pairs: {error}") from error
+    if end < len(content) or len(found) != count:
+        raise CorruptFile(path, end, f"a file of {count} pairs has {len(found)}, or ends inside a record")
+    return found
 
 
 class ModelSnapshot:

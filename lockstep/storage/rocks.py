@@ -86,6 +86,10 @@ def _options(rocksdict: Any, settings: RocksSettings) -> Any:
 _SIZES: Final = ("live-sst-files-size", "cur-size-all-mem-tables")
 
 
+#: The library's errors about a file's content, not about the disk.
+_FILE_AT_FAULT: Final = ("Corruption", "Invalid argument", "Not implemented")
+
+
 class RocksStore:
     """See `Store`. Writes hold the interpreter for microseconds; a sync runs in a worker thread.
 
@@ -218,10 +222,25 @@ class RocksStore:
         return RocksCursor(self._path, self._database, self._new_read_options, lower, upper)
 
     def new_run(self, path: str) -> RocksRun:
-        return RocksRun(self._library, self._tasks, self._database, f"{self._files_root}/{path}")
+        return RocksRun(self._library, self._tasks, f"{self._files_root}/{path}")
+
+    def run_at(self, path: str, count: int) -> RocksRun:
+        return RocksRun(self._library, self._tasks, f"{self._files_root}/{path}", count)
+
+    async def before_ingest(self) -> None:
+        if self._failure is not None:
+            raise DiskRefused(self._failure)
+        self._write_staged()
+        database = self._database
+        try:
+            # Ingestion flushes what is in memory of the file's range, with the interpreter standing still;
+            # now it does not. What is written until then is little.
+            await self._tasks.run_blocking(database.flush)
+        except Exception as error:
+            raise self._died(f"cannot flush {self._path}: {error}") from error
 
     def ingest(self, run: Run) -> int:
-        assert isinstance(run, RocksRun), "a run is ingested by the store that began it"
+        assert isinstance(run, RocksRun), "a run is ingested by a store of its kind"
         if self._failure is not None:
             raise DiskRefused(self._failure)
         # What is staged was written before: it may not come out above the run.
@@ -232,6 +251,9 @@ class RocksStore:
                 options.set_move_files(True)
                 self._database.ingest_external_file([run.path], options)
             except Exception as error:
+                # All that concerns the file is found before anything is done with it.
+                if str(error).startswith(_FILE_AT_FAULT):
+                    raise CorruptFile(run.path, 0, str(error)) from error
                 raise self._died(f"cannot ingest into {self._path}: {error}") from error
         self._sequence += 1
         return self._sequence

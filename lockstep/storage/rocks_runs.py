@@ -18,6 +18,8 @@ from lockstep.runtime.ports import Tasks
 from lockstep.storage.store import Pair, check_ascending
 from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
 
+#: What a walk reads at once: most ranges lie in many blocks that follow each other on the disk.
+_READ_AHEAD_BYTES = 64 * 1024
 #: What the library writes before it asks the kernel to begin with writing it out: so the sync at a file's
 #: end, during which the interpreter stands still, has little left to do. Each request costs, so not often.
 _BYTES_PER_SYNC = 8 * 1024 * 1024
@@ -31,6 +33,7 @@ class RocksCursor:
         self._options.set_iterate_upper_bound(self._upper)
         # A range is read once: it would only push out what requests need.
         self._options.fill_cache(False)
+        self._options.set_readahead_size(_READ_AHEAD_BYTES)
         self._pairs: Any = database.items(from_key=lower, read_opt=self._options)
         self._witness: Any = database.iter(self._options)
         self._last = b""
@@ -65,39 +68,45 @@ class RocksCursor:
 
 
 class RocksRun:
-    """A table file in the making; `path` is absolute or relative to the process."""
+    """A table file in the making, or one that came from elsewhere; `path` is absolute or relative to the
+    process."""
 
-    def __init__(self, library: Any, tasks: Tasks, database: Any, path: str) -> None:
+    def __init__(self, library: Any, tasks: Tasks, path: str, count: int = 0) -> None:
         self.path = path
         self._library = library
         self._tasks = tasks
-        self._database = database
         self._writer: Any = None
         self._last = b""
-        self._count = 0
+        self._count = count
 
     @property
     def count(self) -> int:
         return self._count
 
-    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        if not keys:
+    @property
+    def size_bytes(self) -> int:
+        size: int = self._writer.file_size() if self._writer is not None else 0
+        return size
+
+    def add(self, pairs: Sequence[Pair]) -> None:
+        if not pairs:
             return
         if self._writer is None:
-            self._writer = self._open(shrinks(values))
+            self._writer = self._open(shrinks(pairs))
         try:
             # The library refuses keys that do not ascend. No step of the interpreter's own for a pair.
-            deque(map(self._writer.__setitem__, keys, values), 0)
+            deque(itertools.starmap(self._writer.__setitem__, pairs), 0)
         except Exception as error:
-            check_ascending(keys, self._last)
+            check_ascending(pairs, self._last)
             raise DiskRefused(f"cannot write {self.path}: {error}") from error
-        self._last = keys[-1]
-        self._count += len(keys)
+        self._last = pairs[-1][0]
+        self._count += len(pairs)
 
     def _open(self, compresses: bool) -> Any:
         library = self._library
         table = library.BlockBasedOptions()
         table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
+        table.set_format_version(_TABLE_FORMAT)
         options = library.Options(raw_mode=True)
         options.set_block_based_table_factory(table)
         kinds = library.DBCompressionType
@@ -113,20 +122,17 @@ class RocksRun:
     async def finish(self) -> None:
         if self._writer is None:
             return
-        writer, self._writer, database = self._writer, None, self._database
+        writer, self._writer = self._writer, None
         try:
             await self._tasks.run_blocking(writer.finish)
-            # Ingestion flushes what is in memory of the file's range, with the interpreter standing still;
-            # now it does not. What is written until then is little.
-            await self._tasks.run_blocking(database.flush)
         except Exception as error:
             raise DiskRefused(f"cannot write {self.path}: {error}") from error
 
 
-def shrinks(values: Sequence[bytes]) -> bool:
+def shrinks(pairs: Sequence[Pair]) -> bool:
     """Whether compressing such values is worth a try. The library keeps no compressed block that saves less
     than an eighth, so where these say no, the file is the same and takes a third less time."""
-    sample = b"".join(values)[:_SAMPLE_BYTES]
+    sample = b"".join([value for _, value in pairs])[:_SAMPLE_BYTES]
     return len(zlib.compress(sample, 1)) < len(sample) * _SHRUNK_SHARE
 
 
@@ -134,3 +140,5 @@ _SAMPLE_BYTES = 16 * 1024
 _SHRUNK_SHARE = 0.9
 #: As in `RocksSettings`: an ingested file is read like any other.
 _BLOOM_BITS_PER_KEY = 10
+#: Named, not the library's newest: files go to nodes whose library is another one.
+_TABLE_FORMAT = 5

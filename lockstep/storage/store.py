@@ -60,17 +60,23 @@ class RangeCursor(Protocol):
 
 
 class Run(Protocol):
-    """Many pairs, in strictly ascending key order, that are to become visible together."""
+    """Many pairs, in strictly ascending key order, in a file: they become visible together, here or in a
+    store of the same kind that the file is sent to."""
 
     @property
     def count(self) -> int: ...
 
-    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Append as many values as keys, these above all before (else StorageError). DiskRefused."""
+    @property
+    def size_bytes(self) -> int:
+        """About how large the file is by now; cheap."""
+        ...
+
+    def add(self, pairs: Sequence[Pair]) -> None:
+        """Append pairs whose keys are above all before (else StorageError). DiskRefused."""
         ...
 
     async def finish(self) -> None:
-        """Nothing is added any more: do what can be done before `Store.ingest`, off the loop."""
+        """Nothing is added any more: complete the file. Without pairs there is none."""
         ...
 
 
@@ -99,13 +105,24 @@ class Store(Protocol):
         ...
 
     def new_run(self, path: str) -> Run:
-        """Begin a run; `path` (below the node's directory) is where it may keep a file until it is ingested,
-        which whoever began it removes."""
+        """Begin a run in a new file at `path` (below the node's directory, which exists). Whoever began it
+        removes the file, if ingesting it did not."""
+        ...
+
+    def run_at(self, path: str, count: int) -> Run:
+        """A finished run of `count` pairs whose file came from elsewhere: nothing but `ingest` may follow, in
+        this step. CorruptFile when it is seen not to be one."""
+        ...
+
+    async def before_ingest(self) -> None:
+        """Do off the loop what the next `ingest` would hold it up with. DiskRefused."""
         ...
 
     def ingest(self, run: Run) -> int:
         """Make a finished run visible, whole and in this step, above what was written before; durable after
-        the next sync. Returns its sequence. It may survive a crash that older, unsynced writes do not."""
+        the next sync. Returns its sequence. It may survive a crash that older, unsynced writes do not. The
+        run's file may be the store's from now on: nobody may write to it. CorruptFile, without any effect,
+        when the file is none that this store can take in."""
         ...
 
     def size_bytes(self) -> int:
@@ -123,9 +140,9 @@ def check_batch(batch: Batch) -> None:
         raise StorageError(f"a batch of {len(batch)} operations is over {limits.STORE_BATCH_ROWS_MAX}")
 
 
-def check_ascending(keys: Sequence[bytes], after: bytes) -> None:
+def check_ascending(pairs: Sequence[Pair], after: bytes) -> None:
     """StorageError unless keys ascend strictly, the first being above `after`."""
-    for key in keys:
+    for key, _ in pairs:
         if key <= after:
             raise StorageError("pairs of a run must be in strictly ascending key order")
         after = key

@@ -164,7 +164,9 @@ STREAM_FILES_KEPT_MAX: Final = 3
 STREAM_PART_BYTES: Final = 256 * 1024
 #: Parts asked for ahead: the next are on their way while one is written, and no stream holds more memory.
 STREAM_PARTS_AHEAD: Final = 8
-#: Where a block of a sorted file ends, which is handled in one go: some hundred microseconds, in the cache.
+#: Bytes of a sorted file behind one checksum of its digest; read and checked in one go, in the cache.
+STREAM_DIGEST_BYTES: Final = 256 * 1024
+#: What is put into a sorted file in one go: some hundred microseconds, in the cache.
 STREAM_BLOCK_BYTES: Final = 64 * 1024
 STREAM_BLOCK_PAIRS: Final = 400
 #: Files that a source builds at once, whatever the streams: one keeps a core busy.
@@ -175,8 +177,6 @@ STREAM_ESTIMATE_PAIRS: Final = 500
 STREAM_PAIRS_TAKEN: Final = 32
 #: What a fragment is taken to have when there is only room for a few of them.
 STREAM_PAIR_BYTES: Final = 4096
-#: A longer length prefix of a block is damage: the largest fragments that can be taken together, and more.
-STREAM_BLOCK_BYTES_MAX: Final = 1024 * 1024 * 1024
 #: One record of how far a stream has come: two keys, each at most as long as a mutation.
 STREAM_RECORD_BYTES_MAX: Final = 2 * MUTATION_BYTES_MAX
 #: Times that one damaged file is fetched again; a disk or network that spoils more is not to be trusted.

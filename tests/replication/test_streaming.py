@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from lockstep.replication.stream_progress import StreamProgress
 from lockstep.replication.stream_source import StreamService
 from lockstep.replication.stream_target import StreamClient, StreamReport
 from lockstep.storage.keys import KIND_ROW, partition_prefix, split_partition
+from lockstep.storage.model import ModelRun, pairs_in
 from lockstep.values.errors import FrameCorrupt, PeerUnreachable, SessionClosed
 from lockstep.values.rows import Mutation
 from lockstep.values.tokens import Range
@@ -35,6 +36,7 @@ class PairEngine(TinyEngine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.disk = LossyDisk()
         self.pairs: dict[bytes, bytes] = {}
         self.open_snapshots = 0
         self.opened_from: list[bytes] = []
@@ -62,23 +64,23 @@ class PairEngine(TinyEngine):
         self.open_snapshots += 1
         return Snapshot(self, [pair for pair in self.within(tokens) if pair[0] >= from_key])
 
-    def begin_run(self, table_id: int, tokens: Range, path: str) -> Run:
-        return Run()
+    def begin_run(self, table_id: int, tokens: Range, path: str) -> ModelRun:
+        return ModelRun(self.disk, path)
 
-    async def before_ingest(self, run: list[Pair]) -> None:
+    async def before_ingest(self, table_id: int, tokens: Range) -> None:
         await asyncio.sleep(0)
 
-    def ingest(self, run: list[Pair]) -> int:
-        self.pairs.update(run)
-        self.ingested += len(run)
+    def run_at(
+        self, table_id: int, tokens: Range, path: str, count: int, first_key: bytes, last_key: bytes
+    ) -> ModelRun:
+        return ModelRun(self.disk, path, pairs_in(path, self.disk.read(path), count))
+
+    def ingest(self, run: ModelRun) -> int:
+        self.pairs.update(run.pairs)
+        self.ingested += run.count
         self.runs += 1
         self.on_ingest()
         return self.runs
-
-
-class Run(list[Pair]):
-    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        self.extend(zip(keys, values, strict=True))
 
 
 class Snapshot:
@@ -107,6 +109,7 @@ class StreamNode(TestNode):
 
     def build_parts(self) -> None:
         self.runtime = msgspec.structs.replace(self.runtime, disk=self.disk)
+        self.engine.disk = self.disk
         own_id = self.greeting.node_id
         self.replica = ReplicaService(
             self.runtime, self.internode, self.engine, lambda: self.cluster, self.catch_up, lambda: own_id
@@ -346,7 +349,7 @@ def test_a_late_stream_of_an_earlier_attempt_cannot_bring_deleted_data_back() ->
         fill(source.engine, 2)
         held, goes_on = asyncio.Event(), asyncio.Event()
 
-        async def hold(_run: object) -> None:
+        async def hold(_table_id: int, _tokens: Range) -> None:
             held.set()
             await goes_on.wait()
 

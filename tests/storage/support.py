@@ -156,19 +156,16 @@ def content_of(store: Store) -> dict[bytes, bytes]:
 async def ingest(store: Store, pairs: list[Pair]) -> None:
     """Make pairs visible as one run."""
     run = store.new_run("ingested.run")
-    run.add(*columns(pairs))
+    run.add(pairs)
     await run.finish()
+    await store.before_ingest()
     store.ingest(run)
 
 
 async def take_in(engine: StorageEngine, table_id: int, tokens: Range, pairs: list[Pair]) -> None:
     """Make fragments of a range visible and durable, as the target of a stream does."""
     run = engine.begin_run(table_id, tokens, "taken.run")
-    run.add(*columns(pairs))
-    await engine.before_ingest(run)
+    run.add(pairs)
+    await run.finish()
+    await engine.before_ingest(table_id, tokens)
     await engine.synced(engine.ingest(run))
-
-
-def columns(pairs: list[Pair]) -> tuple[list[bytes], list[bytes]]:
-    """Keys and values apart, as runs take them."""
-    return [key for key, _ in pairs], [value for _, value in pairs]

@@ -1,23 +1,27 @@
-"""Sorted files: the same bytes from both stores, whole or refused, and cut at partitions."""
+"""Sorted files: cut at partitions, whole or refused, and the same content out of both stores."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.runtime.real import real_runtime
 from lockstep.storage import keys
 from lockstep.storage.engine import StorageEngine
-from lockstep.storage.sorted_file import BlockReader, FileSummary, RangeFiles
-from lockstep.storage.store import Pair
-from lockstep.values.errors import CorruptFile
+from lockstep.storage.model import ModelStore
+from lockstep.storage.rocks import RocksStore
+from lockstep.storage.sorted_file import FileSummary, RangeFiles
+from lockstep.storage.store import Pair, Store
+from lockstep.values.errors import CorruptFile, StorageError
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, Range
-from tests.storage.support import take_in
+from tests.storage.support import content_of, open_store, runtime_of
 from tests.storage.test_engine import TABLE, engine_with, random_mutation
 
 
@@ -32,26 +36,29 @@ class Given:
         return taken
 
 
-def files_of(files: RangeFiles) -> list[tuple[bytes, FileSummary]]:
+class Sink:
+    """A file in memory, whose size is that of its keys and values."""
+
+    def __init__(self) -> None:
+        self.pairs: list[Pair] = []
+        self.size_bytes = 0
+
+    def add(self, pairs: Sequence[Pair]) -> None:
+        self.pairs += pairs
+        self.size_bytes += sum(len(key) + len(value) for key, value in pairs)
+
+
+def files_of(files: RangeFiles) -> list[tuple[Sink, FileSummary]]:
     found = []
     while True:
         files.begin()
-        content = b""
-        while block := files.next_block():
-            content += block
-        found.append((content, files.summary()))
+        sink = Sink()
+        while files.add_block(sink):
+            assert not files.ended or sink.pairs
+        assert not files.add_block(sink)
+        found.append((sink, files.summary(sink.size_bytes, b"")))
         if files.ended:
             return found
-
-
-def pairs_in(content: bytes, summary: FileSummary, step: int = 1 << 20) -> list[Pair]:
-    reader = BlockReader("file")
-    found: list[Pair] = []
-    for at in range(0, len(content), step):
-        for block in reader.feed(content[at : at + step]):
-            found.extend(zip(*reader.columns_of(block), strict=True))
-    reader.check(summary)
-    return found
 
 
 def fragments(sizes: list[tuple[int, int]]) -> list[Pair]:
@@ -66,18 +73,17 @@ def fragments(sizes: list[tuple[int, int]]) -> list[Pair]:
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0, 10, 500, 3000])), max_size=20),
     st.sampled_from([256, 1000, 20_000]),
-    st.sampled_from([7, 100, 1 << 20]),
 )
 @settings(max_examples=60, deadline=None)
 def test_files_hold_everything_in_order_and_end_with_whole_partitions_where_they_can(
-    sizes: list[tuple[int, int]], bytes_max: int, step: int
+    sizes: list[tuple[int, int]], bytes_max: int
 ) -> None:
     pairs = fragments(sizes)
     found = files_of(RangeFiles(Given(pairs).take, bytes_max))
-    assert [pair for content, summary in found for pair in pairs_in(content, summary, step)] == pairs
-    for number, (content, summary) in enumerate(found):
-        inside = pairs_in(content, summary)
-        assert summary.entries == len(inside) and summary.size_bytes == len(content)
+    assert [pair for file, _ in found for pair in file.pairs] == pairs
+    for number, (file, summary) in enumerate(found):
+        inside = file.pairs
+        assert summary.entries == len(inside) and summary.size_bytes == file.size_bytes
         if not inside:
             assert number == len(found) - 1 and (not pairs or number)
             continue
@@ -86,70 +92,116 @@ def test_files_hold_everything_in_order_and_end_with_whole_partitions_where_they
         rest = [key for key, _ in pairs if key > summary.last_key and key.startswith(prefix)]
         # What is still lacking begins behind the partition, or at its start when the file ends inside it.
         assert summary.next_key == (prefix if rest else keys.partition_end(prefix))
-        assert not rest or len(content) > bytes_max
+        assert not rest or file.size_bytes > bytes_max
         assert [key for key, _ in pairs if key >= summary.next_key and key <= summary.last_key] == (
             [key for key, _ in pairs if key.startswith(prefix) and key <= summary.last_key] if rest else []
         )
 
 
-@pytest.mark.parametrize("damage", ["bit", "cut", "longer", "swapped", "left out", "entries", "digest"])
-def test_a_file_that_differs_from_its_header_is_refused(damage: str) -> None:
-    ((content, summary),) = files_of(RangeFiles(Given(fragments([(50, 100)] * 40)).take, 1 << 20))
-    blocks = []
-    rest = content
-    while rest:
-        size = 8 + int.from_bytes(rest[:4], "big")
-        blocks.append(rest[:size])
-        rest = rest[size:]
-    assert len(blocks) > 3
-    match damage:
-        case "bit":
-            content = content[:-5] + bytes([content[-5] ^ 4]) + content[-4:]
-        case "cut":
-            content = content[:-3]
-        case "longer":
-            content += b"\x00\x00"
-        case "swapped":
-            content = b"".join([blocks[1], blocks[0], *blocks[2:]])
-        case "left out":
-            content = b"".join(blocks[1:])
-        case "entries":
-            summary = msgspec.structs.replace(summary, entries=summary.entries + 1)
-        case _:
-            summary = msgspec.structs.replace(summary, digest=bytes(16))
-    with pytest.raises(CorruptFile):
-        pairs_in(content, summary, 1000)
+async def made(store: Store, path: str, pairs: list[Pair]) -> bytes:
+    """The file that a store makes of pairs."""
+    run = store.new_run(path)
+    for at in range(0, len(pairs), 100):
+        run.add(pairs[at : at + 100])
+    await run.finish()
+    assert run.count == len(pairs)
+    return disk_of(store).read(path)
 
 
-def test_both_stores_make_the_same_files_of_the_same_writes_and_take_them_in_alike(tmp_path: Path) -> None:
+def disk_of(store: Store) -> Any:
+    """Where the files of a store's runs are."""
+    if isinstance(store, ModelStore):
+        return store._disk
+    assert isinstance(store, RocksStore)
+    return real_runtime(store._files_root).disk
+
+
+@pytest.mark.parametrize("kind", ["model", "rocks"])
+@pytest.mark.parametrize("damage", ["foreign", "cut", "longer", "empty"])
+def test_a_file_that_is_none_is_refused_and_the_store_goes_on(kind: str, damage: str, tmp_path: Path) -> None:
+    async def body() -> None:
+        store = await open_store(kind, tmp_path, runtime_of())
+        store.write([("put", b"kept", b"1")])
+        content = await made(store, "whole", [(b"k%05d" % n, b"v" * 50) for n in range(1000)])
+        spoilt = {
+            "foreign": bytes(range(256)) * 20,
+            "cut": content[:-100],
+            "longer": content + bytes(100),
+            "empty": b"",
+        }[damage]
+        disk_of(store).append("spoilt", spoilt)
+        with pytest.raises(CorruptFile):
+            store.ingest(store.run_at("spoilt", 1000))
+        assert content_of(store) == {b"kept": b"1"}
+        store.ingest(store.run_at("whole", 1000))
+        store.write([("put", b"kept", b"2")])
+        await store.sync()
+        assert len(content_of(store)) == 1001 and store.get(b"kept") == b"2"
+        store.close()
+
+    asyncio.run(body())
+
+
+def test_a_file_is_only_taken_in_for_its_range(tmp_path: Path) -> None:
+    async def body() -> None:
+        for kind in ("model", "rocks"):
+            (tmp_path / kind).mkdir()
+            engine = await engine_with(kind, tmp_path / kind, [])
+            (first, _), *_, (last, _) = pairs = fragments([(3, 10)] * 20)
+            await made(engine._store, "file", pairs)
+            for part in (Range(-1, 18), Range(0, 19)):
+                with pytest.raises(StorageError, match="not of the range"):
+                    engine.run_at(TABLE, part, "file", len(pairs), first, last)
+            engine.ingest(engine.run_at(TABLE, Range(-1, 19), "file", len(pairs), first, last))
+            await engine.close()
+
+    asyncio.run(body())
+
+
+def test_files_of_either_store_bring_the_same_content(tmp_path: Path) -> None:
     """Tombstones, range deletions under partition headers and expiring cells among them."""
 
-    async def files(engine: StorageEngine, part: Range) -> list[tuple[bytes, FileSummary]]:
-        stream = await engine.fragments(TABLE, part)
-        found = files_of(RangeFiles(stream.take, 700))
+    async def copied(source: StorageEngine, target: StorageEngine, part: Range, name: str) -> list[int]:
+        stream = await source.fragments(TABLE, part)
+        files, counts = RangeFiles(stream.take, 700), []
+        while not files.ended:
+            path = f"{name}-{len(counts)}"
+            run = source.begin_run(TABLE, part, path)
+            files.begin()
+            while files.add_block(run):
+                pass
+            counts.append(run.count)
+            if run.count:
+                await run.finish()
+                summary = files.summary(0, b"")
+                disk_of(target._store).append(path, disk_of(source._store).read(path))
+                await target.before_ingest(TABLE, part)
+                first, last = summary.first_key, summary.last_key
+                await target.synced(target.ingest(target.run_at(TABLE, part, path, run.count, first, last)))
         stream.close()
-        return found
+        return counts
 
     async def body() -> None:
         dice = Random(11)
         writes = [random_mutation(dice, number) for number in range(150)]
         for part in (FULL_RING, Range(-5, TOKEN_MAX)):
-            name = f"{part.left}"
-            sources = {}
+            found = []
             for kind in ("model", "rocks"):
-                (tmp_path / f"{kind}{name}").mkdir()
-                sources[kind] = await engine_with(kind, tmp_path / f"{kind}{name}", writes)
-            made = {kind: await files(engine, part) for kind, engine in sources.items()}
-            assert made["model"] == made["rocks"] and len(made["model"]) > 2
-            for kind in ("model", "rocks"):
-                (tmp_path / f"{kind}{name}-target").mkdir()
-                target = await engine_with(kind, tmp_path / f"{kind}{name}-target", [])
-                for content, summary in made["rocks"]:
-                    await take_in(target, TABLE, part, pairs_in(content, summary))
-                assert await target.digest(TABLE, part) == await sources["model"].digest(TABLE, part)
-                assert await files(target, part) == made["model"]
-                await target.close()
-            for engine in sources.values():
-                await engine.close()
+                engines = []
+                for role, content in (("source", writes), ("target", []), ("again", [])):
+                    directory = tmp_path / f"{kind}{part.left}{role}"
+                    directory.mkdir()
+                    engines.append(await engine_with(kind, directory, content))
+                source, target, again = engines
+                assert len(await copied(source, target, part, "a")) > 1
+                await copied(target, again, part, "b")
+                pairs = [list((await engine.fragments(TABLE, part)).take(10_000)) for engine in engines]
+                assert pairs[0] == pairs[1] == pairs[2]
+                digests = [await engine.digest(TABLE, part) for engine in engines]
+                found.append((pairs[0], digests))
+                for engine in engines:
+                    await engine.close()
+            assert found[0] == found[1]
+            assert len(dict.fromkeys(found[0][1])) == 1
 
     asyncio.run(body())

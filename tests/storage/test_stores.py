@@ -17,7 +17,7 @@ from lockstep.storage.store import Operation, Store
 from lockstep.values import limits
 from lockstep.values.errors import CorruptFile, DiskRefused, PreconditionError, StorageError
 
-from .support import LoopTasks, LossyDisk, columns, content_of, ingest, open_store, runtime_of
+from .support import LoopTasks, LossyDisk, content_of, ingest, open_store, runtime_of
 
 BOTH = pytest.mark.parametrize("kind", ["model", "rocks"])
 
@@ -125,8 +125,8 @@ def test_a_run_becomes_visible_whole_and_unsorted_pairs_are_refused(kind: str, t
         store.write([("put", b"k000001", b"replaced"), ("put", b"a", b"kept")])
         many = [(b"k%06d" % n, b"v") for n in range(limits.STORE_BATCH_ROWS_MAX + 500)]
         run = store.new_run("one.run")
-        run.add(*columns(many[:1000]))
-        run.add(*columns(many[1000:]))
+        run.add(many[:1000])
+        run.add(many[1000:])
         await run.finish()
         assert content_of(store) == {b"a": b"kept", b"k000001": b"replaced"}
         assert run.count == len(many)
@@ -136,11 +136,11 @@ def test_a_run_becomes_visible_whole_and_unsorted_pairs_are_refused(kind: str, t
         await ingest(store, [])
         for unsorted in ([(b"b", b""), (b"a", b"")], [(b"b", b""), (b"b", b"")]):
             with pytest.raises(StorageError):
-                store.new_run("two.run").add(*columns(unsorted))
+                store.new_run("two.run").add(unsorted)
         later = store.new_run("three.run")
-        later.add([b"m"], [b""])
+        later.add([(b"m", b"")])
         with pytest.raises(StorageError):
-            later.add([b"l"], [b""])
+            later.add([(b"l", b"")])
         store.close()
 
     asyncio.run(body())

@@ -122,11 +122,12 @@ class RealDisk:
             self._open[_key(target)] = moved
 
     def remove(self, path: str) -> None:
+        # First, and also when somebody else removed the file: a descriptor would keep its content on the disk.
+        self._forget(path)
         try:
             os.unlink(self._path(path))
         except OSError as error:
             raise _judged(error, "remove", path) from error
-        self._forget(path)
 
     # ---- promises
 
