@@ -107,7 +107,7 @@ def test_a_planted_bug_fails_cells() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "replication_up/write_both_read_new/entry/target/lost",  # it is taken back twice, to between two steps
+        "replication_up/write_both_read_new/entry/target/lost",  # it is taken back twice, half-way
         "remove/prepared/work/source/lost",  # the dead node and the lost one are to vote, and are given up
     ],
 )
