@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.replication import verbs
 from lockstep.replication.handshake import Address, PeerInfo
@@ -91,11 +93,14 @@ class _OpenStream:
         self.view = view
         self.fragments = fragments
         self.maker = RangeFiles(fragments.take, file_bytes)
-        #: Complete files that the target has not done with, and how many were ever built.
+        #: Complete files that the target has not done with, those on their way, and how many ever began.
         self.files: dict[int, _BuiltFile] = {}
-        self.built = 0
-        self.building: asyncio.Event | None = None
+        self.coming: dict[int, asyncio.Event] = {}
+        self.begun = 0
+        #: A file is being filled: one at a time, for they follow each other in the snapshot.
+        self.filling = False
         self.error: LockstepError | None = None
+        #: The last file is complete, or has yet to be completed.
         self.ended = False
         self.closed = False
         self.used_s = 0.0
@@ -174,19 +179,18 @@ class StreamService:
     async def _file(self, peer: PeerInfo, request: StreamNextFile) -> StreamFile:
         stream = self._stream(request.stream_id, request.session_id)
         self._release(stream, request.done)
-        if request.number not in stream.files:
-            if request.number != stream.built or stream.ended:
-                raise NotReplica(f"this stream goes on with file {stream.built}, not {request.number}")
-            await self._wait_for_file(stream)
+        self._build_next(stream)
+        await self._wait_for_file(stream, request.number)
         built = stream.files.get(request.number)
-        if stream.error is not None and built is None:
-            self._drop(stream.number)
-            raise Overloaded(f"the source cannot build its next file: {stream.error.message}")
         if built is None:
+            if stream.error is not None:
+                self._drop(stream.number)
+                raise Overloaded(f"the source cannot build its next file: {stream.error.message}")
+            if request.number not in stream.coming:
+                raise NotReplica(f"this stream goes on with file {stream.begun}, not {request.number}")
             return StreamFile(False)
         if built.summary.entries:
             self._runtime.probes.reach("stream.source.file")
-        self._build_next(stream)
         view = stream.view
         return StreamFile(
             True,
@@ -199,12 +203,12 @@ class StreamService:
             built.last,
         )
 
-    async def _wait_for_file(self, stream: _OpenStream) -> None:
-        self._build_next(stream)
-        if stream.building is not None:
+    async def _wait_for_file(self, stream: _OpenStream, number: int) -> None:
+        coming = stream.coming.get(number)
+        if coming is not None:
             try:
                 async with asyncio.timeout(STREAM_WAIT_MS / 1000):
-                    await stream.building.wait()
+                    await coming.wait()
             except TimeoutError:
                 return
 
@@ -235,7 +239,7 @@ class StreamService:
     async def _close(self, peer: PeerInfo, request: StreamClose) -> StreamClose:
         stream = self._streams.get(request.stream_id)
         if stream is not None and stream.ended:
-            self._release(stream, stream.built)
+            self._release(stream, stream.begun)
         self._drop(request.stream_id)
         return request
 
@@ -257,54 +261,60 @@ class StreamService:
     # -- building ---------------------------------------------------------------------------------
 
     def _build_next(self, stream: _OpenStream) -> None:
-        """Begin the next file, unless it is on its way, there is none, or one waits already."""
+        """Begin the next file, unless one is being filled, there is none, or enough wait already."""
         if (
-            stream.building is None
+            not stream.filling
             and not stream.ended
             and not stream.closed
-            and len(stream.files) < STREAM_FILES_KEPT_MAX
+            and stream.error is None
+            and len(stream.files) + len(stream.coming) < STREAM_FILES_KEPT_MAX
         ):
-            stream.building = asyncio.Event()
-            self._runtime.tasks.spawn(self._build(stream, stream.building), f"stream.build.{stream.number}")
+            number, stream.begun = stream.begun, stream.begun + 1
+            stream.filling = True
+            stream.coming[number] = asyncio.Event()
+            self._runtime.tasks.spawn(self._build(stream, number), f"stream.build.{stream.number}")
 
-    async def _build(self, stream: _OpenStream, done: asyncio.Event) -> None:
-        path = f"{DIRECTORY}/{_PREFIX}{stream.number:x}-{stream.built}"
+    async def _build(self, stream: _OpenStream, number: int) -> None:
+        path = f"{DIRECTORY}/{_PREFIX}{stream.number:x}-{number}"
         try:
-            async with self._builds:
-                summary = await self._write(stream, path)
-            if summary is None:
+            try:
+                async with self._builds:
+                    file = await self._fill(stream, path)
+                summary, last = stream.maker.summary(0, b""), stream.maker.ended
+                stream.ended = last
+            finally:
+                stream.filling = False
+            # The next one is filled while this one is completed, which is mostly waiting for the disk.
+            self._build_next(stream)
+            if summary.entries and not stream.closed:
+                summary = await self._complete(path, file, summary)
+            if stream.closed or not summary.entries:
                 self._remove(path)
-            else:
-                stream.files[stream.built] = _BuiltFile(path, summary, stream.maker.ended)
-                stream.ended = stream.maker.ended
-                stream.built += 1
+            if not stream.closed:
+                stream.files[number] = _BuiltFile(path, summary, last)
         except (OSError, LockstepError) as error:
             self._remove(path)
             stream.error = error if isinstance(error, LockstepError) else DiskRefused(str(error))
         finally:
-            stream.building = None
-            done.set()
+            stream.coming.pop(number).set()
 
-    async def _write(self, stream: _OpenStream, path: str) -> FileSummary | None:
+    async def _fill(self, stream: _OpenStream, path: str) -> FragmentFile:
         """A turn of the loop for each block: handing pairs over costs the interpreter, so a thread would
-        hold up requests for longer than a block does. None when the stream was closed meanwhile."""
-        maker, disk = stream.maker, self._runtime.disk
-        disk.append(path, b"")  # The store wants the directory to be there.
+        hold up requests for longer than a block does. Stops early when the stream is closed."""
+        self._runtime.disk.append(path, b"")  # The store wants the directory to be there.
         file = self._engine.begin_run(stream.view.table_id, stream.view.range, path)
-        maker.begin()
-        while not stream.closed and maker.add_block(file):
+        stream.maker.begin()
+        while not stream.closed and stream.maker.add_block(file):
             self._runtime.probes.reach("stream.source.block")
             await asyncio.sleep(0)
-        if stream.closed:
-            return None
-        if not maker.entries:
-            self._remove(path)
-            return maker.summary(0, b"")
+        return file
+
+    async def _complete(self, path: str, file: FragmentFile, summary: FileSummary) -> FileSummary:
+        disk = self._runtime.disk
         # What completes a file waits for the disk on the loop: then there is little left to wait for.
         await disk.sync(path)
         await file.finish()
-        digest = await digest_of(disk, path)
-        return None if stream.closed else maker.summary(disk.size(path), digest)
+        return replace(summary, size_bytes=disk.size(path), digest=await digest_of(disk, path))
 
     # -- ending -----------------------------------------------------------------------------------
 

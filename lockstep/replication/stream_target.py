@@ -77,6 +77,10 @@ class StreamReport(msgspec.Struct, frozen=True, array_like=True):
     files: int
 
 
+#: Parts that are on their way, in order.
+_Ahead = deque[tuple[StreamAskPart, "asyncio.Future[StreamPart]"]]
+
+
 class _FileDamaged(FrameCorrupt):
     """A file that arrived is not what its header says."""
 
@@ -291,32 +295,52 @@ class StreamClient:
             self._files.note(copy.position)
         elif offset:
             self._runtime.probes.reach("stream.target.continued")
-        asked, ahead = offset, deque[tuple[StreamAskPart, asyncio.Future[StreamPart]]]()
+        ahead: _Ahead = deque()
+        asked = self._ask_ahead(copy, number, summary, offset, ahead)
         try:
             while offset < summary.size_bytes:
-                while asked < summary.size_bytes and len(ahead) < STREAM_PARTS_AHEAD:
-                    size = min(copy.position.part_bytes, summary.size_bytes - asked)
-                    ask = StreamAskPart(key.session_id, copy.position.stream_id, number, asked, size)
-                    ahead.append((ask, self._begin(key, ask)))
-                    asked += size
-                ask, coming = ahead[0]
-                part = await coming
+                await ahead[0][1]
                 self._guards.require(key.session_id)
-                if not part.data:
-                    ahead[0] = ask, self._begin(key, ask)
+                data = self._arrived(key, ahead)
+                if not data:
                     continue
-                ahead.popleft()
-                if len(part.data) != ask.size:
-                    raise FrameCorrupt("a part of another size came")
-                await disk.append_large(path, part.data)
-                offset += ask.size
-                self.counts.bytes += ask.size
-                copy.moved(ask.size, self._runtime.clock.monotonic_s())
+                # The next are on their way while these are written; what comes meanwhile goes together.
+                asked = self._ask_ahead(copy, number, summary, asked, ahead)
+                await disk.append_large(path, data)
+                offset += len(data)
+                self.counts.bytes += len(data)
+                copy.moved(len(data), self._runtime.clock.monotonic_s())
                 self._runtime.probes.reach("stream.target.chunk")
         finally:
             for _, coming in ahead:
                 if not coming.cancel() and not coming.cancelled():
                     coming.exception()  # Heard, so that nobody calls it lost.
+
+    def _ask_ahead(self, copy: _Copy, number: int, summary: FileSummary, asked: int, ahead: _Ahead) -> int:
+        """Ask for what may be on its way; up to where everything was asked for."""
+        while asked < summary.size_bytes and len(ahead) < STREAM_PARTS_AHEAD:
+            size = min(copy.position.part_bytes, summary.size_bytes - asked)
+            ask = StreamAskPart(copy.key.session_id, copy.position.stream_id, number, asked, size)
+            ahead.append((ask, self._begin(copy.key, ask)))
+            asked += size
+        return asked
+
+    def _arrived(self, key: StreamKey, ahead: _Ahead) -> bytes:
+        """Take the parts that are here, in order; nothing when the source has no turn yet for the first."""
+        found: list[bytes] = []
+        while ahead and ahead[0][1].done():
+            ask, coming = ahead[0]
+            if found and (coming.cancelled() or coming.exception() is not None):
+                break  # It is raised when nothing else is left to be written.
+            data = coming.result().data
+            if not data:
+                ahead[0] = ask, self._begin(key, ask)
+                break
+            if len(data) != ask.size:
+                raise FrameCorrupt("a part of another size came")
+            found.append(data)
+            ahead.popleft()
+        return found[0] if len(found) == 1 else b"".join(found)
 
     # -- what has arrived -------------------------------------------------------------------------
 
