@@ -240,16 +240,30 @@ class WorkService:
 
     async def _stream_task(self, operation: Operation, task: StreamTask, progress: StreamProgress) -> None:
         for table in table_ids(self._state.current, task.replication):
-            for source in task.sources:
-                node = self._state.current.directory.by_id[source]
-                await self._streams.stream_range(
-                    source=(node.address, node.internode_port),
-                    session_id=operation.session_id,
-                    table_id=table,
-                    range=task.range,
-                    epoch=operation.stage_epoch,
-                    progress=progress,
-                )
+            try:
+                await self._stream_table(operation, task, table, progress)
+            finally:
+                # What came after it was dropped, or emptied: nobody else would ever delete that.
+                if self._state.current.table(table) is None:
+                    self._engine.forget((table,), task.range)
+                    self._runtime.probes.reach("work.forgets_dropped")
+
+    async def _stream_table(
+        self, operation: Operation, task: StreamTask, table: int, progress: StreamProgress
+    ) -> None:
+        for source in task.sources:
+            cluster = self._state.current
+            if cluster.table(table) is None:
+                return
+            node = cluster.directory.by_id[source]
+            await self._streams.stream_range(
+                source=(node.address, node.internode_port),
+                session_id=operation.session_id,
+                table_id=table,
+                range=task.range,
+                epoch=operation.stage_epoch,
+                progress=progress,
+            )
 
     def _forget_closed(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         if not self._running:

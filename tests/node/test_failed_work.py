@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import Stage
 from lockstep.metadata.requests import RequestState
+from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
+from lockstep.schema.changes import DropTable
 from lockstep.sim.probes import DelayRule
+from lockstep.storage import keys
+from lockstep.storage.reading import partitions_between
 from lockstep.topology.transformations import CancelOperation
 from lockstep.values.errors import CorruptFile, PeerUnreachable
 from lockstep.values.limits import WORK_ATTEMPTS_MAX
@@ -131,6 +136,46 @@ def test_a_cancelled_newcomer_that_lives_drops_what_it_had_received() -> None:
         town.until(lambda: not town.newest.operations)
         assert owners(town.newest) == owners(before)
         assert not node4_holds()
+
+
+def test_what_still_arrives_of_a_table_that_was_dropped_meanwhile_is_not_kept() -> None:
+    """Nobody would ever delete it: when the table was dropped, there was nothing of it on the newcomer."""
+    arrived: list[int] = []
+
+    def prepare(name: str, node: Node) -> None:
+        build = node._build_request_path
+
+        def built(generation: int) -> None:
+            build(generation)
+            if name == "n4":
+                before = node.engine.before_ingest
+
+                async def late(*arguments: Any) -> None:
+                    arrived.append(1)
+                    while node.cluster.schema.by_name["k"].tables:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                    # What the drop itself deletes is gone by now.
+                    await asyncio.sleep(1.0)
+                    await before(*arguments)
+
+                node.engine.before_ingest = late  # type: ignore[method-assign]
+
+        node._build_request_path = built  # type: ignore[method-assign]
+
+    with Town() as town:
+        town.prepare = prepare
+        filled(town)
+        table_id = town.newest.schema.by_name["k"].tables[0].id
+        town.start(4)
+        town.until(lambda: bool(arrived))
+        assert town.finish(town.submit(1, ChangeSchema(DropTable("k", "t")))).error is None
+        town.until(lambda: town.ready(4))
+        lower, upper = keys.table_bounds(table_id)
+        snapshot = town.node(4).engine._store.snapshot()
+        try:
+            assert not list(partitions_between(snapshot, lower, upper))
+        finally:
+            snapshot.close()
 
 
 def test_an_effect_that_is_slow_holds_the_barrier_behind_its_session_and_is_named() -> None:
