@@ -117,11 +117,17 @@ def _host(cluster: ClusterMetadata, wanted: NodeInfo) -> JoinRefusal | None:
             JoinCode.OTHER_PLACE,
             f"{whose}, which was accepted in {known.dc}/{known.rack}"
             f"{f' to replace node {known.replaces}' if known.replaces else ''}"
-            f"{' without tokens' if known.is_zero_token else ''}",
+            f"{_tokens_text(known, wanted)}",
             "start it with its former settings, or with an empty data directory after "
             f"`lockstep topology remove {known.id} --force`",
         )
     return None
+
+
+def _tokens_text(known: NodeInfo, wanted: NodeInfo) -> str:
+    if known.is_zero_token == wanted.is_zero_token:
+        return ""
+    return " without tokens" if known.is_zero_token else " with tokens"
 
 
 def _full(cluster: ClusterMetadata, wanted: NodeInfo) -> JoinRefusal | None:

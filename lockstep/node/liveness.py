@@ -15,7 +15,7 @@ from collections.abc import Callable
 from lockstep.gossip.dissemination import PINGED_AT_ONCE, ping_rounds, pinged
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.node.messages import Ping
+from lockstep.node.messages import Answers, AskForMe, Ping
 from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
@@ -24,6 +24,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
+from lockstep.values.limits import ASKED_FOR_ME_MAX
 
 #: Between two rounds of pings; the detector needs a few from one node to suspect it.
 PING_INTERVAL_MS = 500
@@ -69,6 +70,7 @@ class Liveness:
         self._round = 0
         self._listeners: list[LivenessListener] = []
         internode.register_fast(verbs.PING, Ping, Ping, self._receive)
+        internode.register(verbs.ASK_FOR_ME, AskForMe, Answers, self._ask_for)
 
     def start(self) -> None:
         self._state.listen(self._applied, parts_only=True)
@@ -138,6 +140,28 @@ class Liveness:
         if reply.node == node:
             self._heard(node)
         return reply.node == node
+
+    async def answers_somebody(self, node: int) -> bool:
+        """As `answers`, and when it does not, ask a few others the same: only the link may be broken."""
+        if await self.answers(node):
+            return True
+        directory = self._state.current.directory
+        others = [
+            directory.by_id[other]
+            for other in directory.present_ids
+            if other not in (node, self._own_id()) and self.alive(other)
+        ]
+        asked = [
+            self._internode.begin(
+                (info.address, info.internode_port), verbs.ASK_FOR_ME, AskForMe(node), 2 * PROBE_TIMEOUT_MS
+            )
+            for info in others[:ASKED_FOR_ME_MAX]
+        ]
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        return any(isinstance(answer, Answers) and answer.alive for answer in told)
+
+    async def _ask_for(self, _peer: PeerInfo, question: AskForMe) -> Answers:
+        return Answers(await self.answers(question.node))
 
     def heard(self, peer: PeerInfo) -> None:
         """A sign of life of a peer that has introduced itself."""

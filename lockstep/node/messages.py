@@ -190,3 +190,15 @@ class Ping(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     leads: bool = False
     node: int = 0
+
+
+class AskForMe(msgspec.Struct, frozen=True, array_like=True):
+    """Does this node give you a sign of life?"""
+
+    node: int
+
+
+class Answers(msgspec.Struct, frozen=True, array_like=True):
+    """Whether it answered just now."""
+
+    alive: bool

@@ -27,6 +27,7 @@ GOSSIP: Final = 52
 GOSSIP_ACK: Final = 53
 JOIN_ASK: Final = 54
 JOIN_PRESENT: Final = 55
+ASK_FOR_ME: Final = 56
 MANAGE: Final = 60
 GROUP_REPORT: Final = 61
 RANGE_SIZES: Final = 62
@@ -58,6 +59,7 @@ NAMES: Final = {
     GOSSIP_ACK: "gossip-ack",
     JOIN_ASK: "join-ask",
     JOIN_PRESENT: "join-present",
+    ASK_FOR_ME: "ask-for-me",
     MANAGE: "manage",
     GROUP_REPORT: "group-report",
     RANGE_SIZES: "range-sizes",

@@ -187,9 +187,9 @@ class Requests:
         raise LockstepError(f"the request of epoch {epoch} is not in the metadata of this node")
 
     async def _refuse_alive(self, node: int) -> None:
-        """A node that was not heard lately is asked: this one may have just started, or been cut off."""
+        """A node not heard lately is asked, also by others: this one may have just started, or be cut off."""
         liveness = self._node.liveness
-        if liveness.alive(node) or await liveness.answers(node):
+        if liveness.alive(node) or await liveness.answers_somebody(node):
             raise Rejected(
                 f"node {node} is alive: only a dead node is removed",
                 hint=f"`lockstep topology decommission {node}` lets it hand over its data; --presume-dead "

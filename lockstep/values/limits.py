@@ -293,6 +293,8 @@ MANAGEMENT_SNAPSHOT_ENTRIES: Final = 256
 ANNOUNCEMENTS_MAX: Final = 32
 #: Nodes asked for a sign of life in one round; up to this cluster size that is everyone.
 PINGED_MAX: Final = 32
+#: Others that are asked whether a silent node answers them: one cut link says little, three say enough.
+ASKED_FOR_ME_MAX: Final = 3
 #: Nodes with which one exchanges soft state in a round: two, so that one dead partner costs no round.
 GOSSIP_PARTNERS_MAX: Final = 2
 #: Versions one gossip message names: all nodes of most clusters, and some 4 kilobytes.

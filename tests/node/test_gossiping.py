@@ -8,8 +8,10 @@ import pytest
 from lockstep.gossip.soft_state import Known
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.requests import Request, Requests
+from lockstep.server.requests import Requests as Desk
 from lockstep.topology.requests import CancelRequest
 from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import GOSSIP_PARTNERS_MAX
 from tests.node.support import Town, keyspace
@@ -96,6 +98,26 @@ def test_asking_tells_a_live_node_from_a_dead_one_whatever_was_heard() -> None:
         assert town.node(1).liveness.alive(3), "it is not suspected yet"
         asked = town.finish(town.begin(1, lambda node: node.liveness.answers(3)))
         assert asked.value is False and asked.done_s - asked.begun_s < 1.5
+
+
+def test_a_node_that_others_hear_is_not_dead_for_one_that_is_cut_off_from_it() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4, 5)
+        town.until(lambda: town.ready(4, 5), limit_s=120)
+        town.world.network.block("127.0.0.1", "127.0.0.4")
+        town.world.network.block("127.0.0.4", "127.0.0.1")
+        town.until(lambda: not town.node(1).liveness.alive(4))
+        asked = town.finish(town.begin(1, lambda node: node.liveness.answers(4)))
+        assert asked.value is False
+        asked = town.finish(town.begin(1, lambda node: node.liveness.answers_somebody(4)))
+        assert asked.value is True and asked.done_s - asked.begun_s < 3.5
+        removal = {"kind": "remove", "node": 4}
+        refused = town.finish(town.begin(1, lambda node: Desk(node).submit(removal)))
+        assert isinstance(refused.error, Rejected) and "is alive" in refused.error.message
+        town.process(4).crash()
+        asked = town.finish(town.begin(1, lambda node: node.liveness.answers_somebody(4)))
+        assert asked.value is False
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,9 @@ REFUSALS: dict[str, tuple[Callable[[History], Presentation], JoinCode, str]] = {
         changed(host_id="host-4", attempt=49), JoinCode.EARLIER_ATTEMPT, "presented itself later"
     ),
     "other rack than before": (changed(host_id="host-4", rack="r2"), JoinCode.OTHER_PLACE, "dc1/r1"),
+    "no tokens, unlike before": (
+        changed(host_id="host-4", num_tokens=0), JoinCode.OTHER_PLACE, "dc1/r1 with tokens"
+    ),
     "ports alike": (changed(cql_port=7000), JoinCode.PORTS, "not distinct"),
     "address in use": (changed(address="10.0.0.1"), JoinCode.ADDRESS, "belongs to node 1"),
     "address of one that joins": (changed(address="10.0.0.4"), JoinCode.ADDRESS, "belongs to node 4"),
