@@ -266,6 +266,8 @@ class ServiceDriver:
         reply: EpochReply = await self._internode.request(
             (info.address, info.internode_port), verbs.EPOCH_QUERY, EpochQuery(epoch), QUERY_TIMEOUT_MS
         )
+        if reply.node != node:
+            return  # Another one that stands at its address.
         self._reached[node] = max(self._reached.get(node, 0), reply.epoch)
         self._wake.set()
 

@@ -11,6 +11,7 @@ import pytest
 from lockstep.metadata.operations import Stage
 from lockstep.node.configuration import parse
 from lockstep.node.messages import EpochReply
+from lockstep.node.service_driver import ServiceDriver
 from lockstep.node.topology_driver import TopologyDriver
 from lockstep.topology.step import Reports
 from lockstep.values.errors import ConfigurationError
@@ -107,6 +108,29 @@ def test_who_stands_at_a_nodes_address_has_seen_nothing_for_it(who: int) -> None
         answering[0] = 5
         await driver._query(history.now, 5, history.now.epoch)
         assert driver.acknowledged(5) == history.now.epoch
+
+    asyncio.run(test())
+
+
+def test_no_node_gets_a_vote_for_what_another_one_at_its_address_has_reached() -> None:
+    async def test() -> None:
+        history = two_centres(Stage.WRITE_BOTH_READ_NEW)
+        epoch, answering = history.now.epoch, [9]
+
+        async def request(*_: object) -> EpochReply:
+            return EpochReply(epoch, answering[0])
+
+        driver: Any = SimpleNamespace(
+            _state=SimpleNamespace(current=history.now, epoch=epoch),
+            _internode=SimpleNamespace(request=request),
+            _reached={},
+            _wake=asyncio.Event(),
+        )
+        await ServiceDriver._query(driver, NodeId(5), epoch)
+        assert driver._reached == {}
+        answering[0] = 5
+        await ServiceDriver._query(driver, NodeId(5), epoch)
+        assert driver._reached == {5: epoch}
 
     asyncio.run(test())
 
