@@ -142,6 +142,8 @@ class SimCluster:
         self.story: list[tuple[int, str, str]] | None = [] if world.settings.keep_trace else None
         #: Told the name of each node that is parked.
         self.on_park: Callable[[str], None] = lambda name: None
+        #: Told each node before clients reach it.
+        self.on_serve: Callable[[Node], None] = lambda node: None
         self._draw = world.stream("cluster")
         self._duplicates = world.stream("duplicates")
         #: With one entry at a time followers stop at every point between a leader's entries.
@@ -296,6 +298,7 @@ class SimCluster:
                 self.tell(name, f"cannot start: {error}")
                 self.restart_later(name)
                 return
+            self.on_serve(node)
             await open_door(node, runtime)
             await serve(node, runtime)
             self._serving[name] = node

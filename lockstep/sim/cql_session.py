@@ -17,7 +17,7 @@ from lockstep.sim.history import Change, Look, SeenRow
 CQL_PORT = 9042
 _VERSION = 4
 #: Errors after which a request certainly has no effect: refused before anything was sent.
-_KNOWN = (0x1000, 0x1001, 0x1002, 0x2000, 0x2200, 0x2400, 0x2500)
+KNOWN_CODES = (0x1000, 0x1001, 0x1002, 0x2000, 0x2200, 0x2400, 0x2500)
 
 Statement = tuple[str, list[Value]]
 
@@ -55,7 +55,7 @@ class CqlSession:
         except CqlError as error:
             if error.code == 0x2500:
                 self._prepared.clear()
-            return Answer(0, f"CQL_{error.code:#06x}", str(error), error.code in _KNOWN)
+            return Answer(0, f"CQL_{error.code:#06x}", str(error), error.code in KNOWN_CODES)
 
     async def _rows(self, look: Look) -> tuple[SeenRow, ...]:
         text, values = look_statement(look)

@@ -80,7 +80,7 @@ class Outcome(enum.StrEnum):
 class Event(msgspec.Struct, kw_only=True):
     """`end_ns` is meaningful when the outcome is not OPEN; `rows` are what a read that is OK returned.
 
-    `dc` is the data centre of the node that was asked; "" where there is only one.
+    `dc` is the data centre of the node that was asked, "" where there is only one; `node` is its name.
     """
 
     client: str
@@ -91,6 +91,7 @@ class Event(msgspec.Struct, kw_only=True):
     rows: tuple[SeenRow, ...] = ()
     error: str = ""
     dc: str = ""
+    node: str = ""
 
 
 class History:
@@ -101,8 +102,8 @@ class History:
         #: Told each event when it has ended.
         self.listeners: list[Callable[[Event], None]] = []
 
-    def began(self, client: str, request: Change | Look, at_ns: int, dc: str = "") -> Event:
-        event = Event(client=client, request=request, start_ns=at_ns, dc=dc)
+    def began(self, client: str, request: Change | Look, at_ns: int, dc: str = "", node: str = "") -> Event:
+        event = Event(client=client, request=request, start_ns=at_ns, dc=dc, node=node)
         self.events.append(event)
         return event
 

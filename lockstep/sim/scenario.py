@@ -34,6 +34,7 @@ from lockstep.sim.replaced import replaced
 from lockstep.sim.replay import check_replays
 from lockstep.sim.replication_operators import ReplicationOperators
 from lockstep.sim.schema_operators import SchemaOperators
+from lockstep.sim.stamped import StampedLoad
 from lockstep.sim.streams import Stream
 from lockstep.sim.watch import Watch
 from lockstep.sim.workload import Client, Load, Workload, draw_load
@@ -83,6 +84,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     replication_s: float = 0.0
     #: How many clients; 0 leaves it to the seed.
     clients: int = 0
+    #: How many clients that leave timestamps to the servers, whose clocks differ.
+    stamped: int = 0
     #: How many data centres, one of these; there are this many times as many founders and spares.
     dcs: tuple[int, ...] = (1,)
     #: At which levels clients mostly ask, and at which they sometimes do; empty leaves it to the load.
@@ -159,6 +162,7 @@ class Run:
             changes = ReplicationOperators(self.operators, scenario.replication_s)
             self.operators.when_ready.append(changes.start)
             self.operators.at_end.append(changes.end)
+        self.stamped = StampedLoad(self.operators, scenario.stamped) if scenario.stamped else None
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
         if dcs > 1:
@@ -261,6 +265,8 @@ class Run:
         self.nemesis.stop()
         self.operators.stopped = True
         self.workload.stop()
+        if self.stamped is not None:
+            self.stamped.stopped = True
         for name in self.cluster.in_service():
             if not self.cluster.processes[name].alive:
                 self.cluster.start_node(name)
@@ -273,7 +279,7 @@ class Run:
         newest = cluster.newest
         if newest.operations or not self.workload.idle or not self.operators.idle:
             return False
-        if self._voters():
+        if self._voters() or (self.stamped is not None and not self.stamped.idle):
             return False
         for name in cluster.in_service():
             node = cluster.nodes.get(name)
@@ -322,6 +328,8 @@ class Run:
             if self._has_replicas(self.cluster.scope_of(name)):
                 requests += self.workload.final_reads(Consistency.LOCAL_QUORUM)
             self._perform(name, requests)
+        if self.stamped is not None:
+            self.stamped.read_all(names)
 
     def _has_replicas(self, dc: str) -> bool:
         """Whether quorums of the data centre have replicas; "" is none, for its quorums are those of all."""
@@ -384,6 +392,8 @@ class Run:
 
     def _judge(self) -> None:
         self.judged = check_registers(self.cluster.history.events, self.workload.load.rows)
+        if self.stamped is not None:
+            self.judged += self.stamped.judge()
         self.watch.inspect("REP-1", self.cluster.newest)
         if self.schema_operators is not None:
             self.schema_operators.judge(self.watch.log.values)

@@ -93,6 +93,24 @@ SCENARIOS: dict[str, Scenario] = {
             sometimes=(*DC_FACTS, "join completed", "decommission completed", "operation cancelled"),
         ),
         Scenario(
+            name="stamps",
+            chaos_s=12.0,
+            founders=(3,),
+            spares=2,
+            busy_s=1.5,
+            clients=1,
+            stamped=4,
+            dcs=(1, 1, 2),
+            faults=(
+                *("wall_jump", "clock_drift", "kill", "power", "pause", "slow_node", "partition"),
+                *("latency", "flapping", "isolate_leader", "crash_newcomer", "crash_source", "hold_behind"),
+            ),
+            sometimes=(
+                *("a later write has an earlier timestamp", "clock.jump", "read.repaired"),
+                *("join completed", "decommission completed", *_STALE),
+            ),
+        ),
+        Scenario(
             name="power",
             chaos_s=12.0,
             founders=(3,),

@@ -27,7 +27,11 @@ from lockstep.sim.checkers.replicas import (
 )
 from lockstep.sim.checkers.schema import check_schema
 from lockstep.sim.checkers.service import check_entry, check_voters
+from lockstep.sim.checkers.shut_out import Exclusions, check_released
+from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
+from lockstep.sim.door import KEYSPACE
+from lockstep.sim.history import Event
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 
@@ -49,7 +53,9 @@ class Watch:
         #: Told (value before, value after) of each new epoch, before the listeners.
         self.appliers: list[Callable[[ClusterMetadata, ClusterMetadata], None]] = []
         self.inspected = 0
+        self.exclusions = Exclusions()
         self._rows = rows
+        cluster.history.listeners.append(self._answered)
         self._contents: dict[str, DurableContent] = {}
         cluster.world.monitors.append(self)
         cluster.on_park = self.log.forget
@@ -63,9 +69,27 @@ class Watch:
         if kind == "metadata.applied" and facts["installed"] and label in self.log.incarnations:
             self.cluster.fact("gap crossed by a snapshot")
         self.log(now_ns, label, kind, facts)
+        if kind == "metadata.applied" and (self.cluster.newest.excluded or self.exclusions.known_ns):
+            self._shut_out(now_ns)
         self.management(now_ns, label, kind, facts)
         if kind == "raft.role" and facts["role"] == "leader" and facts["group"] == METADATA_GROUP:
             self._elected(label, facts["term"])
+
+    def _shut_out(self, now_ns: int) -> None:
+        newest, seen = self.cluster.newest, self.log.seen
+        excluded = {self.cluster.name_of(one.node): one.epoch for one in newest.excluded}
+        self.exclusions.seen(
+            now_ns, excluded, {name: seen.get(name, 0) for name in self.cluster.in_service()}
+        )
+        if self.exclusions.known_ns:
+            self.cluster.fact("all shut a node out")
+
+    def _answered(self, event: Event) -> None:
+        keyspace = self.cluster.newest.schema.by_name[KEYSPACE]
+        try:
+            self.exclusions.ended(event, keyspace.replication.total)
+        except Violation as found:
+            self.cluster.world.fail("monitor", event.client, str(found), found)
 
     def _elected(self, label: str, term: int) -> None:
         name = label.rpartition(".")[0]
@@ -141,6 +165,8 @@ class Watch:
         for operation in after.operations:
             former = before.operations_by_id.get(operation.id)
             if former is None or former.stage is not operation.stage:
+                if former is not None:
+                    self._released(before, former)
                 if operation.stage is Stage.WRITE_BOTH_READ_OLD:
                     self._inspect_pending(after, operation)
                 elif operation.stage is Stage.WRITE_BOTH_READ_NEW:
@@ -148,8 +174,21 @@ class Watch:
                 self._tell_stage(operation, operation.stage)
         for operation in before.operations:
             if operation.id not in after.operations_by_id:
+                self._released(before, operation)
                 self._ended(operation)
                 self._tell_stage(operation, None)
+
+    def _released(self, before: ClusterMetadata, operation: Operation) -> None:
+        """Who runs has ended all effects of closed sessions when an operation leaves its stage."""
+        coordinator = self.cluster.nodes.get(self.cluster.leader[1])
+        if coordinator is None or not self.cluster.ready(self.cluster.leader[1]):
+            return
+        running = {
+            NodeId(self.cluster.node_id(name)): self.cluster.nodes[name]
+            for name in self.cluster.live()
+            if name in self.cluster.nodes and self.cluster.ready(name)
+        }
+        check_released(before, operation, running, coordinator)
 
     def _ended(self, operation: Operation) -> None:
         if operation.stage is Stage.ROLLBACK_TO_NORMAL or operation.is_cancelled:

@@ -128,6 +128,8 @@ class Client:
         self._draw = draw
         self._door: Session | None = None
         self._dc = dc
+        #: The node that is asked.
+        self._node = ""
         self._scope = dc if workload.cluster.shape.dcs > 1 else ""
 
     async def run(self, runtime: Runtime) -> None:
@@ -149,7 +151,8 @@ class Client:
         names = [name for name in self._cluster.in_service() if self._cluster.dc_of(name) == self._dc]
         if not names:
             return None
-        host = self._cluster.processes[self._draw.choice(names)].host
+        self._node = self._draw.choice(names)
+        host = self._cluster.processes[self._node].host
         try:
             kind = CqlSession if self._draw.random() < self._load.cql_share else DoorClient
             self._door = await kind.connect(runtime, host, _CONNECT_MS)
@@ -160,7 +163,7 @@ class Client:
     async def perform(self, door: Session, request: Change | Look) -> Event:
         """Send, wait, record."""
         world, history = self._cluster.world, self._cluster.history
-        event = history.began(self._name, request, world.now_ns, self._scope)
+        event = history.began(self._name, request, world.now_ns, self._scope, self._node)
         try:
             async with asyncio.timeout((request.timeout_ms + _PATIENCE_MS) / 1000):
                 answer = await door.ask(request)

@@ -31,12 +31,17 @@ def filled(town: Town) -> None:
         assert town.finish(town.submit(1, change)).error is None
     town.agreed(1, 2, 3)
     for number in (1, 2, 3):
-        node = town.node(number)
-        stored = node.cluster.schema.by_name["k"].tables[0]
-        for key in keys_of(200):
-            row = Row(b"", Liveness(1), None, (Cell(2, b"x" * 100, 1),))
-            named = (stored.id, token_of(key), key, node.new_mutation_id())
-            node.engine.apply(Mutation(*named, 1, None, (), None, (row,)))
+        fill(town.node(number))
+
+
+def fill(node: Node) -> int:
+    """Data in the node's own store, whoever owns it: the sequence of the last of it."""
+    sequence, stored = 0, node.cluster.schema.by_name["k"].tables[0]
+    for key in keys_of(200):
+        row = Row(b"", Liveness(1), None, (Cell(2, b"x" * 100, 1),))
+        named = (stored.id, token_of(key), key, node.new_mutation_id())
+        sequence = node.engine.apply(Mutation(*named, 1, None, (), None, (row,)))
+    return sequence
 
 
 def keys_of(count: int) -> list[bytes]:

@@ -186,12 +186,12 @@ def test_sound_histories_of_several_data_centres_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", DCS_BROKEN)
 def test_broken_histories_of_several_data_centres_are_refused(name: str) -> None:
-    with pytest.raises(Violation, match="timestamp 10 .*was there before"):
+    with pytest.raises(Violation, match=r"timestamp 10 .*was there before"):
         check_registers(DCS_BROKEN[name], ROWS)
 
 
 def test_a_weak_read_after_a_deletion_at_all_shows_nothing_that_was_deleted() -> None:
     gone = delete(2, 3, 20)
     gone = msgspec.structs.replace(gone, request=msgspec.structs.replace(gone.request, consistency=ALL))
-    with pytest.raises(Violation, match="REP-3: .*timestamp 20"):
+    with pytest.raises(Violation, match=r"REP-3: .*timestamp 20"):
         check_registers([put(0, 1, 10), gone, read(4, 5, 10, ONE)], ROWS)

@@ -8,8 +8,11 @@ from lockstep.sim.planted.data import DATA
 from lockstep.sim.planted.log import LOG
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.planted.service import SERVICE
+from lockstep.sim.planted.sessions import SESSIONS
 from lockstep.sim.planted.topology import TOPOLOGY
 
-REGISTRY: dict[str, Planted] = {planted.name: planted for planted in (*DATA, *TOPOLOGY, *LOG, *SERVICE)}
+REGISTRY: dict[str, Planted] = {
+    planted.name: planted for planted in (*DATA, *TOPOLOGY, *SESSIONS, *LOG, *SERVICE)
+}
 
 __all__ = ["REGISTRY", "Planted"]
