@@ -81,3 +81,18 @@ def test_a_copy_of_a_joining_nodes_directory_does_not_join_in_its_place() -> Non
         town.until(lambda: town.ready(4))
         node = town.newest.directory.by_id[NodeId(4)]
         assert (node.address, node.state) == ("127.0.0.4", NodeState.NORMAL)
+
+
+def test_a_node_that_lost_power_and_comes_back_elsewhere_at_once_is_heard_when_its_old_self_is_silent() -> (
+    None
+):
+    with Town() as town:
+        town.found()
+        disk = town.process(2).disk
+        town.process(2).crash("power")
+        town.process(12).swap_disk(disk)
+        town.cluster_lines["n12"] = 'seeds=["127.0.0.1", "127.0.0.3"]\n'
+        town.start(12)
+        town.until(lambda: town.ready(12), limit_s=15)
+        assert town.newest.directory.by_id[NodeId(2)].address == "127.0.0.12"
+        assert town.finish(town.submit(12, keyspace("k"))).error is None
