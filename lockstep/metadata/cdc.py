@@ -1,8 +1,8 @@
 """Generations of change data capture: from which moment on which streams take the changes of which ranges.
 
 A generation has one stream for each range of the ring as it was to be when it was made. Streams are not kept:
-they follow from the tokens and the id, and are computed when read. Invariant: generations ascend by timestamp;
-writes use published ones only, and a published timestamp never changes.
+they follow from the tokens and the id, and are computed when read. Invariant: generations ascend by their
+timestamps; writes use published ones only, and a published timestamp never changes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -18,6 +18,7 @@ import msgspec
 
 from lockstep.values.hash_tree import blake
 from lockstep.values.limits import CDC_LEEWAY_MS
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 STREAM_BYTES = 16
 #: Milliseconds from the beginning of the Gregorian calendar, where UUIDs of version 1 begin, to 1970.
@@ -56,20 +57,16 @@ class Generation(msgspec.Struct, frozen=True, array_like=True, dict=True):
         """The tokens, unpacked: some ms for hundreds of thousands."""
         return unpacked(self.tokens)
 
-    def streams(self) -> Iterator[tuple[int, bytes]]:
-        """(end of the range, stream id) in the order of the ring."""
-        mark = self._mark
-        for place, token in enumerate(self.range_ends()):
-            yield token, _stream(token, place, mark)
+    def streams(self, low: int = TOKEN_MIN, high: int = TOKEN_MAX) -> Iterator[tuple[int, bytes]]:
+        """(end of the range, stream id) in the order of the ring, of the ends from `low` to `high`."""
+        mark, ends = self._mark, self.range_ends()
+        for place in range(bisect_left(ends, low), bisect_right(ends, high)):
+            yield ends[place], _stream(ends[place], place, mark)
 
     def stream_for(self, token: int) -> bytes:
         """The stream of changes at a token; behind the last range end the ring goes on with the first one."""
         ends = self.range_ends()
-        low, high = 0, len(ends)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if ends[middle] < token else (low, middle)
-        place = low % len(ends)
+        place = bisect_left(ends, token) % len(ends)
         return _stream(ends[place], place, self._mark)
 
     @cached_property

@@ -29,6 +29,7 @@ from lockstep.cql.wire.messages import (
     Value,
 )
 from lockstep.replication.writes import Told
+from lockstep.server.capture import refuse_uncapturable
 from lockstep.server.catalogs import Catalogs
 from lockstep.server.schema_statements import SchemaStatements
 from lockstep.server.selects import Selects
@@ -220,7 +221,7 @@ class Executor:
                 await self.selects.run(session.version, statement, values, context, parameters, execute)
             )
         if kind in ("MODIFY", "BATCH"):
-            return await self._modify(prepared, values, parameters)
+            return await self._modify(statement, values, parameters)
         prepared.check_values(values)
         if kind == "USE":
             session.keyspace = prepared.keyspace
@@ -233,10 +234,13 @@ class Executor:
     # -- writes -----------------------------------------------------------------------------------
 
     async def _modify(
-        self, prepared: Prepared, values: Sequence[Value], parameters: QueryParameters
+        self, statement: Statement, values: Sequence[Value], parameters: QueryParameters
     ) -> Answer:
-        mutations = plan_modification(prepared, values, self.context(parameters))
-        plan = prepared.plan
+        context = self.context(parameters)
+        mutations = plan_modification(statement.prepared, values, context)
+        if statement.captured:
+            refuse_uncapturable(self._node.cluster.generations, statement.captured, mutations, context.now_us)
+        plan = statement.prepared.plan
         if isinstance(plan, BatchPlan):
             logged = plan.kind == "LOGGED"
             return await self._write_batch(mutations, parameters.consistency, logged=logged)
@@ -253,8 +257,14 @@ class Executor:
         if len(batch.statements) > BATCH_STATEMENTS_MAX:
             raise InvalidRequest(f"A batch holds at most {BATCH_STATEMENTS_MAX} statements")
         keyspace = batch.parameters.keyspace or session.keyspace
-        entries = [(self._batched(entry, keyspace, begun), entry.values) for entry in batch.statements]
-        mutations = plan_batch(entries, self.context(batch.parameters))
+        parts = [self._batched(entry, keyspace, begun) for entry in batch.statements]
+        entries = [(part.prepared, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
+        context = self.context(batch.parameters)
+        mutations = plan_batch(entries, context)
+        captured = [part.captured for part in parts if part.captured]
+        if captured:
+            of_tables = frozenset[int]().union(*captured)
+            refuse_uncapturable(self._node.cluster.generations, of_tables, mutations, context.now_us)
         size = sum(_bytes_sent(entry) for entry in batch.statements)
         warning = ""
         if size > BATCH_BYTES_WARNED:
@@ -268,10 +278,10 @@ class Executor:
             mutations, batch.parameters.consistency, logged=logged, warning=warning
         )
 
-    def _batched(self, entry: BatchStatement, keyspace: str | None, begun: bool) -> Prepared:
+    def _batched(self, entry: BatchStatement, keyspace: str | None, begun: bool) -> Statement:
         if isinstance(entry.statement, str):
-            return self.statements.by_text(entry.statement, keyspace).prepared
-        return self._executed(entry.statement, begun).prepared
+            return self.statements.by_text(entry.statement, keyspace)
+        return self._executed(entry.statement, begun)
 
     async def _write_batch(
         self, mutations: Sequence[Mutation], consistency: Consistency, *, logged: bool, warning: str = ""

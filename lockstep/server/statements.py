@@ -19,6 +19,7 @@ from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire.constants import VERSION_MAX
 from lockstep.cql.wire.responses import RowsMetadata, encode_rows_metadata
 from lockstep.schema.user_types import types_of_table
+from lockstep.server.capture import captured_tables
 from lockstep.values.errors import Unprepared
 from lockstep.values.limits import (
     PREPARED_STATEMENTS_MAX,
@@ -37,10 +38,12 @@ def digest16(data: bytes) -> bytes:
 class Statement:
     """One statement and what is encoded of it once. `shape_changed`: its result columns have changed since
     it was first prepared here, so clients may hold outdated ones. `is_direct`: a write of one partition.
-    `is_outdated`: it must be prepared again before it is executed."""
+    `is_outdated`: it must be prepared again before it is executed. `captured`: the tables it writes to whose
+    changes are captured."""
 
     __slots__ = (
         "_metadata",
+        "captured",
         "catalog",
         "id",
         "is_direct",
@@ -67,7 +70,8 @@ class Statement:
         self._metadata: dict[int, RowsMetadata] = {}
         self.result_id = digest16(self.metadata(VERSION_MAX).columns if prepared.result_columns else b"")
         plan = prepared.plan
-        self.is_direct = isinstance(plan, ModificationPlan) and plan.steps is not None
+        self.captured = captured_tables(plan)
+        self.is_direct = isinstance(plan, ModificationPlan) and plan.steps is not None and not self.captured
 
     def metadata(self, version: int) -> RowsMetadata:
         found = self._metadata.get(version)

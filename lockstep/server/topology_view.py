@@ -16,6 +16,7 @@ from lockstep.metadata.requests import Request, RequestState
 from lockstep.placement.placements import RingPlacement
 from lockstep.schema.model import Replication
 from lockstep.schema.types import parse_uuid
+from lockstep.server.cdc_views import pair
 from lockstep.server.keyed_rows import Between, KeyedRows
 from lockstep.server.virtual import VirtualTable, define
 from lockstep.server.virtual_rows import VirtualRow
@@ -55,8 +56,6 @@ _REQUEST_COLUMNS = (
 #: Columns that are always null, and why.
 NOT_APPLICABLE: Final[Mapping[str, str]] = {
     "ignore_msb, intended_storage_mode": "a node has one shard and one form of storage",
-    "committed_cdc_generations, unpublished_cdc_generations, new_cdc_generation_data_uuid": "there are no "
-    "generations of change data capture",
     "paused_rf_change_requests": "a change of replication waits in the queue or runs",
     "new_keyspace_rf_change_ks_name, new_keyspace_rf_change_data of topology": "see topology_requests",
     "ongoing_restore_requests, restore_table_id, restore_snapshot_name": "no request restores a backup",
@@ -159,6 +158,7 @@ class TopologyTables:
             "enabled_features": list(cluster.features.enabled),
             "tablet_balancing_enabled": False,
             "upgrade_state": "done",
+            **_generations(cluster),
             "global_topology_request": request_type(foremost) if foremost is not None else None,
             "global_topology_request_id": request_uuid(foremost.id) if foremost is not None else None,
             "global_requests": [request_uuid(r.id) for r in whole if r not in running] or None,
@@ -202,6 +202,19 @@ class TopologyTables:
             "new_keyspace_rf_change_ks_name": request.keyspace or None,
             "new_keyspace_rf_change_data": _options(request.target) if request.target is not None else None,
         }
+
+
+def _generations(cluster: ClusterMetadata) -> dict[str, Any]:
+    """`new_cdc_generation_data_uuid` is that of an operation in the stage that commits it."""
+    committing = (one.id for one in cluster.operations if one.stage is Stage.COMMIT_CDC_GENERATION)
+    first = min(committing, default=0)
+    new = (one.id for one in cluster.generations if one.operation_id == first and not one.is_published)
+    id_ = next(new, None)
+    return {
+        "committed_cdc_generations": [pair(one) for one in cluster.generations] or None,
+        "unpublished_cdc_generations": [pair(o) for o in cluster.generations if not o.is_published] or None,
+        "new_cdc_generation_data_uuid": parse_uuid(id_) if id_ is not None else None,
+    }
 
 
 def _options(target: Replication) -> dict[str, str]:

@@ -70,6 +70,57 @@ def test_the_topology_is_read_with_its_static_columns(three: Nodes, session: Ses
     assert not list(session.execute("SELECT * FROM system.topology_requests"))
 
 
+def test_generations_of_change_data_capture_are_read_by_a_driver(three: Nodes, session: Session) -> None:
+    columns = "committed_cdc_generations, unpublished_cdc_generations"
+    committed, unpublished = session.execute(f"SELECT {columns} FROM system.topology").one()
+    ((time, id_),) = committed
+    assert not unpublished
+    ((shown, shown_id, expired, current, streams),) = session.execute(
+        "SELECT time, id, expired, is_current, streams FROM system_views.cdc_timestamps"
+    )
+    assert (shown, shown_id, expired, current, streams) == (time, id_, None, True, 48) and id_.version == 1
+    rows = list(session.execute("SELECT range_end, streams FROM system.cdc_generations_v3"))
+    ring = session.cluster.metadata.token_map.ring
+    assert [end for end, _ in rows] == sorted(token.value for token in ring)
+    for end, (stream,) in rows:
+        assert len(stream) == 16 and int.from_bytes(stream[:8], "big", signed=True) == end
+    some = session.execute(
+        "SELECT range_end FROM system_views.cdc_streams WHERE time = %s AND range_end > %s",
+        (time, rows[40][0]),
+    )
+    assert [end for (end,) in some] == [end for end, _ in rows[41:]]
+
+
+def test_writes_that_no_stream_can_take_are_refused_where_changes_are_captured(
+    three: Nodes, session: Session
+) -> None:
+    session.execute("CREATE TABLE captured (k int PRIMARY KEY, v int) WITH cdc = true")
+    session.execute("CREATE TABLE plain (k int PRIMARY KEY, v int)")
+    now_us = three.members[0].node.runtime.clock.wall_us()
+    texts = "INSERT INTO {} (k, v) VALUES (?, ?)", "INSERT INTO {} (k, v) VALUES (?, ?) USING TIMESTAMP ?"
+    plain = session.prepare(texts[1].format("plain"))
+    short, long = (session.prepare(text.format("captured")) for text in texts)
+    session.execute(short, (1, 1))
+    session.execute(long, (2, 2, now_us - 1))
+    day_us = 86_400_000_000
+    for offset_us, problem in ((day_us, "ahead of this server"), (-day_us, "no stream generation is known")):
+        with pytest.raises(InvalidRequest, match=problem):
+            session.execute(long, (3, 3, now_us + offset_us))
+        for kind in (BatchType.LOGGED, BatchType.UNLOGGED):
+            batch = BatchStatement(kind)
+            batch.add(short, (4, 4))
+            batch.add(long, (5, 5, now_us + offset_us))
+            with pytest.raises(InvalidRequest, match=problem):
+                session.execute(batch)
+        session.execute(plain, (3, 3, now_us + offset_us))
+    assert sorted(session.execute("SELECT k FROM captured")) == [(1,), (2,)]
+    # Once the option is off, so is the check, also for what was prepared before.
+    session.execute("ALTER TABLE captured WITH cdc = false")
+    session.execute(long, (3, 3, now_us - day_us))
+    session.execute("DROP TABLE captured")
+    session.execute("DROP TABLE plain")
+
+
 def test_driver_and_server_agree_on_every_replica(three: Nodes, session: Session) -> None:
     metadata = session.cluster.metadata
     keyspace = session.keyspace

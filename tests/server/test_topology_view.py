@@ -13,6 +13,8 @@ from lockstep.cql.prepare import prepare
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.metadata.transformations import Founder, Initialize, Register
 from lockstep.schema.model import Schema
+from lockstep.schema.types import parse_uuid
+from lockstep.server.cdc_views import CdcTables
 from lockstep.server.topology_view import TopologyTables, request_number, request_uuid
 from lockstep.server.virtual import VirtualTables
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
@@ -56,11 +58,14 @@ class View:
         self.history.submit(SetKeyspaces((("k", simple(3)),)))
         self.history.submit(Register(host(4), "10.0.0.4", 7000, 9042, 7080, "dc1", "r1", "5.0"))
         tables = TopologyTables(lambda: self.history.now, lambda epoch: epoch * 1000)
-        self.virtual = VirtualTables(tables.tables())
+        #: What the node's clock says.
+        self.now_ms = 0
+        generations = CdcTables(lambda: self.history.now, lambda: self.now_ms * 1000)
+        self.virtual = VirtualTables([*tables.tables(), *generations.tables()])
 
-    def rows(self, table: str, names: str, rest: str = "") -> list[list[Any]]:
+    def rows(self, table: str, names: str, rest: str = "", keyspace: str = "system") -> list[list[Any]]:
         """The columns named, as values."""
-        text = f"SELECT {names} FROM system.{table} {rest}"
+        text = f"SELECT {names} FROM {keyspace}.{table} {rest}"
         types = prepare(text, None, Catalog(Schema(), self.virtual.schema)).plan.shape.types
         kinds = [types[name.strip()] for name in names.removeprefix("DISTINCT ").split(",")]
         return [
@@ -111,7 +116,7 @@ def test_a_join_shows_in_every_column_that_it_changes() -> None:
         "operation-1-join_group0",
     ]
     run_to(view.history, 1, Stage.WRITE_BOTH_READ_OLD)
-    assert view.shared("version, fence_version, transition_state")[1:] == [5, "write_both_read_old"]
+    assert view.shared("version, fence_version, transition_state")[1:] == [6, "write_both_read_old"]
     run_to(view.history, 1, Stage.CLEANUP)
     assert [view.node(n, "cleanup_status")[0] for n in (1, 4)] == ["running", "clean"]
     run_out(view.history, 1)
@@ -175,3 +180,50 @@ def test_the_oldest_transition_shows_and_a_rebuild_is_none() -> None:
 def test_the_uuid_of_a_request_leads_back_to_it(number: int, other: bytes) -> None:
     assert request_number(request_uuid(number)) == number
     assert request_number(other) in (0, number) or request_uuid(request_number(other)) == other
+
+
+COMMITTED = "committed_cdc_generations, unpublished_cdc_generations, new_cdc_generation_data_uuid"
+
+
+def times(view: View) -> list[list[Any]]:
+    columns = "time, expired, is_current, streams"
+    return view.rows("cdc_timestamps", columns, "WHERE key = 'timestamps'", "system_views")
+
+
+def test_a_generation_is_shown_as_committed_and_then_as_published() -> None:
+    view = View()
+    (first,) = view.history.now.generations
+    begun = (0, parse_uuid(first.id))
+    assert view.shared(COMMITTED) == [[begun], None, None]
+    view.history.submit(JOIN)
+    run_to(view.history, 1, Stage.COMMIT_CDC_GENERATION)
+    made = view.history.now.generations[-1]
+    both = [begun, (made.timestamp_ms, parse_uuid(made.id))]
+    assert view.shared("transition_state, session") == ["commit_cdc_generation", None]
+    assert view.shared(COMMITTED) == [both, both[1:], both[1][1]]
+    everything = view.rows("cdc_generations_v3", "id, range_end")
+    assert [end for id_, end in everything if id_ == both[1][1]] == [0, 100, 150, 200]
+    assert times(view) == [[0, None, True, 3]]
+    run_to(view.history, 1, Stage.WRITE_BOTH_READ_OLD)
+    assert view.shared(COMMITTED) == [both, None, None]
+    assert times(view) == [[0, made.timestamp_ms, True, 3], [made.timestamp_ms, None, False, 4]]
+    view.now_ms = made.timestamp_ms
+    assert [current for _, _, current, _ in times(view)] == [False, True]
+
+
+def test_streams_are_found_by_generation_and_range() -> None:
+    view = View()
+    view.history.submit(JOIN)
+    run_out(view.history, 1)
+    made = view.history.now.generations[-1]
+    wanted = [[end, [stream]] for end, stream in made.streams()]
+
+    def streams(rest: str) -> list[list[Any]]:
+        return view.rows("cdc_streams", "range_end, streams", rest, "system_views")
+
+    there = f"WHERE time = {made.timestamp_ms}"
+    assert streams(there) == wanted
+    assert streams(f"{there} AND range_end > 0 AND range_end <= 150") == wanted[1:3]
+    assert streams(f"WHERE time = {made.timestamp_ms + 1}") == [] and len(streams("")) == 3 + 4
+    kept = view.rows("cdc_generations_v3", "id, range_end, streams, ignore_msb")
+    assert [row[1:] for row in kept if row[0] == parse_uuid(made.id)] == [[*row, 0] for row in wanted]

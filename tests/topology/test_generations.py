@@ -1,0 +1,207 @@
+"""Joins make generations of change data capture: when they are committed, published and dropped."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from lockstep.metadata.cdc import Generation
+from lockstep.metadata.cluster import decode_cluster, encode_cluster
+from lockstep.metadata.digest import state_digest
+from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.snapshot import SnapshotDecoder, pieces
+from lockstep.topology.step import Propose, Reports, step
+from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import CDC_GENERATIONS_KEPT_MAX
+from tests.metadata.histories import History, simple, started
+from tests.topology.drills import Coordinator, refused, register, replacing, run_out, run_to
+
+RING_DELAY_MS = 30_000
+LEEWAY_MS = 5_000
+AHEAD_MS = 2 * RING_DELAY_MS + LEEWAY_MS
+NOON_MS = 1_767_268_800_000
+
+
+def joining(*tokens: int, factor: int = 1) -> History:
+    """Three nodes, and one more for each token, whose join has begun."""
+    history = started([(0,), (1000,), (2000,)], ("ks", simple(factor)))
+    for number, token in enumerate(tokens, 4):
+        history.submit(register(number, "dc1", "r1"))
+        history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(number), (token,)))
+    return history
+
+
+def commit(history: History, operation: int, at_ms: int = NOON_MS) -> Generation:
+    history.submit(AdvanceOperation(operation, Stage.JOIN_GROUP0, 0, at_ms))
+    return history.now.generations[-1]
+
+
+def publish(history: History, operation: int, at_ms: int = NOON_MS) -> tuple[Generation, ...]:
+    history.submit(AdvanceOperation(operation, Stage.COMMIT_CDC_GENERATION, 0, at_ms))
+    return history.now.generations
+
+
+def ends(generation: Generation) -> list[int]:
+    return list(generation.range_ends())
+
+
+def test_a_new_cluster_has_a_generation_that_counts_at_once() -> None:
+    (first,) = joining().now.generations
+    assert first.is_published and first.operation_id == 0 and ends(first) == [0, 1000, 2000]
+
+
+def test_a_join_commits_a_generation_that_is_published_before_it_takes_effect() -> None:
+    history = joining(500)
+    made = commit(history, 1)
+    assert history.now.operations[0].stage is Stage.COMMIT_CDC_GENERATION
+    assert made.timestamp_ms >= NOON_MS + 2 * RING_DELAY_MS + LEEWAY_MS and not made.is_published
+    assert ends(made) == [0, 500, 1000, 2000], "the ring as it will be"
+    published = publish(history, 1, NOON_MS + 1000)[-1]
+    assert published.published_epoch == history.now.epoch and published.timestamp_ms == made.timestamp_ms
+    assert history.now.operations[0].stage is Stage.WRITE_BOTH_READ_OLD
+
+
+def test_a_barrier_that_took_too_long_moves_the_timestamp_into_the_future_again() -> None:
+    history = joining(500)
+    made = commit(history, 1)
+    late_ms = made.timestamp_ms - RING_DELAY_MS
+    published = publish(history, 1, late_ms)[-1]
+    assert published.timestamp_ms >= late_ms + AHEAD_MS and published.id == made.id
+
+
+@pytest.mark.parametrize("at_ms", [0, 1, NOON_MS - 86_400_000])
+def test_a_slow_clock_makes_a_later_timestamp_and_blocks_no_join(at_ms: int) -> None:
+    history = joining(500, 1500)
+    commit(history, 1)
+    before = publish(history, 1)[-1]
+    made = commit(history, 2, at_ms)
+    assert made.timestamp_ms == before.timestamp_ms + 1
+    publish(history, 2, at_ms)
+    run_out(history, 1)
+    run_out(history, 2)
+
+
+def test_parallel_joins_share_their_rings_and_the_later_publication_brings_the_earlier() -> None:
+    history = joining(500, 1500)
+    one, two = commit(history, 1), commit(history, 2)
+    assert ends(one) == [0, 500, 1000, 2000] and ends(two) == [0, 500, 1000, 1500, 2000]
+    assert one.timestamp_ms < two.timestamp_ms
+    found = publish(history, 2, NOON_MS + AHEAD_MS)
+    assert all(generation.is_published for generation in found), "who knows the later knows the earlier"
+    assert found[1].timestamp_ms >= NOON_MS + 2 * AHEAD_MS and found[1].timestamp_ms < found[2].timestamp_ms
+    assert publish(history, 1, NOON_MS + AHEAD_MS) == found
+
+
+def test_the_earlier_publication_leaves_the_later_to_its_own_barrier() -> None:
+    history = joining(500, 1500)
+    commit(history, 1)
+    commit(history, 2)
+    found = publish(history, 1, NOON_MS + AHEAD_MS)
+    assert [one.is_published for one in found] == [True, True, False]
+    assert found[1].timestamp_ms < found[2].timestamp_ms
+
+
+def test_a_join_that_is_cancelled_before_publication_leaves_no_generation() -> None:
+    history = joining(500)
+    before = history.now.generations
+    commit(history, 1)
+    history.submit(CancelOperation(1))
+    assert history.now.generations == before
+    run_out(history, 1)
+    # It may come again.
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (500,)))
+    assert ends(commit(history, 2)) == [0, 500, 1000, 2000]
+
+
+def test_a_published_generation_stays_when_its_join_is_cancelled() -> None:
+    history = joining(500)
+    commit(history, 1)
+    published = publish(history, 1)
+    history.submit(CancelOperation(1))
+    run_out(history, 1)
+    assert history.now.generations == published
+
+
+@pytest.mark.parametrize("kind", [OperationKind.DECOMMISSION, OperationKind.MOVE, OperationKind.REMOVE])
+def test_only_joins_make_generations(kind: OperationKind) -> None:
+    history = joining(factor=2)
+    before = history.now.generations
+    history.submit(PrepareOperation(kind, NodeId(3), (1500,) if kind is OperationKind.MOVE else ()))
+    run_out(history, 1)
+    assert history.now.generations == before
+
+
+def test_a_node_without_tokens_and_a_replacement_make_none() -> None:
+    history = joining(factor=2)
+    before = history.now.generations
+    dead = history.now.directory.by_id[NodeId(3)]
+    history.submit(msgspec.structs.replace(register(4, "dc1", "r1"), num_tokens=0))
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4)))
+    run_out(history, 1)
+    history.submit(replacing(5, dead))
+    history.submit(PrepareOperation(OperationKind.REPLACE, NodeId(5), replaced=dead.id))
+    run_out(history, 2)
+    assert history.now.generations == before
+
+
+def join(history: History, number: int, at_ms: int) -> None:
+    history.submit(register(number, "dc1", "r1"))
+    history.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(number), (number * 7 + 1,)))
+    operation = history.now.operations[-1].id
+    commit(history, operation, at_ms)
+    publish(history, operation, at_ms)
+    run_out(history, operation)
+
+
+def test_what_was_superseded_long_ago_is_dropped_by_later_joins() -> None:
+    history = joining()
+    for number in range(4, 10):
+        join(history, number, NOON_MS + number * 600_000)
+    assert [one.operation_id for one in history.now.generations] == [5, 6]
+    # Superseded by one that takes effect just now: clocks differ, so it is kept.
+    last = history.now.generations[-1]
+    join(history, 10, last.timestamp_ms + LEEWAY_MS)
+    assert [one.operation_id for one in history.now.generations] == [5, 6, 7]
+
+
+def test_joins_faster_than_generations_take_effect_keep_the_present_one_and_a_bounded_number() -> None:
+    history = joining()
+    for number in range(4, 4 + 2 * CDC_GENERATIONS_KEPT_MAX):
+        join(history, number, NOON_MS)
+        assert len(history.now.generations) <= CDC_GENERATIONS_KEPT_MAX
+    assert history.now.generations[0].operation_id == 0
+    assert set(ends(history.now.generations[-1])) == set(history.now.directory.circle.tokens)
+
+
+def test_the_coordinator_puts_its_clock_into_the_entries_that_need_it() -> None:
+    history = joining(500)
+    for stage, at_ms in ((Stage.COMMIT_CDC_GENERATION, NOON_MS), (Stage.WRITE_BOTH_READ_NEW, 0)):
+        run_to(history, 1, stage)
+        known = dict.fromkeys(history.now.directory.by_id, history.now.epoch)
+        decision = step(history.now, Reports(acknowledged=known, at_ms=NOON_MS))
+        assert decision == Propose(AdvanceOperation(1, stage, 0, at_ms), 1)
+        # Nothing is published before the barrier.
+        assert not isinstance(step(history.now, Reports(at_ms=NOON_MS)), Propose)
+
+
+def test_another_coordinator_finishes_the_stage() -> None:
+    history = joining(500)
+    commit(history, 1)
+    Coordinator(history, random.Random(1)).finish()
+    assert history.now.operations == () and all(one.is_published for one in history.now.generations)
+    assert "not running" in refused(history, AdvanceOperation(1, Stage.COMMIT_CDC_GENERATION))
+
+
+def test_generations_are_part_of_images_snapshots_and_digests() -> None:
+    history = joining(500)
+    before = history.now
+    commit(history, 1)
+    now = history.now
+    decoder = SnapshotDecoder()
+    for piece in pieces(now):
+        decoder.feed(piece)
+    assert decoder.finish().generations == now.generations == decode_cluster(encode_cluster(now)).generations
+    assert state_digest(now) != state_digest(before)
