@@ -15,6 +15,7 @@ from collections.abc import Callable
 from lockstep.gossip.dissemination import PINGED_AT_ONCE, ping_rounds, pinged
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
 from lockstep.node.messages import Answers, AskForMe, Ping
 from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
@@ -92,6 +93,11 @@ class Liveness:
         now_s = self._monotonic_s()
         for node in came:
             self._detector.heard(node, now_s)
+        present = frozenset(after.directory.present_ids)
+        for node in before.directory.present_ids:
+            if node not in present and node != self._own_id():
+                self._detector.forget(node)
+                self._opinions.pop(node, None)
 
     def listen(self, listener: LivenessListener) -> None:
         self._listeners.append(listener)
@@ -169,6 +175,9 @@ class Liveness:
             self._heard(peer.node_id)
 
     def _heard(self, node: int) -> None:
+        info = self._state.current.directory.by_id.get(NodeId(node))
+        if info is not None and info.state is NodeState.LEFT:
+            return  # It is forgotten, whatever it still says.
         self._detector.heard(node, self._monotonic_s())
         if not self._opinions.get(node, False):
             self._tell(node, True)

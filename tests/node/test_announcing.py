@@ -156,6 +156,8 @@ class Pings:
     def register_fast(self, *_service: object) -> None:
         """Nobody asks here."""
 
+    register = register_fast
+
     def submit(
         self, _address: Address, verb: int, _body: bytes, _deadline_s: float, _to: Any, node: int
     ) -> None:

@@ -14,7 +14,7 @@ from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import GOSSIP_PARTNERS_MAX
-from tests.node.support import Town, keyspace
+from tests.node.support import Town, decommission, keyspace
 
 
 def known(town: Town, holder: int, node: int) -> Known:
@@ -98,6 +98,26 @@ def test_asking_tells_a_live_node_from_a_dead_one_whatever_was_heard() -> None:
         assert town.node(1).liveness.alive(3), "it is not suspected yet"
         asked = town.finish(town.begin(1, lambda node: node.liveness.answers(3)))
         assert asked.value is False and asked.done_s - asked.begun_s < 1.5
+
+
+def test_a_node_that_left_is_forgotten_and_told_of_no_more() -> None:
+    with Town() as town:
+        town.found()
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.until(lambda: 4 not in town.newest.service.members)
+        assert town.finish(town.submit(1, decommission(4))).error is None
+        town.until(lambda: "n4" in town.ended, limit_s=60)
+        town.agreed(1, 2, 3)
+        told: list[int] = []
+        for number in (1, 2, 3):
+            town.node(number).liveness.listen(lambda node, _alive: told.append(int(node)))
+        town.wait(5.0)
+        for number in (1, 2, 3):
+            liveness = town.node(number).liveness
+            assert liveness.silent_s(4) is None and not liveness.alive(4)
+            assert town.node(number).gossip.known(4) is None
+        assert told == []
 
 
 def test_a_node_that_others_hear_is_not_dead_for_one_that_is_cut_off_from_it() -> None:
