@@ -192,6 +192,8 @@ class World:
         assert not self._closed
         was_collecting = gc.isenabled()
         gc.disable()
+        if not self.steps:
+            gc.collect()  # An earlier world of this process would be frozen, and stay for ever.
         gc.freeze()
         try:
             with self._guard:
