@@ -377,6 +377,27 @@ def test_a_late_stream_of_an_earlier_attempt_cannot_bring_deleted_data_back() ->
     run(test)
 
 
+def test_a_stream_under_another_session_begins_anew() -> None:
+    """What an earlier attempt brought was wiped, or may be."""
+
+    async def test() -> None:
+        source, target = two_nodes()
+        fill(source.engine, 2)
+        async with running(source, target):
+            await target.copy(source)
+            target.engine.pairs.clear()
+            retried = whole_ring(8, [1], [1, 2], group_epoch=8, factors={"": 1}, sessions=["s2"])
+            for node in (source, target):
+                node.close_session()
+                node.cluster = retried
+            await target.client.stream_range(
+                source=source.address, session_id="s2", table_id=TABLE_ID, range=RANGE, epoch=8
+            )
+            assert target.engine.pairs == source.engine.pairs
+
+    run(test)
+
+
 def test_a_broken_stream_goes_on_behind_what_is_visible_with_whole_partitions() -> None:
     """Between the break and the resumption the source merged the fragments of the last partition."""
 

@@ -21,6 +21,8 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "another coordinator resumes at any point and comes to the same end": (
         "topology/test_step.py::test_a_coordinator_may_be_replaced_at_any_point",
+        "node/test_stale_work.py::"
+        "test_a_coordinator_lost_behind_any_entry_changes_nothing_and_its_own_writes_fail",
         "topology/test_operations.py::test_a_step_is_taken_once",
         "node/test_request_queue.py::test_queued_requests_outlive_the_leader_and_each_ends_once",
         "sim/test_matrix.py::test_every_stage_of_every_operation_is_struck_at_every_point",
@@ -30,6 +32,14 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "topology/test_kinds.py::test_a_cancel_restores_everything_and_the_operation_can_run_again",
         "topology/test_operations.py::test_once_reads_moved_an_operation_only_goes_forward",
         "topology/test_replication_change.py::test_a_cancel_at_any_point_leads_back_to_the_original",
+    ),
+    "the streams of a join are timed ahead, published before they count, and no write goes far off them": (
+        "topology/test_generations.py::"
+        "test_a_join_commits_a_generation_that_is_published_before_it_takes_effect",
+        "topology/test_generations.py::test_what_was_superseded_long_ago_is_dropped_by_later_joins",
+        "metadata/test_cdc.py::test_which_timestamps_may_be_written",
+        "server/test_drivers.py::test_writes_that_no_stream_can_take_are_refused_where_changes_are_captured",
+        "node/test_generations.py::test_every_node_knows_the_generation_of_a_join_before_it_takes_effect",
     ),
     "what a cancelled newcomer received is dropped": (
         "node/test_failed_work.py::test_a_cancelled_newcomer_that_lives_drops_what_it_had_received",
@@ -106,6 +116,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "work of a closed session has no effect, and what is under way holds the next barrier": (
         "replication/test_session_guards.py::test_no_guard_is_given_once_the_session_is_closed",
+        "node/test_stale_work.py::"
+        "test_a_copy_that_hangs_through_a_cancel_and_a_retry_brings_no_deleted_data_back",
+        "node/test_stale_work.py::test_it_would_if_nobody_looked_at_the_session",
         "replication/test_streaming.py::"
         "test_a_late_stream_of_an_earlier_attempt_cannot_bring_deleted_data_back",
         "node/test_work.py::test_an_order_of_a_stage_that_has_passed_has_no_effect",

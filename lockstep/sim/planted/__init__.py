@@ -8,11 +8,14 @@ from lockstep.sim.planted.data import DATA
 from lockstep.sim.planted.log import LOG
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.planted.service import SERVICE
+from lockstep.sim.planted.sessions import DIRECTED as _DIRECTED
 from lockstep.sim.planted.sessions import SESSIONS
 from lockstep.sim.planted.topology import TOPOLOGY
 
 REGISTRY: dict[str, Planted] = {
     planted.name: planted for planted in (*DATA, *TOPOLOGY, *SESSIONS, *LOG, *SERVICE)
 }
+#: Those that a test brings about, for runs of seeds reach them too seldom.
+DIRECTED: dict[str, Planted] = {planted.name: planted for planted in _DIRECTED}
 
-__all__ = ["REGISTRY", "Planted"]
+__all__ = ["DIRECTED", "REGISTRY", "Planted"]

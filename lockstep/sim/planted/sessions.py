@@ -16,7 +16,6 @@ from lockstep.replication.stream_files import StreamFiles
 from lockstep.replication.stream_source import StreamService
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
-from lockstep.topology import barriers as barriers_module
 from lockstep.topology import step as step_module
 from lockstep.topology import streams as streams_module
 from lockstep.topology.barriers import evaluate
@@ -68,8 +67,7 @@ def _position_without_session() -> _Context:
 
 
 def _sources_not_drained() -> _Context:
-    """A source takes its snapshot while writes that it accepted under older epochs are not finished, and no
-    barrier waits for them."""
+    """A source takes its snapshot while writes that it accepted under older epochs are not durable."""
 
     class Hasty:
         async def drain(self, epoch: int) -> None:
@@ -81,13 +79,12 @@ def _sources_not_drained() -> _Context:
         original(self, *others, **named)
         self._replica = Hasty()
 
-    return replaced((StreamService, "__init__", init), (barriers_module, "_must_drain", lambda *_: ()))
+    return replaced((StreamService, "__init__", init))
 
 
 def _refill_skipped() -> _Context:
     """Replicas that stay are not filled when the replication changes."""
-    nobody = lambda transition, dc_of: ()  # noqa: E731
-    return replaced((streams_module, "refills", nobody), (barriers_module, "refills", nobody))
+    return replaced((streams_module, "refills", lambda transition, dc_of: ()))
 
 
 def _discard_too_much() -> _Context:
@@ -172,14 +169,17 @@ def _replica_stamps() -> _Context:
 
 
 SESSIONS = (
-    Planted("guards_ignored", "work goes on behind its barrier", "moves", _guards_ignored),
-    Planted("position_without_session", "a new replica lacks data", "moves", _position_without_session),
-    Planted("sources_not_drained", "a new replica lacks data", "moves", _sources_not_drained),
     Planted("refill_skipped", "a quorum of the new replicas lacks writes", "dcs", _refill_skipped),
     Planted("discard_too_much", "a cancel loses data", "moves", _discard_too_much),
-    Planted("fence_checked_once", "stale requests succeed", "moves", _fence_checked_once),
     Planted("excluded_served", "an excluded node goes on serving", "swarm", _excluded_served),
     Planted("local_quorum_anywhere", "local reads miss local writes", "dcs", _local_quorum_anywhere),
     Planted("each_quorum_is_quorum", "a data centre lacks writes to each", "dcs", _each_quorum_is_quorum),
     Planted("replica_stamps", "replicas differ in who wins", "stamps", _replica_stamps),
+)
+#: What runs of seeds reach too seldom: a test brings each of them about, and they have no scenario.
+DIRECTED = (
+    Planted("guards_ignored", "work goes on behind its barrier", "", _guards_ignored),
+    Planted("position_without_session", "a second attempt copies nothing", "", _position_without_session),
+    Planted("sources_not_drained", "a snapshot holds what may be lost", "", _sources_not_drained),
+    Planted("fence_checked_once", "stale requests succeed", "", _fence_checked_once),
 )
