@@ -355,7 +355,8 @@ def exclusions() -> str:
             "## Order of the queue",
             "Requests run in this order of kinds, and within a kind as they came. Nothing that runs gives "
             "way to what waits: only an operator's cancel, or its own work that cannot succeed, takes it "
-            "back. What waits for a running operation is passed by what may begin, until "
+            "back. Between two of its steps a change of replication rests for what mends a dead node. "
+            "What waits for a running operation is passed by what may begin, until "
             f"{REQUESTS_PASSED_MAX} later ones have begun; then those that are held back wait for it.",
             table(
                 ["kind", "scope", "is held back for those passed over", "why it stands there"],

@@ -40,8 +40,9 @@ from lockstep.values.tokens import Range
 
 #: How long one RUN_WORK request is held open before "running" is answered; bounds the coordinator's wait.
 WORK_POLL_MS = 1000
-#: Streams one target pulls at once: two keep source and target both busy.
-STREAMS_AT_ONCE_MAX = 2
+#: Streams one target pulls at once: two keep source and target both busy while there is something to send,
+#: two more hide the round trips of the many ranges that hold next to nothing.
+STREAMS_AT_ONCE_MAX = 4
 #: What a stream must have moved for its rate to say something: less is mostly waiting.
 RATE_TOLD_BYTES_MIN = 1024 * 1024
 

@@ -354,7 +354,9 @@ class StreamClient:
                 break
         with self._guards.hold(copy.key.session_id):
             copy.position = replace(copy.position, done=True)
-            await self._files.record(copy.position)
+            # Of a stream that brought nothing there is nothing to remember: with many small ranges most do.
+            if copy.position.files:
+                await self._files.record(copy.position)
 
     async def _take_file(self, copy: _Copy, number: int, summary: FileSummary) -> None:
         """Verify a file and make it visible, whole."""
@@ -389,7 +391,8 @@ class StreamClient:
         """Make a file durable whose content is what its header says; _FileDamaged if it is not."""
         path, disk = self._files.content(key, number), self._runtime.disk
         try:
-            if disk.size(path) != summary.size_bytes or await digest_of(disk, path) != summary.digest:
+            digest = await self._runtime.tasks.run_blocking(lambda: digest_of(disk, path))
+            if disk.size(path) != summary.size_bytes or digest != summary.digest:
                 self._guards.require(key.session_id)
                 raise _FileDamaged(f"{path} differs from its digest")
             await disk.sync(path)
