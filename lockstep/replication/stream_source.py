@@ -314,7 +314,8 @@ class StreamService:
         # What completes a file waits for the disk on the loop: then there is little left to wait for.
         await disk.sync(path)
         await file.finish()
-        return replace(summary, size_bytes=disk.size(path), digest=await digest_of(disk, path))
+        digest = await self._runtime.tasks.run_blocking(lambda: digest_of(disk, path))
+        return replace(summary, size_bytes=disk.size(path), digest=digest)
 
     # -- ending -----------------------------------------------------------------------------------
 

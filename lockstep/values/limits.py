@@ -167,8 +167,8 @@ STREAM_PARTS_AHEAD: Final = 8
 #: Bytes of a sorted file behind one checksum of its digest; read and checked in one go, in the cache.
 STREAM_DIGEST_BYTES: Final = 256 * 1024
 #: What is put into a sorted file in one go: some hundred microseconds, in the cache.
-STREAM_BLOCK_BYTES: Final = 64 * 1024
-STREAM_BLOCK_PAIRS: Final = 400
+STREAM_BLOCK_BYTES: Final = 128 * 1024
+STREAM_BLOCK_PAIRS: Final = 800
 #: Files that a source builds at once, whatever the streams: one keeps a core busy.
 STREAM_BUILDS_AT_ONCE_MAX: Final = 2
 #: Fragments looked at to tell how much a range holds; some hundred microseconds.

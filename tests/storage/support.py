@@ -60,9 +60,11 @@ class LossyDisk:
         del self._seen[self._inode[path]][size:]
 
     def rename(self, source: str, target: str) -> None:
+        self.read(source)  # FileNotFoundError
         self._inode[target] = self._inode.pop(source)
 
     def remove(self, path: str) -> None:
+        self.read(path)  # FileNotFoundError
         del self._inode[path]
 
     async def sync(self, path: str) -> None:
