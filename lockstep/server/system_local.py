@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockstep.metadata.directory import NodeInfo
 from lockstep.schema.types import parse_uuid
-from lockstep.server.cdc_views import CdcTables
 from lockstep.server.schema_watch import SchemaWatch
 from lockstep.server.topology_view import TopologyTables, committed_ms
 from lockstep.server.virtual import VirtualTable, define
@@ -64,7 +63,6 @@ class SystemTables:
             system("peers", _PEERS, ("peer",), (), self._peers),
             system("peers_v2", _PEERS_V2, ("peer",), ("peer_port",), self._peers_v2),
             *TopologyTables(lambda: self._node.cluster, committed_ms(self._node)).tables(),
-            *CdcTables(lambda: self._node.cluster, self._node.runtime.clock.wall_us).tables(),
             system(
                 "IndexInfo",
                 "table_name text; index_name text; value text",

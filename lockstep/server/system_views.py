@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.metadata.directory import NodeInfo
 from lockstep.metadata.requests import Request, RequestState
 from lockstep.schema.types import parse_uuid
+from lockstep.server.cdc_views import CdcTables
 from lockstep.server.gossip_view import GossipTable
 from lockstep.server.keyed_rows import EVERYTHING, Between, KeyedRows
 from lockstep.server.live_views import Client, LiveTables, seen_epoch, view
@@ -31,7 +32,12 @@ class ViewTables:
         self._live = LiveTables(node, clients)
 
     def tables(self) -> list[VirtualTable]:
-        return [*self._metadata_tables(), *self._live.tables(), GossipTable(self._node).table()]
+        return [
+            *self._metadata_tables(),
+            *self._live.tables(),
+            *CdcTables(lambda: self._node.cluster, self._node.runtime.clock.wall_us).tables(),
+            GossipTable(self._node).table(),
+        ]
 
     def _metadata_tables(self) -> list[VirtualTable]:
         return [
