@@ -144,7 +144,8 @@ class Watch:
             name = self.cluster.name_of(node.id)
             # A node that was stopped for good answers nobody, whoever has its address now.
             gone = node.id in self.cluster.retired
-            seen[node.id] = after.epoch if gone else self.log.seen.get(name, 0)
+            # A node that learns of several epochs at once is told of after the last one.
+            seen[node.id] = after.epoch if gone else min(after.epoch, self.log.seen.get(name, 0))
         return seen
 
     def _service(self, before: ClusterMetadata, after: ClusterMetadata) -> None:

@@ -44,7 +44,8 @@ def _stream_early() -> contextlib.AbstractContextManager[None]:
         early = await engine.fragments(request.table_id, Range(request.left, request.right))
 
         class Stale:
-            estimated_bytes = engine.estimated_bytes
+            def __getattr__(self, name: str) -> Any:
+                return getattr(engine, name)
 
             async def fragments(self, *_: Any) -> Any:
                 return early
@@ -61,7 +62,7 @@ def _stream_early() -> contextlib.AbstractContextManager[None]:
 def _stream_from_anyone() -> contextlib.AbstractContextManager[None]:
     """Any one live replica is taken for a source, not the one that gives the range up."""
 
-    def tasks(transition: Any, dc_of: Any, dead: Any) -> list[Any]:
+    def tasks(transition: Any, dc_of: Any, dead: Any, lacking: Any) -> list[Any]:
         live = [node for node in reversed(transition.old) if node not in dead]
         return [
             streams_module.StreamTask(
