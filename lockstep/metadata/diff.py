@@ -13,7 +13,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.extensions import Extensions
-from lockstep.schema.model import Schema, Table
+from lockstep.schema.model import Replication, Schema, Table
 from lockstep.values.hash_tree import changed
 from lockstep.values.tokens import Range
 
@@ -124,6 +124,8 @@ def text_of(value: Any) -> str:
         return value.hex()
     if isinstance(value, enum.Enum):
         return str(value.value)
+    if isinstance(value, Replication):
+        return f"{value.text()} (of operation {value.apart})" if value.apart else value.text()
     if isinstance(value, msgspec.Struct):
         inside = (f"{field}={text_of(getattr(value, field))}" for field in value.__struct_fields__)
         return f"{type(value).__name__}({', '.join(inside)})"

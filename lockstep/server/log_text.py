@@ -8,6 +8,7 @@ import msgspec
 
 from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.registry import EntryKind, Registry
+from lockstep.schema.model import Replication
 from lockstep.values.errors import CannotApply
 
 #: A summary is one line of a table.
@@ -45,6 +46,8 @@ def _fields(value: msgspec.Struct) -> str:
         elif isinstance(field, bytes):
             if field:
                 parts.append(f"{name}={_bytes(field)}")
+        elif isinstance(field, Replication):
+            parts.append(f"{name}={field.text()}")
         elif field not in ("", None, False):
             parts.append(f"{name}={field}")
     return f"{type(value).__name__} {' '.join(parts)}"
