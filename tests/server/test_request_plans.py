@@ -43,7 +43,7 @@ class Place:
             return node in self.answering
 
         node = Seen(
-            liveness=SimpleNamespace(alive=lambda node: node not in self.dead, answers=answers),
+            liveness=SimpleNamespace(alive=lambda node: node not in self.dead, answers_somebody=answers),
             management=SimpleNamespace(group=None),
             topology=SimpleNamespace(blocking=(), progress={}, follows=lambda: ""),
             runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
