@@ -35,6 +35,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "Columns of the table were dropped while the request was under way.",
         "Nothing to do: coordinators plan the request anew, and clients see its outcome.",
     ),
+    "CQL_FUNCTION": (
+        "A function or an operator could not work its arguments out, as in a division by zero.",
+        "Look at the values that the message names; the statement itself is fine.",
+    ),
     "CQL_CONFIGURATION": (
         "Options of a keyspace or table are not allowed, such as a replication factor above the nodes.",
         "lockstep ring shows data centres and nodes; correct the options.",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lockstep.cql.context import Context
+from lockstep.cql.evaluation import Record
 from lockstep.cql.ranges import required
 from lockstep.cql.restrictions import Filter
-from lockstep.cql.selection import Record
 from lockstep.cql.terms import Values
 from lockstep.schema.types import CollectionType, CqlType, ListType
 

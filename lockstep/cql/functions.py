@@ -9,45 +9,30 @@ import functools
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 
-import msgspec
-
+from lockstep.cql import (
+    collection_functions,
+    json_functions,
+    mask_functions,
+    math_functions,
+    time_functions,
+)
 from lockstep.cql.context import Context
+from lockstep.cql.signatures import Arguments, Family, Function, Run
+from lockstep.cql.time_functions import UUID_EPOCH_TICKS, timeuuid_ms
 from lockstep.schema.types import NATIVE_NAMES, CqlType, parse_type
 from lockstep.values.errors import InvalidRequest
 
-Arguments = Sequence[bytes]
-Run = Callable[[Arguments, Context], bytes | None]
-
-#: 100 ns intervals from 1582-10-15, where version 1 uuids begin, to 1970-01-01.
-_UUID_EPOCH_TICKS = 0x01B21DD213814000
 _DAY_MS = 86_400_000
 #: Clock and node bytes of the smallest and largest timeuuid of an instant, compared as signed bytes.
 _LEAST_TAIL = bytes([0x80] * 8)
 _GREATEST_TAIL = bytes([0x7F] * 8)
 
 
-class Function(msgspec.Struct, frozen=True):
-    """One overload. `pure` means the Context is not used, so constant arguments give a constant."""
-
-    name: str
-    arguments: tuple[CqlType, ...]
-    returns: CqlType
-    run: Run
-    pure: bool = True
-
-
 def timeuuid(ticks: int, tail: bytes) -> bytes:
     """A version 1 uuid of a time in 100 ns intervals from 1970 and 8 clock and node bytes."""
-    time = ticks + _UUID_EPOCH_TICKS
+    time = ticks + UUID_EPOCH_TICKS
     low, middle, high = time & 0xFFFFFFFF, (time >> 32) & 0xFFFF, (time >> 48) & 0x0FFF
     return low.to_bytes(4, "big") + middle.to_bytes(2, "big") + (0x1000 | high).to_bytes(2, "big") + tail
-
-
-def timeuuid_ms(data: bytes) -> int:
-    """Milliseconds from 1970 of a version 1 uuid."""
-    low, middle = int.from_bytes(data[:4], "big"), int.from_bytes(data[4:6], "big")
-    high = int.from_bytes(data[6:8], "big") & 0x0FFF
-    return ((high << 48 | middle << 32 | low) - _UUID_EPOCH_TICKS) // 10_000
 
 
 def random_uuid(context: Context) -> bytes:
@@ -177,6 +162,22 @@ def _registry() -> dict[str, tuple[Function, ...]]:
 def overloads(keyspace: str | None, name: str) -> tuple[Function, ...]:
     """Every overload of a name; () when there is none. Native functions live in keyspace `system`."""
     return _registry().get(name, ()) if keyspace in (None, "system") else ()
+
+
+@functools.lru_cache(maxsize=1)
+def _families() -> dict[str, Family]:
+    modules = (collection_functions, json_functions, mask_functions, math_functions, time_functions)
+    return {family.name: family for module in modules for family in module.FAMILIES}
+
+
+def family(keyspace: str | None, name: str) -> Family | None:
+    """The functions of a name whose types follow from their arguments'."""
+    return _families().get(name) if keyspace in (None, "system") else None
+
+
+def function_names() -> list[str]:
+    """Every native function there is, by name."""
+    return sorted({*_registry(), *_families()})
 
 
 _NUMBERS = frozenset(

@@ -42,10 +42,15 @@ if_not_exists: "IF" "NOT" "EXISTS"
 if_exists: "IF" "EXISTS"
 
 // Terms
-?term: literal | bind | collection | call | "(" plain_type ")" term -> type_hint
+?term: sum
+?sum: product | sum "+" product -> add | sum "-" product -> subtract
+?product: factor | product "*" factor -> multiply | product "/" factor -> divide
+    | product "%" factor -> modulo
+?factor: simple | "-" factor -> negate
+?simple: literal | bind | collection | call | "(" plain_type ")" simple -> type_hint
 literal: STRING -> string | INTEGER -> integer | FLOAT -> float | HEX -> hex | UUID -> uuid
     | DURATION -> duration | "TRUE" -> true | "FALSE" -> false | "NULL" -> null
-    | "NAN" -> nan | "INFINITY" -> infinity | "-" "NAN" -> negative_nan | "-" "INFINITY" -> negative_infinity
+    | "NAN" -> nan | "INFINITY" -> infinity
 bind: "?" -> bind_anonymous | ":" name -> bind_named
 collection: "[" _terms? "]" -> list_literal
     | "{" "}" -> empty_braces
@@ -65,21 +70,44 @@ json: "JSON"
 distinct: "DISTINCT"
 selection: "*" -> select_all | selector ("," selector)* -> select_some
 selector: expression ("AS" name)?
-?expression: name -> select_column | literal | bind
-    | name "[" term "]" -> select_element
-    | name fields -> select_field
-    | name "[" term "]" fields -> select_element_field
+?expression: select_product | expression "+" select_product -> add
+    | expression "-" select_product -> subtract
+?select_product: select_factor | select_product "*" select_factor -> multiply
+    | select_product "/" select_factor -> divide | select_product "%" select_factor -> modulo
+?select_factor: select_simple | "-" select_factor -> negate
+?select_simple: name -> select_column | literal | bind
+    | name accessor+ -> select_access
     | function_name "(" "*" ")" -> select_call_all
-    | function_name "(" (expression ("," expression)*)? ")" -> select_call
+    | function_call
     | "CAST" "(" expression "AS" type ")" -> select_cast
-    | "(" plain_type ")" expression -> select_hint
-fields: ("." name)+
+    | "[" _expressions? "]" -> list_literal
+    | "{" "}" -> empty_braces
+    | "{" _expressions "}" -> set_literal
+    | "{" select_entry ("," select_entry)* "}" -> map_literal
+    | "(" name ")" -> select_nested
+    | "(" name accessor+ ")" -> select_nested_access
+    | "(" _expressions ")" -> tuple_literal
+    | "(" name ")" select_simple -> select_hint_named
+    | "(" hint_type ")" select_simple -> select_hint
+    | "(" name accessor+ ")" select_simple -> select_hint_qualified
+// `(word)` in front of an expression is a type, else the column of that name.
+?hint_type: name "<" type_argument ("," type_argument)* ">" -> plain_type
+    | "SET" "<" type ">" -> set_type
+_expressions: expression ("," expression)*
+select_entry: expression ":" expression
+function_call: function_name "(" _expressions? ")"
+accessor: "." name -> by_field
+    | "[" term "]" -> by_element
+    | "[" term ".." term "]" -> by_slice
+    | "[" term ".." "]" -> by_slice_from
+    | "[" ".." term "]" -> by_slice_up_to
 ?clause: "ORDER" "BY" ordering ("," ordering)* -> order_by
-    | "GROUP" "BY" name ("," name)* -> group_by
+    | "GROUP" "BY" grouping ("," grouping)* -> group_by
     | "PER" "PARTITION" "LIMIT" amount -> per_partition_limit
     | "LIMIT" amount -> limit
     | "ALLOW" "FILTERING" -> allow_filtering
     | using
+?grouping: name -> select_column | function_call
 ordering: name -> ascending | name "ASC" -> ascending | name "DESC" -> descending
 ?amount: INTEGER -> integer | bind
 
@@ -101,7 +129,8 @@ operator: "=" -> op_eq | "<" -> op_lt | "<=" -> op_le | ">" -> op_gt | ">=" -> o
 
 // Changes
 insert: "INSERT" "INTO" table_name "(" names ")" "VALUES" "(" _terms ")" if_not_exists? using?
-    | "INSERT" "INTO" table_name "JSON" json_value if_not_exists? using? -> insert_json
+    | "INSERT" "INTO" table_name "JSON" json_value json_default? if_not_exists? using? -> insert_json
+json_default: "DEFAULT" "NULL" -> json_default_null | "DEFAULT" "UNSET" -> json_default_unset
 ?json_value: STRING -> string | bind
 using: "USING" attribute ("AND" attribute)*
 attribute: "TTL" amount -> using_ttl | "TIMESTAMP" amount -> using_timestamp
@@ -112,7 +141,7 @@ assignment: name "=" term -> assign
     | name "=" name "+" term -> assign_append
     | name "=" name "-" term -> assign_remove
     | name "=" name INTEGER -> assign_shift
-    | name "=" term "+" name -> assign_prepend
+    | name "=" sum "+" name -> assign_prepend
     | name "+=" term -> assign_plus
     | name "-=" term -> assign_minus
     | name "[" term "]" "=" term -> assign_element
@@ -171,6 +200,10 @@ describe: _describe "CLUSTER" -> describe_cluster
     | _describe only? "KEYSPACE" name? with_internals? -> describe_keyspace
     | _describe _table table_name with_internals? -> describe_table
     | _describe "TYPE" table_name -> describe_type
+    | _describe "FUNCTION" table_name -> describe_function
+    | _describe "AGGREGATE" table_name -> describe_aggregate
+    | _describe "INDEX" table_name -> describe_index
+    | _describe "MATERIALIZED" "VIEW" table_name -> describe_view
     | _describe table_name with_internals? -> describe_any
 only: "ONLY"
 with_internals: "WITH" "INTERNALS"

@@ -27,10 +27,10 @@ _TOKEN = re.compile(
     r"|(?P<UUID>[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})"
     r"|(?P<HEX>0[xX][0-9a-fA-F]*)"
     rf"|(?P<DURATION>{_DURATION})"
-    r"|(?P<FLOAT>-?\d+(?:\.\d*(?:[eE][+-]?\d+)?|[eE][+-]?\d+))"
+    r"|(?P<FLOAT>-?\d+(?:\.(?!\.)\d*(?:[eE][+-]?\d+)?|[eE][+-]?\d+))"
     r"|(?P<INTEGER>-?\d+)"
     r"|(?P<WORD>[A-Za-z][A-Za-z0-9_]*)"
-    r"|(?P<SIGN><=|>=|!=|\+=|-=|[;,.:=<>()\[\]{}+*?\-])"
+    r"|(?P<SIGN><=|>=|!=|\+=|-=|\.\.|[;,.:=<>()\[\]{}+*/%?\-])"
 )
 #: Words that begin something only in front of these; elsewhere they are names.
 _ONLY_BEFORE: Final = {

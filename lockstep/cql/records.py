@@ -37,7 +37,15 @@ class RecordReader:
                 if shape.types[column.name].is_multicell:
                     self._collections[slot] = shape.types[column.name]
         # Outputs count cell slots from the end of the record.
-        self._cell_slots = {cell: self._width - 1 - index for index, cell in enumerate(selection.cells)}
+        last = self._width - 1
+        self._cell_slots = {
+            (cell.column, cell.path): last - index
+            for index, cell in enumerate(selection.cells)
+            if not cell.whole
+        }
+        self._whole_slots = {
+            cell.column: last - index for index, cell in enumerate(selection.cells) if cell.whole
+        }
 
     def records(
         self, partition: Partition, key_parts: Sequence[bytes], static_row_counts: bool
@@ -64,7 +72,7 @@ class RecordReader:
             yield row.clustering, record
 
     def _fill(self, record: Record, row: Row) -> None:
-        slots, cell_slots = self._value_slots, self._cell_slots
+        slots, cell_slots, whole_slots = self._value_slots, self._cell_slots, self._whole_slots
         gathered: dict[int, list[Cell]] = {}
         for cell in row.cells:
             if cell.value is None:
@@ -77,6 +85,9 @@ class RecordReader:
                     gathered.setdefault(slot, []).append(cell)
             if cell_slots and (cell.column, cell.path) in cell_slots:
                 record[cell_slots[cell.column, cell.path]] = cell
+            if whole_slots and cell.column in whole_slots:
+                at = whole_slots[cell.column]
+                record[at] = [*(record[at] or ()), cell]
         for slot, cells in gathered.items():
             record[slot] = _assembled(self._collections[slot], cells)
 

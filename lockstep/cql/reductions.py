@@ -13,6 +13,7 @@ import msgspec
 
 from lockstep.cql.catalog import cql_name
 from lockstep.cql.tree import (
+    Arithmetic,
     Assignment,
     Batch,
     Bind,
@@ -28,10 +29,12 @@ from lockstep.cql.tree import (
     ListLiteral,
     Literal,
     MapLiteral,
+    Negation,
     Relation,
     Select,
     Selector,
     SetLiteral,
+    Span,
     TableName,
     Truncate,
     TupleLiteral,
@@ -107,16 +110,58 @@ def _qualified_type(children: Children) -> str:
     return f"{cql_name(children[0])}.{cql_name(children[1])}"
 
 
-def _field(children: Children) -> Field:
-    """`column.a.b`: the fields from the outside in."""
-    return _fields_of(ColumnName(children[0]), children[1])
+class Access(msgspec.Struct, frozen=True):
+    """What follows a column: `kind` field, element or slice."""
+
+    kind: str
+    first: Any
+    second: Any = None
 
 
-def _fields_of(term: Any, names: tuple[str, ...]) -> Field:
-    for name in names:
-        term = Field(term, name)
-    assert isinstance(term, Field)
+def _accessed(children: Children) -> Any:
+    """`column.a['b']`: what is accessed from the outside in."""
+    term: Any = ColumnName(children[0])
+    for access in children[1:]:
+        if access.kind == "field":
+            term = Field(term, access.first)
+        elif access.kind == "element":
+            term = Element(term, access.first)
+        else:
+            term = Span(term, access.first, access.second)
     return term
+
+
+def _nested(term: Any) -> TupleLiteral:
+    return TupleLiteral((term,))
+
+
+def _hint(children: Children) -> TypeHint:
+    return TypeHint(children[0], children[1])
+
+
+def _hint_named(children: Children) -> TypeHint:
+    return TypeHint(cql_name(children[0]), children[1])
+
+
+def _hint_qualified(children: Children) -> TypeHint:
+    name, *accesses, term = children
+    if len(accesses) != 1 or accesses[0].kind != "field":
+        raise SyntaxError_("line 1:0 no viable alternative: an expression cannot follow another one")
+    return TypeHint(f"{cql_name(name)}.{cql_name(accesses[0].first)}", term)
+
+
+def _arithmetic(operator: str) -> Handler:
+    return lambda children: Arithmetic(operator, children[0], children[1])
+
+
+def _negate(children: Children) -> Any:
+    """A negative number is a literal, so that it fits where its type is expected."""
+    term = children[0]
+    if isinstance(term, Literal) and term.kind in ("integer", "float", "duration"):
+        if term.text == "NaN":
+            return term
+        return Literal(term.kind, term.text[1:] if term.text.startswith("-") else f"-{term.text}")
+    return Negation(term)
 
 
 def _table_name(children: Children) -> TableName:
@@ -218,7 +263,8 @@ def _insert(children: Children) -> Insert:
 def _insert_json(children: Children) -> Insert:
     using = pick(children, Using, Using())
     value = children[1] if isinstance(children[1], Bind) else Literal("string", children[1])
-    return Insert(children[0], (), (), using, _conditions_of(children), json=value)
+    unset = has_flag(children, "json_default_unset")
+    return Insert(children[0], (), (), using, _conditions_of(children), json=value, json_unset=unset)
 
 
 def _assignment(operation: str) -> Handler:
@@ -291,8 +337,12 @@ _TERMS: dict[str, Handler] = {
     "null": constant(Literal("null", "null")),
     "nan": constant(Literal("float", "NaN")),
     "infinity": constant(Literal("float", "Infinity")),
-    "negative_nan": constant(Literal("float", "NaN")),
-    "negative_infinity": constant(Literal("float", "-Infinity")),
+    "add": _arithmetic("+"),
+    "subtract": _arithmetic("-"),
+    "multiply": _arithmetic("*"),
+    "divide": _arithmetic("/"),
+    "modulo": _arithmetic("%"),
+    "negate": _negate,
     "list_literal": lambda children: ListLiteral(tuple(children)),
     "empty_braces": constant(SetLiteral(())),
     "set_literal": lambda children: SetLiteral(tuple(children)),
@@ -301,7 +351,7 @@ _TERMS: dict[str, Handler] = {
     "map_entry": tuple,
     "user_literal": lambda children: UserLiteral(tuple(children)),
     "field_entry": tuple,
-    "type_hint": lambda children: TypeHint(children[0], children[1]),
+    "type_hint": _hint,
     "call": _call,
     "function_name": _function_name,
     "function_token": constant((None, "token")),
@@ -336,14 +386,21 @@ _SELECT: dict[str, Handler] = {
     "select_some": _clause_list("selectors"),
     "selector": _selector,
     "select_column": lambda children: ColumnName(children[0]),
-    "select_element": lambda children: Element(children[0], children[1]),
-    "select_field": _field,
-    "select_element_field": lambda children: _fields_of(Element(children[0], children[1]), children[2]),
-    "fields": tuple,
-    "select_call": _call,
+    "select_access": _accessed,
+    "by_field": lambda children: Access("field", children[0]),
+    "by_element": lambda children: Access("element", children[0]),
+    "by_slice": lambda children: Access("slice", children[0], children[1]),
+    "by_slice_from": lambda children: Access("slice", children[0]),
+    "by_slice_up_to": lambda children: Access("slice", None, children[0]),
+    "select_entry": tuple,
+    "select_nested": lambda children: _nested(ColumnName(children[0])),
+    "select_nested_access": lambda children: _nested(_accessed(children)),
+    "function_call": _call,
     "select_call_all": _call_all,
     "select_cast": lambda children: Cast(children[0], children[1]),
-    "select_hint": lambda children: TypeHint(children[0], children[1]),
+    "select_hint": _hint,
+    "select_hint_named": _hint_named,
+    "select_hint_qualified": _hint_qualified,
     "order_by": _clause_list("order_by"),
     "group_by": _clause_list("group_by"),
     "per_partition_limit": _clause("per_partition_limit"),
@@ -357,6 +414,8 @@ _CHANGES: dict[str, Handler] = {
     "if_exists": flag("if_exists"),
     "insert": _insert,
     "insert_json": _insert_json,
+    "json_default_null": flag("json_default_null"),
+    "json_default_unset": flag("json_default_unset"),
     "using": _using,
     "using_ttl": _attribute("ttl"),
     "using_timestamp": _attribute("timestamp"),

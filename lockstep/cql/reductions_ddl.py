@@ -219,6 +219,7 @@ def _describe(what: str, *, full: bool = False) -> Handler:
 _DESCRIBE_KINDS = (
     *("cluster", "schema", "keyspaces", "tables", "types"),
     *("functions", "aggregates", "keyspace", "table", "type", "any"),
+    *("function", "aggregate", "index", "view"),
 )
 HANDLERS: dict[str, Handler] = {
     "create_keyspace": _create_keyspace,

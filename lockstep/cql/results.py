@@ -7,11 +7,11 @@ a page can stop behind any row. Read results hold live data only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from lockstep.cql import paging
+from lockstep.cql.grouping import Groups, ResultRow
 from lockstep.cql.keys import split_key
 from lockstep.cql.records import RecordReader
 from lockstep.cql.select import POINT, SelectPlan
@@ -20,8 +20,6 @@ from lockstep.values.errors import ServerFault
 from lockstep.values.limits import PAGE_ROWS_DEFAULT, PARTITION_READS_AT_ONCE_MAX
 from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult
 from lockstep.values.tokens import token_of
-
-ResultRow = tuple[bytes | None, ...]
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -41,8 +39,10 @@ class PageBuilder:
         self._reader = RecordReader(plan.select)
         self._rows: list[ResultRow] = []
         self._sortable: list[tuple[bytes, ResultRow]] = []
-        self._states = [o.aggregate.start if o.aggregate else None for o in plan.select.selection.outputs]
-        self._folded = False
+        select = plan.select
+        self._groups: Groups | None = None
+        if select.folds:
+            self._groups = Groups(select.selection, plan.moment, by_key=select.grouped)
         start = plan.start
         self._cursor: Position | None = start.position if start is not None else None
         self._partition_rows = start.partition_rows if start is not None else 0
@@ -66,7 +66,7 @@ class PageBuilder:
     def _row_limit(self) -> int:
         plan = self._plan
         bounds = [bound for bound in (self._room(), self._remaining) if bound >= 0]
-        if plan.checks or plan.select.selection.has_aggregates or not bounds:
+        if plan.checks or self._groups is not None or not bounds:
             return max(plan.page_size, PAGE_ROWS_DEFAULT)
         return min(bounds)
 
@@ -78,7 +78,7 @@ class PageBuilder:
         plan = self._plan
         if plan.select.distinct:
             return 1
-        if plan.per_partition_limit < 0 or plan.checks:
+        if plan.per_partition_limit < 0 or plan.checks or self._groups is not None:
             return 0
         return plan.per_partition_limit - used
 
@@ -124,7 +124,8 @@ class PageBuilder:
         left = max(plan.left, cursor.token - 1)
         if left >= plan.right:
             return ()
-        if cursor.clustering is None or plan.per_partition_limit < 0 or plan.checks:
+        ends_early = plan.per_partition_limit >= 0 and not plan.checks and self._groups is None
+        if cursor.clustering is None or not ends_early:
             return (self._command(left, plan.right, None, cursor, 0),)
         rest = self._command(left, plan.right, None, Position(cursor.token, cursor.key), 0)
         if not self._may_continue():
@@ -133,6 +134,9 @@ class PageBuilder:
 
     def _may_continue(self) -> bool:
         plan = self._plan
+        if self._groups is not None:
+            # Its last group may have more rows.
+            return not plan.select.distinct
         limit = plan.limit if plan.select.sorts and plan.per_partition_limit < 0 else plan.per_partition_limit
         return not plan.select.distinct and (limit < 0 or self._partition_rows < limit)
 
@@ -179,7 +183,7 @@ class PageBuilder:
         static_row_counts = not resumed and not select.restrictions.has_clustering
         parts = split_key(partition.key, len(select.shape.partition_types))
         for clustering, record in self._reader.records(partition, parts, static_row_counts):
-            if self._is_stopped():
+            if self._is_stopped() or self._ends_with_group(partition.key, record):
                 self._page_full = not self._finished
                 return False
             if not entered:
@@ -188,7 +192,7 @@ class PageBuilder:
             # A row without clustering is all its partition has.
             place = None if select.distinct else clustering or None
             self._cursor = Position(partition.token, partition.key, place)
-            self._consume(clustering or b"", record)
+            self._consume(partition.key, clustering or b"", record)
         if not partition.rows:
             # Read again only for its static row, which was given with an earlier page.
             self._close_partition(partition.key, partition.token)
@@ -202,48 +206,51 @@ class PageBuilder:
             return True
         return self._room() == 0
 
-    def _consume(self, clustering: bytes, record: Record) -> None:
-        plan = self._plan
+    def _ends_with_group(self, key: bytes, record: Record) -> bool:
+        """End the open group when the record is not of it; True when the page or limit ends with it."""
+        groups = self._groups
+        if groups is None or not groups.is_open or not groups.begins(key, record):
+            return False
+        self._give(*groups.close())
+        return self._is_stopped()
+
+    def _consume(self, key: bytes, clustering: bytes, record: Record) -> None:
+        plan, groups = self._plan, self._groups
         for check in plan.checks:
             if not check(record):
                 return
+        if groups is not None and groups.is_open:
+            groups.add(key, clustering, record)
+            return
         if 0 <= plan.per_partition_limit <= self._partition_rows:
             return
         self._partition_rows += 1
-        selection = plan.select.selection
-        if selection.has_aggregates:
-            self._fold(record)
+        if groups is not None:
+            groups.add(key, clustering, record)
             return
+        selection = plan.select.selection
         if selection.plain is not None:
             row: ResultRow = tuple([record[slot] for slot in selection.plain])
         else:
             row = tuple([output.evaluate(record, plan.moment) for output in selection.outputs])
-        if plan.select.sorts:
+        self._give(clustering, row)
+
+    def _give(self, clustering: bytes, row: ResultRow) -> None:
+        if self._plan.select.sorts:
             self._sortable.append((clustering, row))
             return
         self._rows.append(row)
         if self._remaining > 0:
             self._remaining -= 1
 
-    def _fold(self, record: Record) -> None:
-        moment = self._plan.moment
-        for index, output in enumerate(self._plan.select.selection.outputs):
-            if output.aggregate is None:
-                if not self._folded:
-                    self._states[index] = output.evaluate(record, moment)
-                continue
-            data = output.evaluate(record, moment)
-            if data is not None:
-                self._states[index] = output.aggregate.step(self._states[index], data)
-        self._folded = True
-
     # The page
 
     def page(self) -> Page:
         """The rows so far, and the paging state when more may follow."""
         plan = self._plan
-        if plan.select.selection.has_aggregates:
-            return Page([self._aggregated()])
+        groups = self._groups
+        if groups is not None and (groups.is_open or not plan.select.grouped):
+            self._give(*groups.close())
         if plan.select.sorts:
             self._sortable.sort(key=lambda entry: entry[0], reverse=plan.select.reverse)
             rows = [row for _, row in self._sortable]
@@ -269,9 +276,3 @@ class PageBuilder:
         if plan.kind != POINT or cursor.key != plan.keys[-1]:
             return True
         return cursor.clustering is not None and self._may_continue()
-
-    def _aggregated(self) -> ResultRow:
-        found: list[Any] = []
-        for state, output in zip(self._states, self._plan.select.selection.outputs, strict=True):
-            found.append(output.aggregate.finish(state) if output.aggregate is not None else state)
-        return tuple(found)

@@ -12,6 +12,7 @@ from lockstep.cql import tree
 from lockstep.cql.catalog import TableShape
 from lockstep.cql.context import Context
 from lockstep.cql.filters import Check, bound_filters
+from lockstep.cql.grouping import check_grouping
 from lockstep.cql.paging import PagePosition
 from lockstep.cql.prepared import Prepared, Scope
 from lockstep.cql.ranges import partition_keys, slices, token_range
@@ -45,10 +46,16 @@ class SelectPrepared(msgspec.Struct, frozen=True):
     per_partition_limit: TermPlan | None
     #: Ids of columns that were dropped, ascending.
     dropped: tuple[int, ...] = ()
+    grouped: bool = False
 
     @property
     def is_point(self) -> bool:
         return bool(self.restrictions.partition)
+
+    @property
+    def folds(self) -> bool:
+        """Whether result rows stand for groups of rows."""
+        return self.grouped or self.selection.has_aggregates
 
 
 class SelectPlan(msgspec.Struct, frozen=True):
@@ -80,16 +87,18 @@ def compile_select(
     statement: tree.Select, shape: TableShape, scope: Scope, *, is_virtual: bool = False
 ) -> SelectPrepared:
     """InvalidRequest when the table cannot answer the statement."""
-    _refuse(statement)
+    if statement.using.ttl is not None or statement.using.timestamp is not None:
+        raise InvalidRequest("Only USING TIMEOUT is allowed in SELECT statements")
     allow = statement.allow_filtering or is_virtual
     restrictions = analyse(shape, statement.where, scope, Rule("SELECT", allow))
     also = [found.column.name for found in restrictions.filters]
-    selection = compile_selection(shape, statement.selectors, also, scope)
+    grouping = check_grouping(statement, shape, restrictions) if statement.group_by else ()
+    selection = compile_selection(shape, statement.selectors, also, scope, grouping)
     if statement.distinct:
         _check_distinct(statement, shape, restrictions, selection)
     if statement.json:
         selection = as_json(selection)
-    if statement.per_partition_limit is not None and selection.has_aggregates:
+    if statement.per_partition_limit is not None and selection.has_aggregates and not statement.group_by:
         raise InvalidRequest("PER PARTITION LIMIT is not allowed with aggregate queries.")
     reverse = _reversed(statement, shape, restrictions)
     limit = _limit_term(statement.limit, "[limit]", scope)
@@ -106,14 +115,8 @@ def compile_select(
         limit,
         per_partition_limit,
         tuple(sorted(column.id for column in shape.table.dropped)),
+        bool(statement.group_by),
     )
-
-
-def _refuse(statement: tree.Select) -> None:
-    if statement.group_by:
-        raise InvalidRequest("GROUP BY is not supported")
-    if statement.using.ttl is not None or statement.using.timestamp is not None:
-        raise InvalidRequest("Only USING TIMEOUT is allowed in SELECT statements")
 
 
 def _limit_term(term: tree.Term | None, receiver: str, scope: Scope) -> TermPlan | None:
@@ -183,7 +186,7 @@ def _reads_static(statement: tree.Select, shape: TableShape, selection: Selectio
         return True
     static_ids = {column.id for column in shape.table.static}
     kinds = {column.kind for column in selection.columns}
-    return ColumnKind.STATIC in kinds or bool(static_ids & {column for column, _ in selection.cells})
+    return ColumnKind.STATIC in kinds or bool(static_ids & {cell.column for cell in selection.cells})
 
 
 def plan_select(
@@ -198,7 +201,8 @@ def plan_select(
     select = prepared.plan
     assert isinstance(select, SelectPrepared)
     restrictions = select.restrictions
-    size = min(page_size, PAGE_ROWS_MAX) if page_size > 0 and not select.selection.has_aggregates else -1
+    one_row = select.folds and not select.grouped
+    size = min(page_size, PAGE_ROWS_MAX) if page_size > 0 and not one_row else -1
     if select.sorts and size > 0:
         raise InvalidRequest(
             "Cannot page queries with both ORDER BY and a IN restriction on the partition key; you must "
@@ -223,7 +227,7 @@ def plan_select(
         ALL_ROWS if select.distinct else slices(select.shape, restrictions, values, context),
         bound_filters(restrictions.filters, slots, values, context) if restrictions.filters else (),
         Moment(values, context),
-        -1 if select.selection.has_aggregates else limit,
+        -1 if one_row else limit,
         _limit(select.per_partition_limit, "PER PARTITION LIMIT", values, context),
         size,
         page,

@@ -6,14 +6,17 @@ canonical for the type it was compiled for, None for null, or UNSET for an unset
 
 from __future__ import annotations
 
-import decimal
 from collections.abc import Callable, Sequence
 
 from lockstep.cql import tree
+from lockstep.cql.arithmetic import negation, operand_types, operation
 from lockstep.cql.context import Context
-from lockstep.cql.functions import Function, overloads
+from lockstep.cql.functions import family, overloads
 from lockstep.cql.keys import routing_key
+from lockstep.cql.literals import FITTING, literal_bytes, natural_type
+from lockstep.cql.naming import shown
 from lockstep.cql.prepared import Scope
+from lockstep.cql.signatures import Function, Known
 from lockstep.cql.wire.messages import UNSET, Value
 from lockstep.schema.types import (
     CollectionType,
@@ -21,48 +24,12 @@ from lockstep.schema.types import (
     TupleType,
     UserDefinedType,
     VectorType,
-    parse_date,
-    parse_duration,
-    parse_inet,
-    parse_time,
-    parse_timestamp,
     parse_type,
-    parse_uuid,
 )
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.tokens import token_of
 
 Values = Sequence[Value]
-
-_INTEGERS = frozenset(("tinyint", "smallint", "int", "bigint", "counter", "varint"))
-_FLOATS = frozenset(("float", "double"))
-_FITTING: dict[str, frozenset[str]] = {
-    "string": frozenset(("ascii", "text", "inet", "timestamp", "date", "time")),
-    "integer": _INTEGERS | _FLOATS | {"decimal", "date", "time", "timestamp"},
-    "float": _FLOATS | {"decimal"},
-    "boolean": frozenset(("boolean",)),
-    "hex": frozenset(("blob",)),
-    "uuid": frozenset(("uuid", "timeuuid")),
-    "duration": frozenset(("duration",)),
-}
-_PARSERS: dict[str, Callable[[str], object]] = {
-    "ascii": str,
-    "text": str,
-    "inet": parse_inet,
-    "timestamp": parse_timestamp,
-    "date": parse_date,
-    "time": parse_time,
-    "uuid": parse_uuid,
-    "timeuuid": parse_uuid,
-    "duration": parse_duration,
-    "float": float,
-    "double": float,
-    "decimal": decimal.Decimal,
-    "boolean": lambda text: text == "true",
-    **dict.fromkeys(sorted(_INTEGERS), int),
-}
-#: Python refuses to convert longer texts to int by default, and no CQL number needs them.
-_NUMBER_CHARACTERS_MAX = 4000
 
 
 class TermPlan:
@@ -136,6 +103,14 @@ def compile_term(term: tree.Term, kind: CqlType, receiver: str, scope: Scope) ->
         if not assignable_type(hinted, kind):
             raise InvalidRequest(f"Cannot assign value {term.type} to {receiver} of type {kind.text}")
         return compile_term(term.term, hinted, receiver, scope)
+    if isinstance(term, tree.Arithmetic | tree.Negation):
+        plan, returned = _computation(term, scope, kind, receiver)
+        if not assignable_type(returned, kind):
+            raise InvalidRequest(
+                f"Type error: cannot assign result of {shown(term)} (type {returned.text}) "
+                f"to {receiver} (type {kind.text})"
+            )
+        return plan
     if isinstance(term, tree.ListLiteral):
         return _list_literal(term, kind, receiver, scope)
     if isinstance(term, tree.SetLiteral):
@@ -153,10 +128,66 @@ def compile_call(term: tree.Call, scope: Scope, wanted: CqlType | None) -> tuple
     """A function call and the type it returns; `wanted` chooses between overloads that both fit."""
     if term.name == "token" and term.keyspace in (None, "system"):
         return _token_call(term, scope), parse_type("bigint")
-    function = choose_overload(term, wanted, lambda argument, kind: fits(argument, kind, scope))
+    found = family(term.keyspace, term.name)
+    if found is not None:
+        function = found.function([known_type(argument, scope) for argument in term.arguments], wanted)
+    else:
+        function = choose_overload(term, wanted, lambda argument, kind: fits(argument, kind, scope))
     plans = [
         compile_term(argument, kind, f"arg{index}({function.name})", scope)
         for index, (argument, kind) in enumerate(zip(term.arguments, function.arguments, strict=True))
+    ]
+    return _applied(function, plans), function.returns
+
+
+def known_type(term: tree.Term, scope: Scope) -> Known:
+    """The type that a term has by itself; None when its place decides."""
+    if isinstance(term, tree.Literal):
+        return natural_type(term)
+    if isinstance(term, tree.TypeHint):
+        return scope.type_named(term.type)
+    if isinstance(term, tree.TupleLiteral) and len(term.items) == 1:
+        return known_type(term.items[0], scope)
+    if isinstance(term, tree.Call):
+        return compile_call(term, scope, None)[1]
+    if isinstance(term, tree.Arithmetic | tree.Negation):
+        return None if is_loose(term) else _computation(term, scope, None, "")[1]
+    return None
+
+
+def is_loose(term: tree.Term) -> bool:
+    """Whether a number can take any numeric type that its place expects."""
+    if isinstance(term, tree.Literal):
+        return term.kind in ("integer", "float", "null")
+    if isinstance(term, tree.Arithmetic):
+        return is_loose(term.left) and is_loose(term.right)
+    if isinstance(term, tree.Negation):
+        return is_loose(term.term)
+    if isinstance(term, tree.TupleLiteral) and len(term.items) == 1:
+        return is_loose(term.items[0])
+    return isinstance(term, tree.Bind)
+
+
+def _computation(
+    term: tree.Arithmetic | tree.Negation, scope: Scope, wanted: Known, receiver: str
+) -> tuple[TermPlan, CqlType]:
+    """Arithmetic without columns, and its type."""
+    if isinstance(term, tree.Negation):
+        kind = wanted if is_loose(term.term) and wanted is not None else known_type(term.term, scope)
+        if kind is None:
+            raise InvalidRequest(f"Cannot infer type for {shown(term)} (try using a cast)")
+        function = negation(kind, shown(term.term))
+        return _applied(function, [compile_term(term.term, kind, receiver, scope)]), function.returns
+    sides = (term.left, term.right)
+    left, right = operand_types(
+        shown(term),
+        (known_type(term.left, scope), known_type(term.right, scope)),
+        (is_loose(term.left), is_loose(term.right)),
+        wanted,
+    )
+    function = operation(term.operator, left, right, (shown(term.left), shown(term.right)))
+    plans = [
+        compile_term(side, kind, receiver, scope) for side, kind in zip(sides, (left, right), strict=True)
     ]
     return _applied(function, plans), function.returns
 
@@ -192,12 +223,12 @@ def choose_overload(
 
 def _applied(function: Function, plans: Sequence[TermPlan]) -> TermPlan:
     def compute(values: Values, context: Context) -> bytes | None:
-        arguments = []
+        arguments: list[Value] = []
         for plan in plans:
             argument = plan.get(values, context)
             if argument is UNSET:
                 raise InvalidRequest(f"Invalid unset value for argument of function {function.name}")
-            if argument is None:
+            if argument is None and not function.takes_null:
                 return None
             arguments.append(argument)
         return function.run(arguments, context)
@@ -229,34 +260,6 @@ def _token_call(term: tree.Call, scope: Scope) -> TermPlan:
     return Computed(compute)
 
 
-def literal_bytes(term: tree.Literal, kind: CqlType, receiver: str) -> bytes | None:
-    """Serialised bytes of a scalar literal as `kind`."""
-    if term.kind == "null":
-        return None
-    if kind.name not in _FITTING[term.kind]:
-        raise InvalidRequest(
-            f'Invalid {term.kind.upper()} constant ({term.text}) for "{receiver}" of type {kind.text}'
-        )
-    if kind.name == "blob":
-        digits = term.text[2:]
-        if len(digits) % 2:
-            raise InvalidRequest(f"Unable to make blob from '{term.text}': an odd number of digits")
-        return bytes.fromhex(digits)
-    if term.kind in ("integer", "float") and len(term.text) > _NUMBER_CHARACTERS_MAX:
-        raise InvalidRequest(f"Unable to make {kind.text} from a number of {len(term.text)} characters")
-    refusal = InvalidRequest(f"Unable to make {kind.text} from '{term.text}'")
-    try:
-        value = _PARSERS[kind.name](term.text)
-    except (ValueError, OverflowError, decimal.InvalidOperation):
-        raise refusal from None
-    try:
-        data = kind.serialize(value)
-    except InvalidRequest:
-        raise refusal from None
-    kind.validate(data)
-    return data
-
-
 def assignable_type(given: CqlType, wanted: CqlType) -> bool:
     """Whether a value of type `given` may stand where `wanted` is expected."""
     if given == wanted or wanted.name == "blob":
@@ -282,7 +285,7 @@ def fits(term: tree.Term, kind: CqlType, scope: Scope) -> int:
         natural = {"string": "text", "hex": "blob", "float": "double"}.get(term.kind, term.kind)
         if natural == "integer":
             natural = "int"
-        return 2 if natural == kind.name else int(kind.name in _FITTING[term.kind])
+        return 2 if natural == kind.name else int(kind.name in FITTING[term.kind])
     if isinstance(term, tree.Bind):
         return 1
     if isinstance(term, tree.TypeHint):

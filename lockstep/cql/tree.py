@@ -54,10 +54,18 @@ class ColumnName(Struct, frozen=True):
 
 
 class Element(Struct, frozen=True):
-    """`column[key]` in a selection."""
+    """`term[key]` in a selection."""
 
-    name: str
+    term: Term
     key: Term
+
+
+class Span(Struct, frozen=True):
+    """`term[low..high]` in a selection: the entries of a map or set between the two, ends included."""
+
+    term: Term
+    low: Term | None
+    high: Term | None
 
 
 class Field(Struct, frozen=True):
@@ -65,6 +73,18 @@ class Field(Struct, frozen=True):
 
     term: Term
     field: str
+
+
+class Arithmetic(Struct, frozen=True):
+    """`operator`: one of + - * / %."""
+
+    operator: str
+    left: Term
+    right: Term
+
+
+class Negation(Struct, frozen=True):
+    term: Term
 
 
 class Call(Struct, frozen=True):
@@ -96,7 +116,10 @@ Term = (
     | UserLiteral
     | ColumnName
     | Element
+    | Span
     | Field
+    | Arithmetic
+    | Negation
     | Call
     | TypeHint
     | Cast
@@ -142,7 +165,7 @@ class Select(Struct, frozen=True):
     selectors: tuple[Selector, ...]
     where: tuple[Relation, ...] = ()
     order_by: tuple[tuple[str, bool], ...] = ()
-    group_by: tuple[str, ...] = ()
+    group_by: tuple[Term, ...] = ()
     limit: Term | None = None
     per_partition_limit: Term | None = None
     distinct: bool = False
@@ -160,12 +183,15 @@ class Conditions(Struct, frozen=True):
 
 
 class Insert(Struct, frozen=True):
+    """`json`: the text instead of names and values; `json_unset`: what it does not mention is left alone."""
+
     table: TableName
     names: tuple[str, ...]
     values: tuple[Term, ...]
     using: Using = Using()
     conditions: Conditions | None = None
     json: Term | None = None
+    json_unset: bool = False
 
 
 class Assignment(Struct, frozen=True):
@@ -320,8 +346,8 @@ class DropTypeStatement(Struct, frozen=True):
 
 
 class Describe(Struct, frozen=True):
-    """`what`: cluster, schema, keyspaces, tables, types, functions, aggregates, keyspace, table, type or
-    any."""
+    """`what`: cluster, schema, keyspaces, tables, types, functions, aggregates, keyspace, table, type,
+    function, aggregate, index, view or any."""
 
     what: str
     keyspace: str | None = None

@@ -112,6 +112,24 @@ class ColumnsGone(InvalidRequest):
         self.begun = begun
 
 
+class FunctionFailure(RequestError):
+    """A function could not work its arguments out, as in a division by zero.
+
+    `keyspace`, `function`, `arguments`: the function and the types of its arguments.
+    """
+
+    code: ClassVar[str] = "CQL_FUNCTION"
+    cql_code = 0x1400
+
+    def __init__(
+        self, message: str, keyspace: str, function: str, arguments: tuple[str, ...], *, hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.keyspace = keyspace
+        self.function = function
+        self.arguments = arguments
+
+
 class ConfigurationInvalid(RequestError):
     code: ClassVar[str] = "CQL_CONFIGURATION"
     cql_code = 0x2300

@@ -181,7 +181,6 @@ def test_write_times_and_ttls_are_those_of_the_field() -> None:
         ("SELECT * FROM u WHERE p = {x: 1} ALLOW FILTERING",
          "Non-frozen UDT column 'p' (point) cannot be restricted by any relation"),
         ("SELECT ttl(p.z) FROM u", "point of type p has no field z"),
-        ("SELECT writetime(p) FROM u", "Cannot use selection function writetime on non-frozen UDT p"),
     ],
 )  # fmt: skip
 def test_refusals_name_type_and_field(text: str, message: str) -> None:

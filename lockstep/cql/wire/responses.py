@@ -14,6 +14,8 @@ import msgspec
 from lockstep.cql.wire import primitives as wire
 from lockstep.cql.wire.constants import (
     ERROR_ALREADY_EXISTS,
+    ERROR_FUNCTION_FAILURE,
+    ERROR_INVALID,
     ERROR_READ_FAILURE,
     ERROR_SERVER,
     ERROR_UNPREPARED,
@@ -43,6 +45,7 @@ from lockstep.cql.wire.type_options import type_option
 from lockstep.schema.types import CqlType
 from lockstep.values.errors import (
     AlreadyExists,
+    FunctionFailure,
     LockstepError,
     ReadFailure,
     ReadTimeout,
@@ -248,6 +251,8 @@ def error(version: int, problem: LockstepError) -> bytes:
     if isinstance(problem, ReadFailure | WriteFailure) and not has_failures(version):
         problem = _as_timeout(problem)
     code = problem.cql_code if isinstance(problem, RequestError | Rejected) else ERROR_SERVER
+    if code == ERROR_FUNCTION_FAILURE and not has_failures(version):
+        code = ERROR_INVALID
     head = pack_int(code) + wire.clipped_string(problem.message)
     return head + _error_details(version, code, problem)
 
@@ -274,6 +279,11 @@ def _error_details(version: int, code: int, problem: LockstepError) -> bytes:
         return _counts(problem) + _reasons(version, problem) + wire.string(problem.write_type)
     if code == ERROR_ALREADY_EXISTS and isinstance(problem, AlreadyExists | Rejected):
         return wire.string(problem.keyspace) + wire.string(problem.table)
+    if isinstance(problem, FunctionFailure):
+        if code != ERROR_FUNCTION_FAILURE:
+            return b""
+        named = wire.string(problem.keyspace) + wire.string(problem.function)
+        return named + wire.string_list(problem.arguments)
     if isinstance(problem, Unprepared):
         assert code == ERROR_UNPREPARED
         return wire.short_bytes(problem.statement_id)

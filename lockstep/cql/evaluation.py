@@ -1,0 +1,204 @@
+"""Outputs worked out of records: the closures that a compiled SELECT list consists of.
+
+Invariant: evaluating changes nothing; null in gives null out unless a function says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from lockstep.cql.context import Context
+from lockstep.cql.keys import routing_key
+from lockstep.cql.signatures import Function, Run
+from lockstep.cql.terms import Values
+from lockstep.schema.types import (
+    CollectionType,
+    CqlType,
+    ListType,
+    UserDefinedType,
+    field_position,
+    parse_type,
+)
+from lockstep.values.rows import Cell
+from lockstep.values.tokens import token_of
+
+Record = list[Any]
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """What outputs may use beside the record; `folded`: the aggregates of the record's group."""
+
+    values: Values
+    context: Context
+    folded: tuple[bytes | None, ...] = ()
+
+
+Evaluate = Callable[[Record, Moment], bytes | None]
+
+
+def take(slot: int) -> Evaluate:
+    return lambda record, moment: record[slot]
+
+
+def folded(index: int) -> Evaluate:
+    return lambda record, moment: moment.folded[index]
+
+
+def always(record: Record, moment: Moment) -> bytes:
+    return b""
+
+
+def applied(function: Function, parts: Sequence[Evaluate]) -> Evaluate:
+    return applied_run(function.run, parts, takes_null=function.takes_null)
+
+
+def applied_run(run: Run, parts: Sequence[Evaluate], *, takes_null: bool = False) -> Evaluate:
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        arguments = []
+        for part in parts:
+            argument = part(record, moment)
+            if argument is None and not takes_null:
+                return None
+            arguments.append(argument)
+        return run(arguments, moment.context)
+
+    return evaluate
+
+
+def element_of(value_of: Evaluate, kind: CollectionType, key: Evaluate, behind: int) -> Evaluate:
+    """The part `behind` the one that equals `key` in a collection: 1 for a map's value, 0 for itself."""
+    step = kind.parts_per_entry
+
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        value, wanted = value_of(record, moment), key(record, moment)
+        if value is None or wanted is None:
+            return None
+        parts = kind.split(value)
+        for at in range(0, len(parts), step):
+            if parts[at] == wanted:
+                return parts[at + behind]
+        return None
+
+    return evaluate
+
+
+def span_of(
+    value_of: Evaluate, kind: CollectionType, of_key: CqlType, low: Evaluate | None, high: Evaluate | None
+) -> Evaluate:
+    """The entries between two keys, both included; None for an empty rest of what is not frozen."""
+    step, sort_key = kind.parts_per_entry, of_key.sort_key
+
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        value = value_of(record, moment)
+        if value is None:
+            return None
+        ends = [None if end is None else end(record, moment) for end in (low, high)]
+        least, most = (None if end is None else sort_key(end) for end in ends)
+        parts, kept = kind.split(value), []
+        for at in range(0, len(parts), step):
+            key = sort_key(parts[at])
+            if (least is None or key >= least) and (most is None or key <= most):
+                kept += parts[at : at + step]
+        return kind.join(kept) if kept or kind.is_frozen else None
+
+    return evaluate
+
+
+def field_of(value_of: Evaluate, kind: UserDefinedType, position: int) -> Evaluate:
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        value = value_of(record, moment)
+        if value is None:
+            return None
+        parts = kind.split(value)
+        return parts[position] if position < len(parts) else None
+
+    return evaluate
+
+
+def joined(join: Callable[[list[Any]], bytes], parts: Sequence[Evaluate], *, takes_null: bool) -> Evaluate:
+    """A collection or tuple of parts; without `takes_null` a null part makes the whole null."""
+    return applied_run(lambda found, context: join(list(found)), parts, takes_null=takes_null)
+
+
+def token_of_key(parts: Sequence[Evaluate]) -> Evaluate:
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        found = [part(record, moment) for part in parts]
+        key = [part for part in found if part is not None]
+        if len(key) != len(found):
+            return None
+        return token_of(routing_key(key)).to_bytes(8, "big", signed=True)
+
+    return evaluate
+
+
+# Facts of cells: their slots are counted from the end of the record
+
+
+def write_time(cell: Cell, now_s: int) -> bytes:
+    return cell.timestamp_us.to_bytes(8, "big", signed=True)
+
+
+def time_to_live(cell: Cell, now_s: int) -> bytes | None:
+    if not cell.ttl_s:
+        return None
+    return max(cell.expires_at_s - now_s, 0).to_bytes(4, "big", signed=True)
+
+
+Fact = Callable[[Cell, int], bytes | None]
+
+
+def fact_of_cell(index: int, fact: Fact) -> Evaluate:
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        cell: Cell | None = record[-1 - index]
+        return None if cell is None else fact(cell, moment.context.now_s)
+
+    return evaluate
+
+
+def newest_write_time(index: int) -> Evaluate:
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        cells: list[Cell] | None = record[-1 - index]
+        if not cells:
+            return None
+        return max(cell.timestamp_us for cell in cells).to_bytes(8, "big", signed=True)
+
+    return evaluate
+
+
+def facts_of_cells(index: int, kind: CqlType, returns: CqlType, fact: Fact) -> tuple[Evaluate, CqlType]:
+    """The fact of every cell of a collection (in its order) or user-defined type (field by field)."""
+    listed = ListType(returns, frozen=False)
+
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        cells: list[Cell] | None = record[-1 - index]
+        if not cells:
+            return None
+        found = [fact(cell, moment.context.now_s) for cell in in_order(kind, cells)]
+        # A part without the fact is null, which lists of values cannot be read with by every client.
+        return _with_nulls(found)
+
+    return evaluate, listed
+
+
+def _with_nulls(parts: Sequence[bytes | None]) -> bytes:
+    out = [len(parts).to_bytes(4, "big")]
+    for part in parts:
+        out.append(b"\xff\xff\xff\xff" if part is None else len(part).to_bytes(4, "big") + part)
+    return b"".join(out)
+
+
+def in_order(kind: CqlType, cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of a value in the order of its parts."""
+    if isinstance(kind, UserDefinedType):
+        return sorted(cells, key=lambda cell: field_position(cell.path or b"\x00\x00"))
+    if kind.name == "list":
+        return sorted(cells, key=lambda cell: cell.path or b"")
+    of_path = kind.key if kind.name == "map" else kind.element
+    return sorted(cells, key=lambda cell: of_path.sort_key(cell.path or b""))
+
+
+BIGINT = parse_type("bigint")
+INT = parse_type("int")

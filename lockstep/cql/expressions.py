@@ -1,0 +1,381 @@
+"""Expressions of a SELECT list compiled: columns, what is inside them, functions, aggregates, arithmetic.
+
+Invariant: a compiled expression reads the slots it was given and, for aggregates, what was folded; nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from lockstep.cql import aggregates, evaluation, tree
+from lockstep.cql.arithmetic import negation, operand_types, operation
+from lockstep.cql.catalog import TableShape
+from lockstep.cql.evaluation import Evaluate, Moment, Record
+from lockstep.cql.functions import cast_function, family
+from lockstep.cql.literals import natural_type
+from lockstep.cql.naming import counts_rows, shown
+from lockstep.cql.prepared import Scope
+from lockstep.cql.signatures import Known
+from lockstep.cql.terms import Constant, assignable_type, choose_overload, compile_term, fits, is_loose
+from lockstep.cql.wire.messages import UNSET
+from lockstep.schema.model import ColumnKind
+from lockstep.schema.types import (
+    CollectionType,
+    CqlType,
+    ListType,
+    MapType,
+    SetType,
+    TupleType,
+    UserDefinedType,
+    field_path,
+)
+from lockstep.values.errors import InvalidRequest
+
+Typed = tuple[Evaluate, CqlType]
+
+_COMPOUND = tree.ListLiteral | tree.SetLiteral | tree.MapLiteral | tree.TupleLiteral | tree.UserLiteral
+_FACTS = ("ttl", "writetime", "maxwritetime")
+
+
+class Folding(msgspec.Struct, frozen=True):
+    """One aggregate of a SELECT list: it folds `evaluate` over the rows of a group."""
+
+    aggregate: aggregates.Aggregate
+    evaluate: Evaluate
+
+
+class CellSlot(msgspec.Struct, frozen=True):
+    """A slot for a cell of a column (`path` None: its only one), or for all its cells (`whole`)."""
+
+    column: int
+    path: bytes | None
+    whole: bool = False
+
+
+class Expressions:
+    """Compiles the expressions of one SELECT and hands out slots."""
+
+    def __init__(self, shape: TableShape, scope: Scope) -> None:
+        self.shape = shape
+        self.scope = scope
+        self.slots: dict[str, int] = {}
+        self.cells: dict[CellSlot, int] = {}
+        self.foldings: list[Folding] = []
+        self._in_aggregate = False
+
+    def slot(self, name: str) -> int:
+        self.shape.column(name)
+        return self.slots.setdefault(name, len(self.slots))
+
+    def compile(self, term: tree.Term, wanted: Known = None) -> Typed:
+        """How to work an expression out, and its type; `wanted` is what a bind variable would be."""
+        if isinstance(term, tree.ColumnName):
+            return evaluation.take(self.slot(term.name)), self.shape.types[term.name]
+        if isinstance(term, tree.Literal | tree.Bind):
+            return self._plain(term, wanted)
+        if isinstance(term, tree.Call):
+            return self._call(term, wanted)
+        if isinstance(term, tree.Arithmetic | tree.Negation):
+            return self._computation(term, wanted)
+        if isinstance(term, tree.Cast):
+            evaluate, source = self.compile(term.term)
+            target = self.scope.type_named(term.type)
+            return evaluation.applied_run(cast_function(source, target), [evaluate]), target
+        if isinstance(term, tree.TypeHint):
+            return self._hinted(term)
+        if isinstance(term, tree.Element):
+            return self._element(term)
+        if isinstance(term, tree.Span):
+            return self._span(term)
+        if isinstance(term, tree.Field):
+            return self._field(term)
+        if isinstance(term, tree.TupleLiteral) and len(term.items) == 1:
+            return self.compile(term.items[0], wanted)
+        return self._compound(term, wanted)
+
+    # Literals
+
+    def _plain(self, term: tree.Literal | tree.Bind, wanted: Known) -> Typed:
+        kind = wanted
+        if kind is None and isinstance(term, tree.Literal):
+            kind = natural_type(term)
+        if kind is None:
+            raise InvalidRequest(
+                f"Cannot infer type for term {shown(term)} in selection clause "
+                "(try using a cast to force a type)"
+            )
+        return self._term(term, kind)
+
+    def _term(self, term: tree.Term, kind: CqlType) -> Typed:
+        plan = compile_term(term, kind, "[selection]", self.scope)
+
+        def evaluate(record: Record, moment: Moment) -> bytes | None:
+            value = plan.get(moment.values, moment.context)
+            if value is UNSET:
+                raise InvalidRequest("Invalid unset value in selection clause")
+            return value
+
+        return evaluate, kind
+
+    def _hinted(self, term: tree.TypeHint) -> Typed:
+        kind, inner = self.scope.type_named(term.type), term.term
+        if isinstance(inner, tree.MapLiteral) and isinstance(kind, UserDefinedType):
+            named = [(key.name, value) for key, value in inner.entries if isinstance(key, tree.ColumnName)]
+            if len(named) == len(inner.entries):
+                inner = tree.UserLiteral(tuple(named))
+        if isinstance(inner, tree.Literal | tree.Bind | tree.UserLiteral):
+            return self._term(inner, kind)
+        evaluate, found = self.compile(inner, kind)
+        if not assignable_type(found, kind):
+            raise InvalidRequest(f"Cannot assign value of type {found.text} to type {kind.text}")
+        return evaluate, kind
+
+    def _compound(self, term: tree.Term, wanted: Known) -> Typed:
+        """A collection or tuple of expressions, of the type wanted or else that of its first element."""
+        if isinstance(term, tree.TupleLiteral):
+            parts = [self.compile(item) for item in term.items]
+            of_parts = wanted if isinstance(wanted, TupleType) else TupleType(tuple(k for _, k in parts))
+            if len(of_parts.elements) != len(parts):
+                raise InvalidRequest(f"Cannot assign value {shown(term)} to type {of_parts.text}")
+            evaluates = [
+                self._as(item, kind) for item, kind in zip(term.items, of_parts.elements, strict=True)
+            ]
+            return evaluation.joined(of_parts.join, evaluates, takes_null=True), of_parts
+        if isinstance(term, tree.MapLiteral):
+            kind = (
+                wanted
+                if isinstance(wanted, MapType)
+                else MapType(
+                    self._common([key for key, _ in term.entries]),
+                    self._common([value for _, value in term.entries]),
+                    frozen=True,
+                )
+            )
+            pairs = [(self._as(key, kind.key), self._as(value, kind.value)) for key, value in term.entries]
+            flat = [part for pair in pairs for part in pair]
+            return evaluation.joined(kind.join, flat, takes_null=False), kind
+        if not isinstance(term, tree.ListLiteral | tree.SetLiteral):
+            raise InvalidRequest(f"Cannot infer type for term {shown(term)} in selection clause")
+        return self._listed(term, wanted)
+
+    def _listed(self, term: tree.ListLiteral | tree.SetLiteral, wanted: Known) -> Typed:
+        if wanted is not None and wanted.name in ("list", "set", "vector"):
+            if (wanted.name == "set") != isinstance(term, tree.SetLiteral):
+                raise InvalidRequest(f"Cannot assign value {shown(term)} to type {wanted.text}")
+            if all(isinstance(item, tree.Literal | tree.Bind) for item in term.items):
+                return self._term(term, wanted)
+            kind: CqlType = wanted
+        elif isinstance(term, tree.ListLiteral):
+            kind = ListType(self._common(term.items), frozen=True)
+        else:
+            kind = SetType(self._common(term.items), frozen=True)
+        parts = [self._as(item, kind.element) for item in term.items]
+        assert isinstance(kind, CollectionType) or kind.name == "vector"
+        return evaluation.joined(kind.join, parts, takes_null=False), kind  # type: ignore[attr-defined]
+
+    def _common(self, items: Sequence[tree.Term]) -> CqlType:
+        """The one type of several elements: that of those which are no literals, else of the first."""
+        kinds = [self.compile(item)[1] for item in items if not isinstance(item, tree.Literal | tree.Bind)]
+        kinds += [self.compile(item)[1] for item in items if isinstance(item, tree.Literal)]
+        if not kinds:
+            raise InvalidRequest("Cannot infer type for an empty literal in selection clause (try a cast)")
+        return kinds[0]
+
+    def _as(self, term: tree.Term, kind: CqlType) -> Evaluate:
+        evaluate, found = self.compile(term, kind)
+        if not assignable_type(found, kind):
+            raise InvalidRequest(
+                f"Cannot assign value {shown(term)} of type {found.text} to type {kind.text}"
+            )
+        return evaluate
+
+    # Inside columns
+
+    def _element(self, element: tree.Element) -> Typed:
+        evaluate, kind = self.compile(element.term)
+        of_key = self._key_type(element.term, kind)
+        key, _ = self._term(element.key, of_key)
+        assert isinstance(kind, CollectionType)
+        if isinstance(kind, MapType):
+            return evaluation.element_of(evaluate, kind, key, 1), kind.value
+        return evaluation.element_of(evaluate, kind, key, 0), kind.element
+
+    def _span(self, span: tree.Span) -> Typed:
+        evaluate, kind = self.compile(span.term)
+        of_key = self._key_type(span.term, kind)
+        ends = [None if end is None else self._term(end, of_key)[0] for end in (span.low, span.high)]
+        assert isinstance(kind, CollectionType)
+        return evaluation.span_of(evaluate, kind, of_key, ends[0], ends[1]), kind
+
+    def _key_type(self, term: tree.Term, kind: CqlType) -> CqlType:
+        if isinstance(kind, MapType):
+            return kind.key
+        if isinstance(kind, SetType):
+            return kind.element
+        raise InvalidRequest(
+            f"Invalid element selection: {shown(term)} is of type {kind.text}, neither a map nor a set"
+        )
+
+    def _field(self, selected: tree.Field) -> Typed:
+        evaluate, kind = self.compile(selected.term)
+        position = _field_position(selected, kind)
+        assert isinstance(kind, UserDefinedType)
+        return evaluation.field_of(evaluate, kind, position), kind.elements[position]
+
+    # Calls
+
+    def _call(self, call: tree.Call, wanted: Known) -> Typed:
+        native = call.keyspace in (None, "system")
+        if native and call.name in aggregates.NAMES:
+            return self._aggregate(call)
+        if call.name in _FACTS and call.keyspace is None:
+            return self._fact(call)
+        if native and call.name == "token":
+            return self._token(call)
+        found = family(call.keyspace, call.name)
+        if found is not None:
+            function = found.function([self._known(argument) for argument in call.arguments], None)
+        else:
+            function = choose_overload(call, wanted, self._fit)
+        pairs = zip(call.arguments, function.arguments, strict=True)
+        return evaluation.applied(function, [self._as(term, kind) for term, kind in pairs]), function.returns
+
+    def _known(self, term: tree.Term) -> Known:
+        if isinstance(term, tree.Literal):
+            return natural_type(term)
+        if isinstance(term, tree.Bind):
+            return None
+        if isinstance(term, _COMPOUND) and not (isinstance(term, tree.TupleLiteral) and len(term.items) == 1):
+            return None
+        before = len(self.foldings)
+        kind = self.compile(term)[1]
+        # Only its type is wanted: what it folds is compiled again.
+        del self.foldings[before:]
+        return kind
+
+    def _fit(self, term: tree.Term, kind: CqlType) -> int:
+        if isinstance(term, tree.Literal | tree.Bind):
+            return fits(term, kind, self.scope)
+        found = self._known(term)
+        if found is None:
+            return fits(term, kind, self.scope)
+        if found == kind:
+            return 2
+        return int(found.name != "blob" and assignable_type(found, kind) and kind.name != "blob")
+
+    def _aggregate(self, call: tree.Call) -> Typed:
+        if self._in_aggregate:
+            raise InvalidRequest("aggregate functions cannot be used as arguments of aggregate functions")
+        if counts_rows(call):
+            found = aggregates.aggregate("count", None)
+            evaluate: Evaluate = evaluation.always
+        else:
+            if len(call.arguments) != 1:
+                raise InvalidRequest(
+                    f"Invalid number of arguments in call to function {call.name}: 1 required but "
+                    f"{len(call.arguments)} provided"
+                )
+            self._in_aggregate = True
+            evaluate, kind = self.compile(call.arguments[0])
+            self._in_aggregate = False
+            found = aggregates.aggregate(call.name, kind)
+        self.foldings.append(Folding(found, evaluate))
+        return evaluation.folded(len(self.foldings) - 1), found.returns
+
+    def _computation(self, term: tree.Arithmetic | tree.Negation, wanted: Known) -> Typed:
+        if isinstance(term, tree.Negation):
+            evaluate, kind = self.compile(term.term, wanted)
+            function = negation(kind, shown(term.term))
+            return evaluation.applied(function, [evaluate]), function.returns
+        left, right = operand_types(
+            shown(term),
+            (self._operand(term.left), self._operand(term.right)),
+            (is_loose(term.left), is_loose(term.right)),
+            wanted,
+        )
+        function = operation(term.operator, left, right, (shown(term.left), shown(term.right)))
+        sides = [self.compile(term.left, left)[0], self.compile(term.right, right)[0]]
+        return evaluation.applied(function, sides), function.returns
+
+    def _operand(self, term: tree.Term) -> Known:
+        if is_loose(term) and not isinstance(term, tree.Literal):
+            return None if isinstance(term, tree.Bind) else _type_of_loose(self, term)
+        return self._known(term)
+
+    def _token(self, call: tree.Call) -> Typed:
+        kinds = self.shape.partition_types
+        if len(call.arguments) != len(kinds):
+            raise InvalidRequest(
+                f"Invalid number of arguments in call to function token: "
+                f"{len(kinds)} required but {len(call.arguments)} provided"
+            )
+        pairs = zip(call.arguments, kinds, strict=True)
+        return evaluation.token_of_key([self._as(term, kind) for term, kind in pairs]), evaluation.BIGINT
+
+    # Write times and times to live
+
+    def _fact(self, call: tree.Call) -> Typed:
+        term = call.arguments[0] if len(call.arguments) == 1 else None
+        inside = isinstance(term, tree.Field | tree.Element)
+        named = term.term if isinstance(term, tree.Field | tree.Element) else term
+        if not isinstance(named, tree.ColumnName):
+            raise InvalidRequest(f"{call.name} expects a column, or an element or field of one")
+        column = self.shape.column(named.name)
+        if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
+            raise InvalidRequest(
+                f"Cannot use selection function {call.name} on PRIMARY KEY part {column.name}"
+            )
+        kind = self.shape.types[column.name]
+        is_ttl = call.name == "ttl"
+        fact = evaluation.time_to_live if is_ttl else evaluation.write_time
+        returns = evaluation.INT if is_ttl else evaluation.BIGINT
+        if kind.is_multicell and not inside:
+            index = self.cells.setdefault(CellSlot(column.id, None, whole=True), len(self.cells))
+            if call.name == "maxwritetime":
+                return evaluation.newest_write_time(index), returns
+            return evaluation.facts_of_cells(index, kind, returns, fact)
+        path = self._path(call.name, term, kind) if inside else None
+        index = self.cells.setdefault(CellSlot(column.id, path), len(self.cells))
+        return evaluation.fact_of_cell(index, fact), returns
+
+    def _path(self, function: str, term: tree.Term | None, kind: CqlType) -> bytes | None:
+        """Path of the cell that holds an element or field; None when the column is one cell."""
+        if isinstance(term, tree.Field):
+            position = _field_position(term, kind)
+            return field_path(position) if kind.is_multicell else None
+        assert isinstance(term, tree.Element)
+        of_key = self._key_type(term.term, kind)
+        if not kind.is_multicell:
+            return None
+        plan = compile_term(term.key, of_key, "[selection]", self.scope)
+        if not isinstance(plan, Constant) or plan.data is None:
+            raise InvalidRequest(f"{function} of an element needs a literal key")
+        return plan.data
+
+
+def _type_of_loose(expressions: Expressions, term: tree.Term) -> Known:
+    """The type of a nested number without columns; None when it holds nothing but bind variables."""
+    if isinstance(term, tree.Arithmetic):
+        kinds = [expressions._operand(side) for side in (term.left, term.right)]
+        known = [kind for kind in kinds if kind is not None]
+        if len(known) == 2:
+            return operation(term.operator, known[0], known[1], ("", "")).returns
+        return known[0] if known else None
+    if isinstance(term, tree.Negation):
+        return expressions._operand(term.term)
+    assert isinstance(term, tree.TupleLiteral)
+    return expressions._operand(term.items[0])
+
+
+def _field_position(selected: tree.Field, kind: CqlType) -> int:
+    if not isinstance(kind, UserDefinedType):
+        raise InvalidRequest(
+            f"Invalid field selection: {shown(selected.term)} of type {kind.text} is not a user type"
+        )
+    found = kind.field(selected.field)
+    if found is None:
+        raise InvalidRequest(f"{kind.text} of type {shown(selected.term)} has no field {selected.field}")
+    return found[0]

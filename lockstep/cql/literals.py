@@ -1,0 +1,103 @@
+"""Literals: which types each kind of literal fits, the type it has by itself, and its bytes.
+
+Invariant: the bytes of a literal are valid for the type they were made for.
+"""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable
+
+from lockstep.cql import tree
+from lockstep.schema.types import (
+    CqlType,
+    parse_date,
+    parse_duration,
+    parse_inet,
+    parse_time,
+    parse_timestamp,
+    parse_type,
+    parse_uuid,
+)
+from lockstep.values.errors import InvalidRequest
+
+_INTEGERS = frozenset(("tinyint", "smallint", "int", "bigint", "counter", "varint"))
+_FLOATS = frozenset(("float", "double"))
+FITTING: dict[str, frozenset[str]] = {
+    "string": frozenset(("ascii", "text", "inet", "timestamp", "date", "time")),
+    "integer": _INTEGERS | _FLOATS | {"decimal", "date", "time", "timestamp"},
+    "float": _FLOATS | {"decimal"},
+    "boolean": frozenset(("boolean",)),
+    "hex": frozenset(("blob",)),
+    "uuid": frozenset(("uuid", "timeuuid")),
+    "duration": frozenset(("duration",)),
+}
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "ascii": str,
+    "text": str,
+    "inet": parse_inet,
+    "timestamp": parse_timestamp,
+    "date": parse_date,
+    "time": parse_time,
+    "uuid": parse_uuid,
+    "timeuuid": parse_uuid,
+    "duration": parse_duration,
+    "float": float,
+    "double": float,
+    "decimal": decimal.Decimal,
+    "boolean": lambda text: text == "true",
+    **dict.fromkeys(sorted(_INTEGERS), int),
+}
+#: Python refuses to convert longer texts to int by default, and no CQL number needs them.
+_NUMBER_CHARACTERS_MAX = 4000
+
+
+def literal_bytes(term: tree.Literal, kind: CqlType, receiver: str) -> bytes | None:
+    """Serialised bytes of a scalar literal as `kind`."""
+    if term.kind == "null":
+        return None
+    if kind.name not in FITTING[term.kind]:
+        raise InvalidRequest(
+            f'Invalid {term.kind.upper()} constant ({term.text}) for "{receiver}" of type {kind.text}'
+        )
+    if kind.name == "blob":
+        digits = term.text[2:]
+        if len(digits) % 2:
+            raise InvalidRequest(f"Unable to make blob from '{term.text}': an odd number of digits")
+        return bytes.fromhex(digits)
+    if term.kind in ("integer", "float") and len(term.text) > _NUMBER_CHARACTERS_MAX:
+        raise InvalidRequest(f"Unable to make {kind.text} from a number of {len(term.text)} characters")
+    refusal = InvalidRequest(f"Unable to make {kind.text} from '{term.text}'")
+    try:
+        value = _PARSERS[kind.name](term.text)
+    except (ValueError, OverflowError, decimal.InvalidOperation):
+        raise refusal from None
+    try:
+        data = kind.serialize(value)
+    except InvalidRequest:
+        raise refusal from None
+    kind.validate(data)
+    return data
+
+
+_NATURAL = {"string": "text", "hex": "blob"}
+
+
+def natural_type(term: tree.Literal) -> CqlType | None:
+    """The type of a literal where none is expected; None for null."""
+    if term.kind == "null":
+        return None
+    if term.kind == "integer":
+        number = int(term.text[:40])
+        if -(1 << 31) <= number < 1 << 31:
+            return parse_type("int")
+        return parse_type("bigint" if -(1 << 63) <= number < 1 << 63 else "varint")
+    if term.kind == "float":
+        try:
+            exact = repr(float(term.text)) == term.text or decimal.Decimal(term.text) == decimal.Decimal(
+                repr(float(term.text))
+            )
+        except (ValueError, decimal.DecimalException):
+            return parse_type("decimal")
+        return parse_type("double" if exact else "decimal")
+    return parse_type(_NATURAL.get(term.kind, term.kind))
