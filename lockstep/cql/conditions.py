@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from lockstep.cql import tree
 from lockstep.cql.restrictions import RANGE_OPERATORS, Bound, Choice, Clause, Filter, tuple_width
 from lockstep.cql.terms import compile_term
-from lockstep.schema.model import Column, ColumnKind
+from lockstep.schema.model import Column
 from lockstep.schema.types import CqlType, ListType, TupleType
 from lockstep.values.errors import InvalidRequest
 
@@ -129,8 +129,6 @@ def compiled_filter(clause: Clause, column: Column, relation: tree.Relation) -> 
             f"Collection column '{name}' ({kind.text}) cannot be restricted by a '{operator}' relation"
         )
     if operator == "IN":
-        if column.kind in (ColumnKind.STATIC, ColumnKind.REGULAR):
-            raise InvalidRequest(f"IN predicates on non-primary-key columns ({name}) is not yet supported")
         found = choice(clause, column)
         return Filter(column, kind, "IN", found.terms, found.listed)
     if operator in RANGE_OPERATORS and kind.name == "duration":

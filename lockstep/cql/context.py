@@ -6,9 +6,11 @@ so that a re-plan with the same Context gives the same mutation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+
+from lockstep.values.rows import Cell
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -25,17 +27,25 @@ class Context(msgspec.Struct, frozen=True):
     uuid_source: Callable[[], bytes]
 
 
+#: (table id, partition key, clustering, column id) of a list in a row; the static row's clustering is empty.
+ListPlace = tuple[int, bytes, bytes, int]
+#: Cells of lists in the order of their elements, as they were before a request.
+Lists = Mapping[ListPlace, Sequence[Cell]]
+
+
 class ListIds:
     """Ids of list elements in the order they are added: 16 bytes that sort by time, then by order.
 
     Bytes: 2^63 plus (appended) or minus (prepended) the coordinator's microseconds, the mutation id's
     node and low sequence, and a count within the request. The wall time is used, not the write
     timestamp, so that an append goes behind elements that are there whatever timestamps clients choose.
+    `known`: lists that were read for the request.
     """
 
-    __slots__ = ("_append", "_count", "_prepend", "_tail")
+    __slots__ = ("_append", "_count", "_prepend", "_tail", "known")
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, known: Lists | None = None) -> None:
+        self.known: Lists = known if known is not None else {}
         half = 1 << 63
         self._append = (half + context.now_us).to_bytes(8, "big")
         self._prepend = (half - context.now_us).to_bytes(8, "big")

@@ -12,16 +12,18 @@ import msgspec
 
 from lockstep.cql import tree
 from lockstep.cql.catalog import TableShape
+from lockstep.cql.json_row import Given, JsonRow
 from lockstep.cql.operations import (
     Operation,
     SetValue,
     assignment_operation,
     deletion_operation,
+    operation_of,
     set_operation,
 )
 from lockstep.cql.prepared import Scope
 from lockstep.cql.restrictions import Choice, Restrictions, Rule
-from lockstep.cql.terms import Marker, TermPlan, compile_term
+from lockstep.cql.terms import Constant, Marker, TermPlan, compile_term
 from lockstep.cql.where import analyse
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import parse_type
@@ -58,6 +60,12 @@ class ModificationPlan(msgspec.Struct, frozen=True):
     timestamp: TermPlan | None
     default_ttl_s: int
     steps: BoundSteps | None
+    json: JsonRow | None = None
+
+    @property
+    def reads_lists(self) -> bool:
+        """Whether lists must be read before this can be planned."""
+        return any(operation.reads_list for operation in (*self.operations, *self.static_operations))
 
     @property
     def writes_rows(self) -> bool:
@@ -78,8 +86,6 @@ def compile_modification(statement: tree.Modification, shape: TableShape, scope:
 def _refuse_conditions(statement: tree.Modification) -> None:
     if statement.conditions is not None:
         raise InvalidRequest("Conditional updates (IF) are not supported")
-    if isinstance(statement, tree.Insert) and statement.json is not None:
-        raise InvalidRequest("INSERT JSON is not supported")
 
 
 def _using(using: tree.Using, scope: Scope) -> tuple[TermPlan | None, TermPlan | None]:
@@ -93,7 +99,36 @@ def _using(using: tree.Using, scope: Scope) -> tuple[TermPlan | None, TermPlan |
     return ttl, timestamp
 
 
+def _insert_json(
+    statement: tree.Insert, text: tree.Term, shape: TableShape, scope: Scope
+) -> ModificationPlan:
+    """As if all columns were bind variables behind those of the statement; `JsonRow` gives their values."""
+    using = _using(statement.using, scope)
+    source = compile_term(text, parse_type("text"), "[json]", scope)
+    row = JsonRow(source, tuple(shape.types.items()), statement.json_unset)
+    if isinstance(source, Constant):
+        row.decoded(source.data)
+    given = {name: Given(len(scope.names) + at) for at, name in enumerate(shape.types)}
+    table = shape.table
+
+    def chosen(name: str) -> Choice:
+        return Choice((name,), (shape.types[name],), (given[name],))
+
+    restrictions = Restrictions(
+        tuple(chosen(column.name) for column in table.partition_key),
+        clustering=tuple(chosen(column.name) for column in table.clustering),
+    )
+    operations = [
+        operation_of(column, shape.types[column.name], given[column.name])
+        for column in (*table.static, *table.regular)
+    ]
+    plan = _plan(shape, restrictions, operations, using, is_insert=True)
+    return msgspec.structs.replace(plan, json=row)
+
+
 def _insert(statement: tree.Insert, shape: TableShape, scope: Scope) -> ModificationPlan:
+    if statement.json is not None:
+        return _insert_json(statement, statement.json, shape, scope)
     if len(statement.names) != len(statement.values):
         raise InvalidRequest("Unmatched column names/values")
     if len(set(statement.names)) != len(statement.names):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lockstep.cql.context import Context, ListIds
+from lockstep.cql.context import Context, ListIds, Lists
 from lockstep.cql.keys import routing_key
 from lockstep.cql.merging import merged_mutations
 from lockstep.cql.modification import BatchPlan, BoundSteps, KeyStep, ModificationPlan
@@ -29,11 +29,13 @@ from lockstep.values.tokens import token_of
 Modified = tuple[Mutation, ...]
 
 
-def plan_modification(prepared: Prepared, values: Values, context: Context) -> Modified:
+def plan_modification(
+    prepared: Prepared, values: Values, context: Context, lists: Lists | None = None
+) -> Modified:
     """Mutations of one INSERT, UPDATE, DELETE or BATCH, one a partition; () when nothing is written.
 
     `values` are serialised bytes, None or UNSET, one for each bind variable. InvalidRequest when they
-    do not fit.
+    do not fit. `lists`: what `list_reads` asked for.
     """
     if len(values) != len(prepared.bind_columns):
         prepared.check_values(list(values))
@@ -41,17 +43,19 @@ def plan_modification(prepared: Prepared, values: Values, context: Context) -> M
     if isinstance(plan, ModificationPlan):
         if plan.steps is not None:
             return _from_steps(plan, plan.steps, values, context)
-        return _general(plan, values, context, ListIds(context))
+        return _general(plan, values, context, ListIds(context, lists))
     assert isinstance(plan, BatchPlan), f"{prepared.kind} is no modification"
     moment = _at_batch_time(plan, values, context)
-    ids = ListIds(context)
+    ids = ListIds(context, lists)
     parts = [_general(part, values, moment, ids) for part in plan.parts]
     return merged_mutations([mutation for found in parts for mutation in found])
 
 
-def plan_batch(entries: Sequence[tuple[Prepared, Values]], context: Context) -> Modified:
+def plan_batch(
+    entries: Sequence[tuple[Prepared, Values]], context: Context, lists: Lists | None = None
+) -> Modified:
     """Mutations of a protocol BATCH of prepared statements, merged to one a partition."""
-    ids = ListIds(context)
+    ids = ListIds(context, lists)
     found: list[Mutation] = []
     for prepared, values in entries:
         if not isinstance(prepared.plan, ModificationPlan):
@@ -133,6 +137,8 @@ def _general(plan: ModificationPlan, values: Values, context: Context, ids: List
     timestamp_us = context.timestamp_us
     if plan.timestamp is not None:
         timestamp_us = _timestamp(plan.timestamp, values, context)
+    if plan.json is not None:
+        values = plan.json.values(values, context)
     keys = partition_keys(plan.restrictions, values, context)
     if plan.deletes_rows:
         deletion = Deletion(timestamp_us, context.now_s)
@@ -142,12 +148,12 @@ def _general(plan: ModificationPlan, values: Values, context: Context, ids: List
     for key in keys:
         static = None
         if plan.static_operations:
-            static = _written_row(plan, b"", values, context, timestamp_us, ttl_s, ids, is_static=True)
+            static = _written_row(plan, key, b"", values, context, timestamp_us, ttl_s, ids, is_static=True)
         rows: list[Row] = []
         if plan.writes_rows:
             for clustering in clusterings(plan.shape, plan.restrictions, values, context):
                 row = _written_row(
-                    plan, clustering, values, context, timestamp_us, ttl_s, ids, is_static=False
+                    plan, key, clustering, values, context, timestamp_us, ttl_s, ids, is_static=False
                 )
                 if row is not None:
                     rows.append(row)
@@ -158,6 +164,7 @@ def _general(plan: ModificationPlan, values: Values, context: Context, ids: List
 
 def _written_row(
     plan: ModificationPlan,
+    key: bytes,
     clustering: bytes,
     values: Values,
     context: Context,
@@ -167,7 +174,8 @@ def _written_row(
     *,
     is_static: bool,
 ) -> Row | None:
-    writer = RowWriter(values, context, timestamp_us, ttl_s, ids)
+    place = (plan.shape.table.id, key, clustering)
+    writer = RowWriter(values, context, timestamp_us, ttl_s, ids, place)
     for operation in plan.static_operations if is_static else plan.operations:
         operation.write(writer)
     liveness = None

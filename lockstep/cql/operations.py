@@ -1,9 +1,12 @@
 """What one assignment or column deletion does to one row: cells and collection deletions.
 
-Invariant: operations only write; whatever would need the row's present state is refused when compiled.
+Invariant: operations only write. Those that need the list that is there (`reads_list`) find it among what
+was read before the request was planned.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from lockstep.cql import tree
 from lockstep.cql.catalog import TableShape
@@ -12,7 +15,14 @@ from lockstep.cql.prepared import Scope
 from lockstep.cql.terms import TermPlan, Values, compile_term
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.model import Column, ColumnKind
-from lockstep.schema.types import CollectionType, CqlType, SetType, UserDefinedType, field_path
+from lockstep.schema.types import (
+    CollectionType,
+    CqlType,
+    SetType,
+    UserDefinedType,
+    field_path,
+    parse_type,
+)
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.rows import Cell, ColumnDeletion, Deletion
 
@@ -26,14 +36,22 @@ class RowWriter:
         "deletions",
         "expires_at_s",
         "list_ids",
+        "place",
         "timestamp_us",
         "ttl_s",
         "values",
     )
 
     def __init__(
-        self, values: Values, context: Context, timestamp_us: int, ttl_s: int, list_ids: ListIds
+        self,
+        values: Values,
+        context: Context,
+        timestamp_us: int,
+        ttl_s: int,
+        list_ids: ListIds,
+        place: tuple[int, bytes, bytes],
     ) -> None:
+        self.place = place
         self.values = values
         self.context = context
         self.timestamp_us = timestamp_us
@@ -55,6 +73,10 @@ class RowWriter:
         """Delete a whole collection up to a timestamp."""
         self.deletions[column] = ColumnDeletion(column, Deletion(timestamp_us, self.context.now_s))
 
+    def present(self, column: int) -> Sequence[Cell]:
+        """Cells of a list before the request, in the order of its elements."""
+        return self.list_ids.known.get((*self.place, column), ())
+
     def sorted_cells(self) -> tuple[Cell, ...]:
         return tuple(self.cells[key] for key in sorted(self.cells))
 
@@ -63,9 +85,11 @@ class RowWriter:
 
 
 class Operation:
-    """One compiled assignment. `exclusive`: no other operation may touch the column."""
+    """One compiled assignment. `exclusive`: no other operation may touch the column. `reads_list`: it needs
+    the list that is there."""
 
     exclusive = True
+    reads_list = False
 
     def __init__(self, column: Column, kind: CqlType, term: TermPlan | None) -> None:
         self.column = column
@@ -201,6 +225,51 @@ class SetElement(Operation):
             row.erase(self.column.id, path)
 
 
+class SetByIndex(Operation):
+    """One element of a list, known by its index; without a term it is deleted."""
+
+    exclusive = False
+    reads_list = True
+
+    def __init__(self, column: Column, kind: CqlType, term: TermPlan | None, index: TermPlan) -> None:
+        super().__init__(column, kind, term)
+        self.index = index
+
+    def write(self, row: RowWriter) -> None:
+        data, value = self.index.get(row.values, row.context), None if self.term is None else self.value(row)
+        if not isinstance(data, bytes) or not data:
+            what = "null" if data is None or data == b"" else "unset"
+            raise InvalidRequest(f"Invalid {what} value for list index")
+        if value is UNSET:
+            return
+        index, cells = int.from_bytes(data, "big", signed=True), row.present(self.column.id)
+        if not cells:
+            what = "delete an element from" if self.term is None else "set an element on"
+            raise InvalidRequest(f"Attempted to {what} a list which is null")
+        if not 0 <= index < len(cells):
+            raise InvalidRequest(f"List index {index} out of bound, list has size {len(cells)}")
+        if isinstance(value, bytes):
+            row.put(self.column.id, value, cells[index].path)
+        else:
+            row.erase(self.column.id, cells[index].path)
+
+
+class Discard(Operation):
+    """Every element of a list that equals one of the given ones goes."""
+
+    exclusive = False
+    reads_list = True
+
+    def write(self, row: RowWriter) -> None:
+        value = self.value(row)
+        if not isinstance(value, bytes):
+            return
+        gone = dict.fromkeys(self.parts(value))
+        for cell in row.present(self.column.id):
+            if cell.value in gone:
+                row.erase(self.column.id, cell.path)
+
+
 class ClearColumn(Operation):
     """DELETE of a column."""
 
@@ -218,7 +287,13 @@ def set_operation(column: Column, kind: CqlType, value: tree.Term, scope: Scope)
             f"Cannot set the value of counter column {column.name} "
             "(counters can only be incremented/decremented, not set)"
         )
-    term = compile_term(value, kind, column.name, scope)
+    return operation_of(column, kind, compile_term(value, kind, column.name, scope))
+
+
+def operation_of(column: Column, kind: CqlType, term: TermPlan) -> Operation:
+    """What gives a column the value of a term."""
+    if kind.name == "counter":
+        raise InvalidRequest("INSERT statements are not allowed on counter tables, use UPDATE instead")
     if not kind.is_multicell:
         return SetValue(column, kind, term)
     return (SetUserValue if isinstance(kind, UserDefinedType) else SetCollection)(column, kind, term)
@@ -251,9 +326,7 @@ def assignment_operation(shape: TableShape, assignment: tree.Assignment, scope: 
         )
     if assignment.operation == "remove":
         if kind.name == "list":
-            raise InvalidRequest(
-                f"Removing values from list {name} needs a read before the write, which is not supported"
-            )
+            return Discard(column, kind, compile_term(assignment.value, kind, name, scope))
         removed = SetType(kind.key if kind.name == "map" else kind.element, frozen=False)
         return RemoveElements(column, removed, compile_term(assignment.value, removed, name, scope))
     term = compile_term(assignment.value, kind, name, scope)
@@ -286,11 +359,11 @@ def _element_assignment(
         raise InvalidRequest(f"Invalid operation ({name}[...] = ...) for frozen collection column {name}")
     if kind.name == "set":
         raise InvalidRequest(f"Invalid operation ({name}[...] = ...) for set column {name}")
-    if kind.name == "list":
-        raise InvalidRequest(
-            f"Setting list {name} by index needs a read before the write, which is not supported"
-        )
     assert assignment.element is not None
+    if kind.name == "list":
+        index = compile_term(assignment.element, parse_type("int"), f"idx({name})", scope)
+        value = compile_term(assignment.value, kind.element, f"value({name})", scope)
+        return SetByIndex(column, kind, value, index)
     key = compile_term(assignment.element, kind.key, f"key({name})", scope)
     return SetElement(column, kind, compile_term(assignment.value, kind.value, f"value({name})", scope), key)
 
@@ -311,9 +384,8 @@ def deletion_operation(shape: TableShape, deletion: tree.ColumnDelete, scope: Sc
     if not kind.is_multicell:
         raise InvalidRequest(f"Invalid deletion operation for frozen collection column {name}")
     if kind.name == "list":
-        raise InvalidRequest(
-            f"Deleting from list {name} by index needs a read before the write, which is not supported"
-        )
+        index = compile_term(deletion.element, parse_type("int"), f"idx({name})", scope)
+        return SetByIndex(column, kind, None, index)
     member = kind.key if kind.name == "map" else kind.element
     receiver = f"key({name})" if kind.name == "map" else f"value({name})"
     return SetElement(column, kind, None, compile_term(deletion.element, member, receiver, scope))

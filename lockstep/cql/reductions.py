@@ -262,9 +262,8 @@ def _insert(children: Children) -> Insert:
 
 def _insert_json(children: Children) -> Insert:
     using = pick(children, Using, Using())
-    value = children[1] if isinstance(children[1], Bind) else Literal("string", children[1])
     unset = has_flag(children, "json_default_unset")
-    return Insert(children[0], (), (), using, _conditions_of(children), json=value, json_unset=unset)
+    return Insert(children[0], (), (), using, _conditions_of(children), json=children[1], json_unset=unset)
 
 
 def _assignment(operation: str) -> Handler:

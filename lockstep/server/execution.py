@@ -236,15 +236,18 @@ class Executor:
     async def _modify(
         self, statement: Statement, values: Sequence[Value], parameters: QueryParameters
     ) -> Answer:
-        context = self.context(parameters)
-        mutations = plan_modification(statement.prepared, values, context)
+        context, prepared = self.context(parameters), statement.prepared
+        lists = await self.selects.lists([(prepared, values)], context, parameters.consistency)
+        mutations = plan_modification(prepared, values, context, lists)
         if statement.captured:
             refuse_uncapturable(self._node.cluster.generations, statement.captured, mutations, context.now_us)
         plan = statement.prepared.plan
         if isinstance(plan, BatchPlan):
             logged = plan.kind == "LOGGED"
-            return await self._write_batch(mutations, parameters.consistency, logged=logged)
-        await self._write_all(mutations, parameters.consistency, "SIMPLE")
+            return await self._write_batch(
+                mutations, parameters.consistency, logged=logged, once=lists is not None
+            )
+        await self._write_all(mutations, parameters.consistency, "SIMPLE", once=lists is not None)
         return _VOID
 
     def _executed(self, statement_id: bytes, begun: bool) -> Statement:
@@ -260,7 +263,8 @@ class Executor:
         parts = [self._batched(entry, keyspace, begun) for entry in batch.statements]
         entries = [(part.prepared, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
         context = self.context(batch.parameters)
-        mutations = plan_batch(entries, context)
+        lists = await self.selects.lists(entries, context, batch.parameters.consistency)
+        mutations = plan_batch(entries, context, lists)
         captured = [part.captured for part in parts if part.captured]
         if captured:
             of_tables = frozenset[int]().union(*captured)
@@ -275,7 +279,7 @@ class Executor:
             )
         logged = batch.kind == BATCH_LOGGED
         return await self._write_batch(
-            mutations, batch.parameters.consistency, logged=logged, warning=warning
+            mutations, batch.parameters.consistency, logged=logged, warning=warning, once=lists is not None
         )
 
     def _batched(self, entry: BatchStatement, keyspace: str | None, begun: bool) -> Statement:
@@ -284,11 +288,17 @@ class Executor:
         return self._executed(entry.statement, begun)
 
     async def _write_batch(
-        self, mutations: Sequence[Mutation], consistency: Consistency, *, logged: bool, warning: str = ""
+        self,
+        mutations: Sequence[Mutation],
+        consistency: Consistency,
+        *,
+        logged: bool,
+        warning: str = "",
+        once: bool = False,
     ) -> Answer:
         several = len(mutations) > 1
         write_type = "SIMPLE" if not several else "BATCH" if logged else "UNLOGGED_BATCH"
-        await self._write_all(mutations, consistency, write_type)
+        await self._write_all(mutations, consistency, write_type, once=once)
         if several and logged:
             unlogged = (
                 f"This logged batch wrote {len(mutations)} partitions without a batch log: each was "
@@ -299,9 +309,20 @@ class Executor:
         return Answer(responses.VOID, (warning,)) if warning else _VOID
 
     async def _write_all(
+        self, mutations: Sequence[Mutation], consistency: Consistency, write_type: str, *, once: bool = False
+    ) -> None:
+        """Write every mutation at the level; the first error once all have ended. `once`: what was read for
+        them may have changed by their own effect, so what was begun is never planned anew."""
+        try:
+            await self._write_each(mutations, consistency, write_type)
+        except ColumnsGone as error:
+            if once and error.begun:
+                raise _of_a_part(error, consistency, write_type) from error
+            raise
+
+    async def _write_each(
         self, mutations: Sequence[Mutation], consistency: Consistency, write_type: str
     ) -> None:
-        """Write every mutation at the level; the first error once all have ended."""
         if consistency in _WRITE_LEVELS_REFUSED:
             raise _serial_write(consistency)
         begin = self._node.coordinator.begin_write

@@ -9,9 +9,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.cql import paging
+from lockstep.cql import list_reads, paging
 from lockstep.cql.catalog import TableShape
-from lockstep.cql.context import Context
+from lockstep.cql.context import Context, Lists
+from lockstep.cql.list_reads import reads_lists
+from lockstep.cql.prepared import Prepared
 from lockstep.cql.results import PageBuilder
 from lockstep.cql.select import SelectPrepared, plan_select
 from lockstep.cql.wire import responses
@@ -22,6 +24,7 @@ from lockstep.server.statements import Statement
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError
 from lockstep.values.ids import Consistency
+from lockstep.values.limits import PARTITION_READS_AT_ONCE_MAX
 from lockstep.values.rows import ReadCommand, ReadResult
 
 if TYPE_CHECKING:
@@ -77,6 +80,24 @@ class Selects:
             and (has_metadata_id(version) or not statement.shape_changed),
             new_metadata_id=new_id,
         )
+
+    async def lists(
+        self, entries: Sequence[tuple[Prepared, Sequence[Value]]], context: Context, consistency: Consistency
+    ) -> Lists | None:
+        """The lists that modifications change by index or element; None when they change none so."""
+        if not any(reads_lists(prepared) for prepared, _ in entries):
+            return None
+        if consistency is Consistency.ANY:
+            raise InvalidRequest(
+                "Write operation require a read but consistency ANY is not supported on reads"
+            )
+        _check_level(consistency)
+        commands = list_reads.commands(entries, context)
+        results: list[ReadResult] = []
+        for at in range(0, len(commands), PARTITION_READS_AT_ONCE_MAX):
+            some = commands[at : at + PARTITION_READS_AT_ONCE_MAX]
+            results += await self._read_all(some, consistency, self._timeouts.read_ms)
+        return list_reads.lists(commands, results)
 
     def _check_columns(self, shape: TableShape) -> None:
         """ColumnsGone when the table lost columns since: an answer in them could show what was dropped. Also

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.cql import list_reads
 from lockstep.cql.catalog import Catalog
 from lockstep.cql.context import Context
 from lockstep.cql.ddl import schema_change
@@ -173,14 +174,20 @@ class Session:
         elif prepared.kind == "USE":
             self.keyspace = prepared.keyspace
         elif prepared.kind in ("MODIFY", "BATCH"):
-            self.store.mutations.extend(plan_modification(prepared, bound, context))
+            lists = self._lists([(prepared, bound)], context)
+            self.store.mutations.extend(plan_modification(prepared, bound, context, lists))
         else:
             return [row for page in self.pages(text, *values, page_size=page_size) for row in page]
         return []
 
     def batch(self, *texts: str) -> None:
         entries = [(self.prepare(text), []) for text in texts]
-        self.store.mutations.extend(plan_batch(entries, self.context()))
+        context = self.context()
+        self.store.mutations.extend(plan_batch(entries, context, self._lists(entries, context)))
+
+    def _lists(self, entries, context):
+        asked = list_reads.commands(entries, context)
+        return list_reads.lists(asked, [self.store.read(command) for command in asked])
 
     def pages(self, text: str, *values, page_size: int = -1) -> list[list[tuple]]:
         prepared = self.prepare(text)

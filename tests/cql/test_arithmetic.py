@@ -1,0 +1,144 @@
+"""Arithmetic of every pair of types, against what their documentation promises."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+import pytest
+
+from lockstep.cql.arithmetic import operation, result_type
+from lockstep.schema.types import parse_type
+from lockstep.values.errors import FunctionFailure, InvalidRequest
+from tests.cql.twin import Session
+
+_NAMES = ("tinyint", "smallint", "int", "bigint", "counter", "float", "double", "varint", "decimal")
+_RESULTS = """
+tinyint smallint int bigint bigint float double varint decimal
+smallint smallint int bigint bigint float double varint decimal
+int int int bigint bigint float double varint decimal
+bigint bigint bigint bigint bigint double double varint decimal
+bigint bigint bigint bigint bigint double double varint decimal
+float float float double double float double decimal decimal
+double double double double double double double decimal decimal
+varint varint varint varint varint decimal decimal varint decimal
+decimal decimal decimal decimal decimal decimal decimal decimal decimal
+"""
+_TABLE = (
+    "CREATE TABLE n (k int PRIMARY KEY, a tinyint, b smallint, c int, d bigint, e float, f double, "
+    "g varint, h decimal, t timestamp, y date, x text)"
+)
+
+
+def one(expression: str, *values: object) -> object:
+    session = Session(_TABLE)
+    session.run(
+        "INSERT INTO n (k, a, b, c, d, e, f, g, h, t, y, x) VALUES "
+        "(1, 100, -7, 7, 9223372036854775807, 1.5, -2.5, 10, 1.10, '2024-01-31T10:00:00Z', '2024-03-31', 'x')"
+    )
+    [(found,)] = session.run(f"SELECT {expression} FROM n", *values)
+    return found
+
+
+def test_results_have_the_types_of_the_table() -> None:
+    rows = [line.split() for line in _RESULTS.split("\n") if line]
+    for left, row in zip(_NAMES, rows, strict=True):
+        for right, wanted in zip(_NAMES, row, strict=True):
+            found = result_type("*", parse_type(left), parse_type(right))
+            assert found is not None and found.name == wanted, (left, right)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("c + b", 0),
+        ("a + a", -56),
+        ("d + c", -(1 << 63) + 6),
+        ("b / c", -1),
+        ("b / 2", -3),
+        ("b % 4", -3),
+        ("c % -4", 3),
+        ("c / 2 * 2", 6),
+        ("c - 2 - 3", 2),
+        ("c - (2 - 3)", 8),
+        ("c + 2 * 3", 13),
+        ("-c + 1", -6),
+        ("- -c", 7),
+        ("-(c + 1)", -8),
+        ("e * 2", 3.0),
+        ("f / 0", -math.inf),
+        ("f % 2", -0.5),
+        ("g * g", 100),
+        ("g / 3", 3),
+        ("h + 1", Decimal("2.10")),
+        ("h * e", Decimal("1.650")),
+        ("c * 1.5", 10.5),
+        ("t + 1mo", 1709200800000),
+        ("t - 1h", 1706691600000),
+        ("y - 1mo", 19782),
+        ("y + 2d", 19815),
+        ("x + '!'", "x!"),
+        ("1 + 2", 3),
+        ("(c)", 7),
+        ("(bigint)5 + c", 12),
+        ("cast(c AS double) / 2", 3.5),
+        ("null + c", None),
+    ],
+)
+def test_expressions_give(expression: str, expected: object) -> None:
+    found = one(expression)
+    if isinstance(expected, Decimal):
+        assert isinstance(found, Decimal) and found == expected.quantize(found)
+    else:
+        assert found == expected
+
+
+def test_a_quotient_of_decimals_has_32_digits() -> None:
+    assert one("h / 3") == Decimal("0.36666666666666666666666666666667")
+    assert one("h / 4") == Decimal("0.275")
+
+
+def test_bind_variables_take_the_type_of_the_other_side() -> None:
+    assert one("c + ?", 4) == 11 and one("? * h", Decimal(2)) == Decimal("2.20")
+    session = Session(_TABLE)
+    prepared = session.prepare("SELECT k FROM n WHERE t > ? - 1d AND c < 2 * ? ALLOW FILTERING")
+    assert [column.type.text for column in prepared.bind_columns] == ["timestamp", "int"]
+
+
+@pytest.mark.parametrize("sign", ["/", "%"])
+@pytest.mark.parametrize("left", ["c", "g", "h"])
+def test_division_by_zero_is_a_failure_of_the_function(left: str, sign: str) -> None:
+    with pytest.raises(FunctionFailure, match="failed: / by zero") as caught:
+        one(f"{left} {sign} 0")
+    assert caught.value.cql_code == 0x1400 and len(caught.value.arguments) == 2
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("c + x", "the '+' operation is not supported between c and x"),
+        ("x - 'a'", "the '-' operation is not supported between x and 'a'"),
+        ("t * 1d", "the '*' operation is not supported between t and 1d"),
+        ("-x", "the '-' operation is not supported for x"),
+        ("y + 1h", "The duration must have a day precision"),
+        ("? + ?", "Cannot infer type"),
+    ],
+)
+def test_what_does_not_fit_is_refused(expression: str, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        one(expression, *[None] * expression.count("?"))
+    assert message in caught.value.message
+
+
+def test_terms_compute_where_values_stand() -> None:
+    session = Session(_TABLE)
+    session.run("INSERT INTO n (k, c, f, x) VALUES (1 + 1, 2 * (3 + ?), 1 / 4, 'a' + 'b')", 4)
+    session.run("UPDATE n SET d = 1 + 2, t = '2024-01-01' + 1d WHERE k = 4 - 2")
+    assert session.run("SELECT c, d, f, x, t FROM n WHERE k = 3 - 1") == [(14, 3, 0.25, "ab", 1704153600000)]
+    with pytest.raises(InvalidRequest, match="Invalid FLOAT constant"):
+        session.run("UPDATE n SET c = 1.5 + 1 WHERE k = 1")
+
+
+def test_the_operation_names_its_operands() -> None:
+    with pytest.raises(InvalidRequest, match="between one and other"):
+        operation("+", parse_type("int"), parse_type("boolean"), ("one", "other"))
