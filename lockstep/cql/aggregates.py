@@ -6,7 +6,7 @@ Invariant: states are plain values folded row by row; nulls do not count.
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal
 from typing import Any
 
 import msgspec
@@ -18,6 +18,8 @@ _NUMBERS = frozenset(
     ("tinyint", "smallint", "int", "bigint", "counter", "varint", "float", "double", "decimal")
 )
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64, "counter": 64}
+#: Sums of decimals keep every digit that a value can have.
+_PRECISE = Context(prec=10_000, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX)
 NAMES = frozenset(("count", "min", "max", "sum", "avg"))
 
 
@@ -64,7 +66,7 @@ def _sum(kind: CqlType) -> Aggregate:
         value = kind.deserialize(data)
         if value is None:
             return state
-        total = state + value
+        total = _PRECISE.add(state, value) if isinstance(value, Decimal) else state + value
         return _wrapped(total, bits) if bits is not None else total
 
     return Aggregate(kind, _zero(kind), step, kind.serialize)
@@ -73,7 +75,10 @@ def _sum(kind: CqlType) -> Aggregate:
 def _average(kind: CqlType) -> Aggregate:
     def step(state: tuple[Any, int], data: bytes) -> tuple[Any, int]:
         value = kind.deserialize(data)
-        return state if value is None else (state[0] + value, state[1] + 1)
+        if value is None:
+            return state
+        total = _PRECISE.add(state[0], value) if isinstance(value, Decimal) else state[0] + value
+        return total, state[1] + 1
 
     def finish(state: tuple[Any, int]) -> bytes:
         total, count = state
@@ -83,6 +88,10 @@ def _average(kind: CqlType) -> Aggregate:
             # Whole numbers divide towards zero, as in the JVM.
             quotient = abs(total) // count
             return kind.serialize(-quotient if total < 0 else quotient)
+        if isinstance(total, Decimal):
+            # As many places as the sum has.
+            places = Decimal(1).scaleb(int(total.as_tuple().exponent))
+            return kind.serialize(_PRECISE.divide(total, count).quantize(places, context=_PRECISE))
         return kind.serialize(total / count)
 
     return Aggregate(kind, (_zero(kind), 0), step, finish)

@@ -17,7 +17,8 @@ from tests.cql.twin import Session
 
 _TABLE = (
     'CREATE TABLE t (k int PRIMARY KEY, "B" boolean, x text, d double, n decimal, l list<int>, '
-    "m map<int, text>, p frozen<tuple<int, text>>, at timestamp, u uuid, b blob, v vector<float, 2>, f frozen<map<text, int>>)"
+    "m map<int, text>, p frozen<tuple<int, text>>, at timestamp, u uuid, b blob, v vector<float, 2>, "
+    "f frozen<map<text, int>>)"
 )
 
 
