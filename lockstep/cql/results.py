@@ -179,11 +179,11 @@ class PageBuilder:
         cursor = self._cursor
         entered = cursor is not None and cursor.key == partition.key
         resumed = entered and cursor is not None and cursor.clustering is not None
-        select = self._plan.select
+        select, folds = self._plan.select, self._groups is not None
         static_row_counts = not resumed and not select.restrictions.has_clustering
         parts = split_key(partition.key, len(select.shape.partition_types))
         for clustering, record in self._reader.records(partition, parts, static_row_counts):
-            if self._is_stopped() or self._ends_with_group(partition.key, record):
+            if self._is_stopped() or (folds and self._ends_with_group(partition.key, record)):
                 self._page_full = not self._finished
                 return False
             if not entered:

@@ -15,10 +15,10 @@ from lockstep.values.errors import FunctionFailure, InvalidRequest
 from tests.cql.twin import Session
 
 _TABLES = (
-    "CREATE TYPE u (a int, b text, n map<text, int>)".replace("n map<text, int>", "n frozen<map<text, int>>"),
+    "CREATE TYPE u (a int, b text, n frozen<map<text, int>>)",
     "CREATE TABLE n (k int PRIMARY KEY, a tinyint, c int, d bigint, e float, f double, g varint, h decimal)",
-    "CREATE TABLE x (k int PRIMARY KEY, l list<int>, s set<int>, m map<text, int>, fm frozen<map<text, int>>, "
-    "mm map<text, frozen<map<int, text>>>, o u, v vector<float, 2>, w vector<float, 2>, z text)",
+    "CREATE TABLE x (k int PRIMARY KEY, l list<int>, s set<int>, m map<text, int>, "
+    "fm frozen<map<text, int>>, mm map<text, frozen<map<int, text>>>, o u, v vector<float, 2>, w vector<float, 2>, z text)",
     "CREATE TABLE t (k int PRIMARY KEY, at timestamp, d date, i time, id timeuuid)",
 )
 
@@ -28,7 +28,8 @@ def session() -> Session:
     made = Session(*_TABLES)
     made.run("INSERT INTO n (k, a, c, d, e, f, g, h) VALUES (1, -128, -7, 9, 2.5, -2.5, 100, 2.345)")
     made.run(
-        "INSERT INTO x (k, l, s, m, fm, mm, o, v, w, z) VALUES (1, [3, 1, 2], {4, 6}, {'a': 1, 'b': 2, 'd': 4}, "
+        "INSERT INTO x (k, l, s, m, fm, mm, o, v, w, z) VALUES (1, [3, 1, 2], {4, 6}, "
+        "{'a': 1, 'b': 2, 'd': 4}, "
         "{'q': 9}, {'o': {1: 'one'}}, {a: 5, b: 'bee', n: {'i': 7}}, [1, 0], [0.6, 0.8], 'secret')"
     )
     made.run("INSERT INTO x (k, z) VALUES (2, null)")
@@ -47,7 +48,7 @@ def session() -> Session:
         ("log(f)", math.nan),
         ("log(g)", 4),
         ("log10(g)", 2),
-        ("log(h)", Decimal("0.8522854122132577")),
+        ("log(h)", Decimal("0.8522854018982427")),
         ("round(e)", 3.0),
         ("round(f)", -2.0),
         ("round(h)", Decimal(2)),
@@ -166,7 +167,8 @@ def test_vectors_of_zeros_have_no_direction(session: Session) -> None:
         ("floor(at, 1y)", "2024-01-01"),
         ("floor(at, 7m, '2024-05-17T13:01Z')", "2024-05-17T13:43Z"),
         ("floor(at, 1mo, '2024-01-20')", "2024-04-20"),
-        ("floor(at, 5d)", "2024-05-14"),
+        ("floor(at, 5d)", "2024-05-17"),
+        ("floor(at, 7d)", "2024-05-16"),
         ("floor('2024-05-17T13:45Z', 1d)", "2024-05-17"),
         ("floor(maxTimeuuid(at), 1h)", "2024-05-17T13:00Z"),
     ],
