@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.cli import options, plans, render
-from lockstep.values.errors import ConfigurationError
+from lockstep.values.errors import ConfigurationError, PreconditionError
 from lockstep.values.limits import TOKENS_PER_NODE_MAX
 
 if TYPE_CHECKING:
@@ -160,8 +160,23 @@ def stop(name: str, nodes: tuple[str, ...]) -> None:
 @click.argument("node")
 def forget(name: str, node: str) -> None:
     """Drop a stopped NODE that has left the cluster, with its data."""
-    _open(name).forget(node)
+    cluster = _open(name)
+    _refuse_member(cluster, node)
+    cluster.forget(node)
     click.echo(f"{node} is gone")
+
+
+def _refuse_member(cluster: LocalCluster, node: str) -> None:
+    """PreconditionError while the cluster counts the node in: its data may be the only copy."""
+    try:
+        known = cluster.node_id(node)
+    except ConfigurationError:
+        return  # It has left, or never joined; a name that means nothing is refused right after.
+    raise PreconditionError(
+        f"{node} is node {known} of the cluster and has not left it",
+        hint=f"`lockstep topology decommission {known}` lets it leave, or `lockstep topology remove {known}` "
+        "when it is dead",
+    )
 
 
 @cluster.command("list")

@@ -15,6 +15,8 @@ from lockstep.cli import render
 from lockstep.cli.plans import show_changes, title
 from lockstep.cli.status import progress_text, waiting_lines
 
+#: Degraded ranges that giving a node up lists in text: a node has hundreds.
+DEGRADED_SHOWN_MAX: Final = 8
 _COLOURS: Final = {"done": "green", "failed": "red", "cancelled": "yellow"}
 
 
@@ -37,21 +39,27 @@ def show_forced(answer: Mapping[str, Any]) -> None:
     degraded = answer.get("degraded") or []
     click.echo(f"node {answer.get('node')} {verb} given up at epoch {answer.get('epoch')}")
     click.echo(f"way back: {answer.get('way_back')}")
-    click.echo(f"degraded until they are repaired: {len(degraded)} ranges")
-    for one in degraded:
+    click.echo(f"degraded until they are repaired: {render.counted(len(degraded), 'range')}")
+    shown = degraded[:DEGRADED_SHOWN_MAX]
+    for one in shown:
         lacking = ", ".join(f"node {node} may lack writes" for node in one.get("missing") or [])
         lacking = lacking or "nobody is sure to have all"
         click.echo(f"  ({one['left']}, {one['right']}] of {one['replication']}: {lacking}")
+    if len(degraded) > len(shown):
+        click.echo(f"  and {len(degraded) - len(shown)} more (-o json lists them)")
     show_changes("the entry would change", answer.get("changes") or [])
 
 
 def show_excluded(answer: Mapping[str, Any]) -> None:
     """Print an `excluded/1` document."""
-    listed = answer.get("excluded", [])
+    listed, planned = answer.get("excluded", []), bool(answer.get("dry_run"))
     if not listed:
-        click.echo("no node is excluded")
+        click.echo(f"no node {'would be' if planned else 'is'} excluded")
     for one in listed:
-        click.echo(f"node {one['node']} is excluded since epoch {one['since_epoch']}: {one['reason']}")
+        if planned and one["since_epoch"] > answer.get("epoch", 0):
+            click.echo(f"node {one['node']} would be excluded: {one['reason']}")
+        else:
+            click.echo(f"node {one['node']} is excluded since epoch {one['since_epoch']}: {one['reason']}")
 
 
 def progress_lines(request: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from lockstep.cli.client import DEFAULT_HOST
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -47,6 +48,8 @@ plan: Decorator = click.option(
     metavar="FILE",
     help="Change nothing; write the dry run to FILE, for `lockstep topology apply FILE`.",
 )
+#: A place in the ring, as Murmur3 partitioners number them; the lowest number is no token.
+TOKEN: Final = click.IntRange(TOKEN_MIN, TOKEN_MAX, min_open=True)
 wait: Decorator = click.option(
     "--wait/--no-wait", default=True, show_default=True, help="Return when the operation has ended."
 )

@@ -7,6 +7,7 @@ is computed here, so applying it asks for exactly what was shown.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,8 @@ SCHEMA: Final = "plan/1"
 #: A value of the metadata is cut here in a plan; `-o json` has it whole.
 VALUE_WIDTH_MAX: Final = 60
 _PLACEMENTS: Final = "placements."
+#: How a difference writes a record of the metadata.
+_RECORD: Final = re.compile(r"[A-Z]\w*\(")
 #: What plan files may ask for, and where.
 PATHS: Final = {"request": "/v1/requests", "exclude": "/v1/excluded"}
 
@@ -71,12 +74,22 @@ def title(request: Mapping[str, Any]) -> str:
         parts.append(f"of node {request['node']}")
     if request.get("keyspace"):
         parts.append(f"of keyspace {request['keyspace']}")
+    if request.get("replication"):
+        parts.append(f"to {replication_text(request['replication'])}")
     return " ".join(part for part in parts if part)
+
+
+def replication_text(replication: Mapping[str, Any]) -> str:
+    """`east 3, west 2` of a replication as CQL writes it, or `SimpleStrategy 3`."""
+    factors = {name: factor for name, factor in replication.items() if name != "class"}
+    if "replication_factor" in factors:
+        return f"SimpleStrategy {factors['replication_factor']}"
+    return ", ".join(f"{name} {factor}" for name, factor in factors.items())
 
 
 def show(plan: Mapping[str, Any]) -> None:
     """Print a `request-plan/1` document: what would happen, step by step, and what it would change."""
-    click.echo(f"{title(plan)} at epoch {plan.get('epoch')}: {plan.get('ranges')} ranges get other replicas")
+    click.echo(f"{title(plan)} at epoch {plan.get('epoch')}: {_ranges_text(plan)}")
     click.echo(f"way back: {plan.get('way_back')}")
     if plan.get("point_of_no_return"):
         click.echo(f"point of no return: {plan['point_of_no_return']}")
@@ -93,6 +106,11 @@ def show(plan: Mapping[str, Any]) -> None:
     show_changes("at the end, it would have changed", plan.get("afterwards") or [])
 
 
+def _ranges_text(plan: Mapping[str, Any]) -> str:
+    ranges = int(plan.get("ranges") or 0)
+    return f"{render.counted(ranges, 'range')} get{'s' if ranges == 1 else ''} other replicas"
+
+
 def estimate_text(estimate: Mapping[str, Any]) -> str:
     """`2.3 s: 1.9 s for 60.0 MiB at 32.0 MiB/s (an assumed rate…), 0.4 s for 6 barriers`."""
     moved, rate = render.bytes_text(estimate["bytes"]), render.bytes_text(estimate["rate_bytes_s"])
@@ -101,7 +119,7 @@ def estimate_text(estimate: Mapping[str, Any]) -> str:
     return (
         f"{'more than ' if unknown else ''}{estimate['seconds']:.1f} s: {estimate['stream_s']:.1f} s for "
         f"{moved}{more} at {rate}/s ({estimate['rate_from']}), "
-        f"{estimate['barriers_s']:.1f} s for {estimate['barriers']} barriers"
+        f"{estimate['barriers_s']:.1f} s for {render.counted(estimate['barriers'], 'barrier')}"
     )
 
 
@@ -165,8 +183,11 @@ def _change(change: Mapping[str, Any]) -> str:
     before, after = _short(change.get("before")), _short(change.get("after"))
     path = change.get("path")
     if before is None:
-        return f"{path}: new, {after}"
-    return f"{path}: {before} goes" if after is None else f"{path}: {before} -> {after}"
+        # A whole record says in its own words what the tables above say in a person's.
+        return f"{path}: new" if _RECORD.match(str(after)) else f"{path}: new, {after}"
+    if after is None:
+        return f"{path}: goes" if _RECORD.match(before) else f"{path}: {before} goes"
+    return f"{path}: {before} -> {after}"
 
 
 def _short(value: Any) -> str | None:

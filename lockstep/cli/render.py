@@ -92,6 +92,11 @@ def cell_text(value: Any) -> str:
     return str(value)
 
 
+def counted(count: int, what: str) -> str:
+    """`1 range`, `2 ranges`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def bytes_text(count: int) -> str:
     """`1.4 MiB` for people."""
     size = float(count)

@@ -15,8 +15,9 @@ import msgspec
 from lockstep.cli import client, options, plans, render
 from lockstep.cli.client import ClusterClient
 from lockstep.cli.operations import epochs_text, progress_lines, show_excluded, show_forced, show_request
+from lockstep.cli.plans import title
 from lockstep.cli.status import progress_text, waiting_lines
-from lockstep.cli.watch import ENDED, watch
+from lockstep.cli.watch import ENDED, NUMBERS_EVERY_S, watch
 from lockstep.values.errors import OutcomeUnknown, PeerError
 
 #: How often a wait asks again; a person sees no delay, a node no load.
@@ -127,7 +128,9 @@ def remove(node: str, force: bool, reason: str, presume_dead: bool, **asked: Any
 
 @topology.command()
 @_asking_of_node
-@click.option("--token", "tokens", type=int, multiple=True, required=True, help="Once for each token.")
+@click.option(
+    "--token", "tokens", type=options.TOKEN, multiple=True, required=True, help="Once for each token."
+)
 def move(node: str, tokens: tuple[int, ...], **asked: Any) -> int:
     """Have NODE own other tokens."""
     return _ask("move", node, Asked(**asked), tokens=list(tokens))
@@ -202,7 +205,8 @@ def apply(file: str, wait: bool, timeout_s: float, host: str, call_timeout_s: fl
 def replication_factors(keyspace: str, replication: tuple[str, ...], **asked: Any) -> int:
     """Change KEYSPACE's replication in single safe steps, as ALTER KEYSPACE does.
 
-    One FACTOR for a data centre each (`east=3 west=2`), or `simple=3` for SimpleStrategy.
+    One FACTOR for a data centre each (`east=3 west=2`), or `simple=3` for SimpleStrategy. A data centre that
+    is not named keeps no replicas.
     """
     settings = Asked(**asked)
     cluster = client.connect(settings.host, settings.call_timeout_s)
@@ -282,17 +286,19 @@ def requests(host: str, call_timeout_s: float, output: str) -> None:
     rows = answer.get("requests", [])
     if not rows:
         click.echo("no requests")
-    columns = ("id", "kind", "node", "state", "stage")
     table = [
         [
-            *(row.get(name) for name in columns),
+            row.get("id"),
+            title(row),
+            row.get("state"),
+            row.get("stage"),
             epochs_text(row),
             progress_text(row.get("progress") or {}),
             "; ".join(waiting_lines(row)),
         ]
         for row in rows
     ]
-    render.table([*columns, "epochs", "moved", "waits"], table)
+    render.table(["id", "request", "state", "stage", "epochs", "moved", "waits"], table)
 
 
 def follow(
@@ -304,18 +310,21 @@ def follow(
     the operation itself does not depend on it.
     """
     deadline = time.monotonic() + timeout_s
-    told = ""
+    told, shape, told_at = "", "", 0.0
     while True:
         try:
             request = cluster.request(request_id)
             line = "\n".join(progress_lines(request))
+            now_shape = "\n".join(progress_lines({**request, "progress": {}}))
         except PeerError as error:
             request, line = {}, f"no answer: {error.message}"
+            now_shape = line
         if request.get("state") in ENDED:
             return request
-        if line != told:
+        now = time.monotonic()
+        if now_shape != shape or (line != told and now - told_at >= NUMBERS_EVERY_S):
             click.echo(line, err=True)
-            told = line
+            told, shape, told_at = line, now_shape, now
         if time.monotonic() >= deadline:
             raise OutcomeUnknown(
                 f"request {request_id} still runs after {timeout_s:g} s",

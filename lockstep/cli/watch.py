@@ -21,6 +21,8 @@ from lockstep.values.errors import OutcomeUnknown, PeerError
 
 #: How often it asks: a person sees no delay, a node no load.
 POLL_S: Final = 0.25
+#: Where nothing but counts of bytes changes, how often that is printed: a log of hours stays readable.
+NUMBERS_EVERY_S: Final = 2.0
 ENDED: Final = ("done", "failed", "cancelled")
 _MARKS: Final = {"done": "✓", "current": "▶", "to come": "·"}
 _STATE_COLOURS: Final = {"done": "green", "failed": "red", "cancelled": "yellow"}
@@ -205,11 +207,20 @@ def _epochs(request: Request) -> str:
 # -- screens -----------------------------------------------------------------------------------
 
 
+def _uncounted(request: Request) -> Request:
+    """The request without what its work counts."""
+    named = ("node", "kind", "state", "text")
+    work = [{name: one.get(name) for name in named} for one in request.get("work") or []]
+    return {**request, "work": work}
+
+
 class Screen:
-    """Prints each tree when it says something new."""
+    """Prints each tree when it says something new; one that only counts further, now and then."""
 
     def __init__(self) -> None:
         self._told: dict[str, list[str]] = {}
+        self._shapes: dict[str, list[str]] = {}
+        self._told_at: dict[str, float] = {}
         self._silence = ""
 
     def show(self, requests: Sequence[Request], silence: str) -> None:
@@ -218,9 +229,13 @@ class Screen:
         self._silence = silence
         for request in requests:
             name, quiet = str(request.get("id")), tree_lines(request, ages=False)
-            if self._told.get(name) != quiet:
-                self._told[name] = quiet
-                self.tell(request)
+            if self._told.get(name) == quiet:
+                continue
+            shape, now = tree_lines(_uncounted(request), ages=False), time.monotonic()
+            if self._shapes.get(name) == shape and now - self._told_at[name] < NUMBERS_EVERY_S:
+                continue
+            self._told[name], self._shapes[name], self._told_at[name] = quiet, shape, now
+            self.tell(request)
 
     def tell(self, request: Request) -> None:
         click.echo("\n".join(tree_lines(request)))

@@ -198,10 +198,20 @@ def _node_reasons(cluster: ClusterClient, status: Mapping[str, Any], node: Mappi
     wanted = node["id"]
     found: Reasons = []
     if not node.get("alive"):
-        found.append(_reason("it seems down: no sign of life", "start it; its own log says why it ended"))
+        excluded = next((one for one in status.get("excluded") or [] if one.get("node") == wanted), None)
+        found.append(
+            _reason(
+                f"it is excluded since epoch {excluded['since_epoch']}: {excluded['reason']}",
+                f"lockstep topology exclude {wanted} --undo, once it has caught up",
+            )
+            if excluded is not None
+            else _reason("it seems down: no sign of life", "start it; its own log says why it ended")
+        )
     behind = int(status.get("epoch", 0)) - int(node.get("epoch") or 0)
     if behind > 0:
-        found.append(_reason(f"it is {behind} epochs behind as far as the asked node knows"))
+        found.append(
+            _reason(f"it is {render.counted(behind, 'epoch')} behind as far as the asked node knows")
+        )
     if node.get("state") != "normal":
         found.append(_reason(f"it is {node.get('state')}", "lockstep topology requests"))
     for group in ("metastorage", "cmg"):

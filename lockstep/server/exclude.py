@@ -76,7 +76,13 @@ class ExcludeList:
             after = entry.apply(cluster, cluster.epoch + 1)
             listed = exclusions(after)
             base = msgspec.to_builtins(base_of(cluster))
-            return {"schema": "excluded/1", "epoch": cluster.epoch, "excluded": listed, "base": base}
+            return {
+                "schema": "excluded/1",
+                "epoch": cluster.epoch,
+                "dry_run": True,
+                "excluded": listed,
+                "base": base,
+            }
         await self._node.submit(entry)
         return self.all()
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Changes that a refusal names; `lockstep metadata diff` has all.
 _CHANGES_NAMED_MAX = 6
+_PLACEMENTS = "placements."
 #: Where the metadata keeps what each part is made from.
 _PATHS = {
     "nodes": "directory",
@@ -88,7 +89,11 @@ async def _named(node: Node, epoch: int, moved: list[str]) -> str:
     except LockstepError:
         return ""
     heads = tuple(_PATHS[name] for name in moved)
-    paths = [found.path for found in diff(before, node.cluster) if found.path.startswith(heads)]
+    found = [change.path for change in diff(before, node.cluster) if change.path.startswith(heads)]
+    # A path into the placements is a line of a replication and a range each, by the hundred.
+    paths = [path for path in found if not path.startswith(_PLACEMENTS)]
+    if len(paths) < len(found):
+        paths.append(f"{len(found) - len(paths)} differences of placements")
     more = len(paths) - _CHANGES_NAMED_MAX
     shown = ", ".join(paths[:_CHANGES_NAMED_MAX])
     return f" ({shown}{f', {more} more' if more > 0 else ''})" if paths else ""

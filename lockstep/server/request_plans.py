@@ -13,6 +13,7 @@ from lockstep.metadata.diff import ABSENT, diff
 from lockstep.metadata.operations import Stage
 from lockstep.node.range_sizes import Sizes
 from lockstep.placement.placements import RingPlacement
+from lockstep.schema.replication_options import replication_map
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.preview import (
     Held,
@@ -64,6 +65,7 @@ def operation_plan(
         "kind": operation.kind.value,
         "node": int(operation.node) or None,
         "keyspace": operation.keyspace or None,
+        "replication": replication_map(operation.target) if operation.target is not None else None,
         "replaced": int(operation.replaced) or None,
         "epoch": before.epoch,
         "ranges": len(operation.transitions),

@@ -32,6 +32,7 @@ from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -346,6 +347,8 @@ def _wanted(body: Any) -> _Wanted:
         wanted = msgspec.convert(body, _Wanted)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"not a request: {error}") from error
+    if not all(TOKEN_MIN < token <= TOKEN_MAX for token in wanted.tokens):
+        raise ConfigurationError(f"tokens lie above {TOKEN_MIN} and up to {TOKEN_MAX}")
     if wanted.force and wanted.kind is not OperationKind.REMOVE:
         raise ConfigurationError(f"a {wanted.kind.value} is not forced", hint="only a remove is")
     return wanted

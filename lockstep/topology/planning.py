@@ -49,6 +49,8 @@ _STAYING = (NodeState.NORMAL, NodeState.REBUILDING)
 
 #: How a plan says that an excluded node is in its way; whoever reads refusals looks for it.
 EXCLUDED = "node {node} is excluded"
+#: The way out for a person whom a running operation is in the way; it may wait for a node that is dead.
+_WAIT_OR_CANCEL = "wait for its end (`lockstep topology watch`) or cancel it"
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -79,7 +81,7 @@ def full_change(cluster: ClusterMetadata, asked: Change) -> Change:
         Wanted.RING,
         Held.REPLICATION,
         f"a {asked.kind} cannot begin",
-        "wait for its end (`lockstep topology watch`) or cancel it",
+        _WAIT_OR_CANCEL,
     )
     if len(cluster.operations) >= PARALLEL_OPERATIONS_MAX:
         holders = ", ".join(operation.title() for operation in cluster.operations)
@@ -90,7 +92,7 @@ def full_change(cluster: ClusterMetadata, asked: Change) -> Change:
         by = f", by {running.title()}" if running is not None else ""
         raise Rejected(f"{asked.kind} needs a node in state {needed}; node {node.id} is {node.state}{by}")
     if running is not None:
-        raise Rejected(f"node {node.id} takes part in {running.title()}", hint="wait for its end")
+        raise Rejected(f"node {node.id} takes part in {running.title()}", hint=_WAIT_OR_CANCEL)
     wanted = msgspec.structs.replace(asked, tokens=tuple(sorted(asked.tokens)))
     _refuse_stray_fields(wanted)
     if asked.kind in TOKENS_GIVEN:
@@ -142,7 +144,7 @@ def _replaced_node(cluster: ClusterMetadata, node: NodeInfo, replaced: NodeId) -
         raise Rejected(f"there is no node {replaced} to replace")
     running = next((o for o in cluster.operations if replaced in o.subjects), None)
     if running is not None:
-        raise Rejected(f"node {replaced} takes part in {running.title()}", hint="wait for its end")
+        raise Rejected(f"node {replaced} takes part in {running.title()}", hint=_WAIT_OR_CANCEL)
     if dead.state is not NodeState.NORMAL:
         raise Rejected(f"only a normal node is replaced; node {replaced} is {dead.state}")
     if node.replaces not in (0, replaced):

@@ -392,3 +392,40 @@ def test_a_forced_removal_says_what_was_given_up_and_waits_for_nothing() -> None
     assert fake.calls[-1][1] == wanted
     assert "node 2 was given up at epoch 9" in result.stdout
     assert "(1, 5] of SimpleStrategy: node 3 may lack writes" in result.stdout
+
+
+def test_requests_say_which_keyspace_and_which_replication() -> None:
+    change = {
+        "id": "3", "kind": "replication_change", "node": None, "keyspace": "shop", "state": "queued",
+        "replication": {"class": "NetworkTopologyStrategy", "east": "3", "west": "2"},
+    }  # fmt: skip
+    result, _ = ask({"GET /v1/requests": {"requests": [change]}}, "topology", "requests")
+    assert "replication_change of keyspace shop to east 3, west 2" in result.stdout
+
+
+@pytest.mark.parametrize("token", [str(2**63), "99999999999999999999999", str(-(2**63))])
+def test_a_token_outside_the_ring_is_refused_before_anybody_is_asked(token: str) -> None:
+    result, fake = ask({"GET /v1/nodes": NODES}, "topology", "move", "2", "--token", token)
+    assert (result.exit_code, fake.calls) == (2, []), result.output
+
+
+def test_a_dry_run_of_an_exclusion_does_not_sound_done() -> None:
+    listed = [
+        {"node": 1, "since_epoch": 4, "reason": "earlier"},
+        {"node": 2, "since_epoch": 10, "reason": "looks odd"},
+    ]
+    answer = {"schema": "excluded/1", "epoch": 9, "dry_run": True, "excluded": listed}
+    answers = {"GET /v1/nodes": NODES, "POST /v1/excluded": answer}
+    result, _ = ask(answers, "topology", "exclude", "2", "--dry-run")
+    assert result.stdout == "node 1 is excluded since epoch 4: earlier\nnode 2 would be excluded: looks odd\n"
+
+
+def test_of_many_degraded_ranges_the_first_are_listed() -> None:
+    degraded = [
+        {"replication": "SimpleStrategy", "left": n, "right": n + 1, "missing": [3]} for n in range(20)
+    ]
+    answer = {"schema": "force-remove/1", "node": 2, "epoch": 9, "way_back": "none", "degraded": degraded}
+    answers = {"GET /v1/nodes": NODES, "POST /v1/requests": answer}
+    result, _ = ask(answers, "topology", "remove", "2", "--force")
+    assert "20 ranges" in result.stdout and "  and 12 more (-o json lists them)\n" in result.stdout
+    assert result.stdout.count("may lack writes") == 8

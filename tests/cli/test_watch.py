@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lockstep.cli.main import root
-from lockstep.cli.watch import tree_lines
+from lockstep.cli.watch import Screen, tree_lines
 from tests.cli.fake_admin import FakeAdmin
 
 RUNNING: dict[str, Any] = {
@@ -112,3 +112,13 @@ def test_a_node_that_does_not_answer_for_a_while_is_asked_again() -> None:
 def test_nothing_to_watch_is_told() -> None:
     made, _ = ask({"GET /v1/requests": {"requests": [{"id": "1", "state": "done"}]}})
     assert (made.exit_code, made.output) == (0, "nothing is queued or running\n")
+
+
+def test_without_a_terminal_counting_on_is_not_printed_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    for moved in range(4):
+        work = [{**RUNNING["work"][0], "bytes": moved << 20}]
+        screen.show([{**RUNNING, "work": work}], "")
+    assert capsys.readouterr().out.count("request 7") == 1
+    screen.show([{**RUNNING, "waiting": []}], "")
+    assert capsys.readouterr().out.count("request 7") == 1
