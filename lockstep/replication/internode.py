@@ -17,6 +17,7 @@ from lockstep.replication.error_bodies import encode_error
 from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, Envelope, encode_frame
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of, refusal
 from lockstep.replication.peer import HELLO_DECODER, Link, Peer
+from lockstep.replication.rivals import conflict
 from lockstep.replication.services import Service, Services
 from lockstep.replication.shut_out import NOBODY, kept_from, muted
 from lockstep.replication.waiters import CallbackWaiter, FutureWaiter, Waiter
@@ -285,28 +286,9 @@ class Internode(Services):
         self.told_epoch(connection.peer, envelope.epoch)
 
     def conflict(self, connection: Connection, theirs: Hello) -> str | None:
-        """Another host that was heard lately holds the same address, or another address the same host.
-
-        Who was silent for long gives way, and must introduce itself again.
-        """
+        """Another host that was heard lately holds the same address, or another address the same host."""
         heard_after_s = self.runtime.clock.monotonic_s() - PEER_SILENT_MS / 1000
-        silent: list[Connection] = []
-        for other in self._incoming:
-            known = other.peer
-            if other is connection or known is None:
-                continue
-            if (known.endpoint == theirs.endpoint) == (known.host_id == theirs.host_id):
-                continue  # It is the same process, or they have nothing in common.
-            if other.heard_s <= heard_after_s:
-                silent.append(other)
-            elif known.endpoint == theirs.endpoint:
-                return f"address {theirs.address}:{theirs.port} is in use by host {known.host_id}"
-            else:
-                where = f"{known.address}:{known.port}"
-                return f"host {known.host_id} is in use at {where}: a data directory serves one node"
-        for other in silent:
-            other.close("another process has its address or its host id")
-        return None
+        return conflict(self._incoming, connection, theirs, heard_after_s)
 
     def connection_closed(self, connection: Connection, reason: str) -> None:
         timer = self._incoming.pop(connection, None)

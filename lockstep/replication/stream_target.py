@@ -31,7 +31,7 @@ from lockstep.replication.messages import (
 from lockstep.replication.session_guards import SessionGuards
 from lockstep.replication.stream_files import Position, StreamFiles, StreamKey, digest_of
 from lockstep.replication.stream_progress import StreamCounts, StreamProgress, StreamView
-from lockstep.runtime.ports import Runtime
+from lockstep.runtime.ports import Clock, Runtime
 from lockstep.storage.sorted_file import FORMAT_VERSION, FileSummary
 from lockstep.values.errors import (
     DiskRefused,
@@ -88,11 +88,21 @@ class _FileDamaged(FrameCorrupt):
 class _Copy:
     """One stream to this node while it is worked on."""
 
-    def __init__(self, position: Position, epoch: int, view: StreamView, progress: StreamProgress) -> None:
+    def __init__(self, position: Position, epoch: int, clock: Clock, progress: StreamProgress) -> None:
+        """What an earlier call brought counts as moved."""
         self.position = position
         self.epoch = epoch
-        self.view = view
         self.progress = progress
+        key = position.key
+        self.view = StreamView(
+            key.session_id, key.source, "in", key.table_id, Range(key.left, key.right), clock
+        )
+        self.view.files, self.view.bytes = position.files, position.moved_bytes
+        self.view.total_bytes, self.view.file_bytes = position.total_bytes, position.file_bytes
+        progress.views.append(self.view)
+        progress.moved_bytes += position.moved_bytes
+        progress.files += position.files
+        progress.rate.note(clock.monotonic_s(), progress.moved_bytes)
         #: Times that the file which comes next was damaged.
         self.damaged = 0
         self.failures = 0
@@ -150,14 +160,10 @@ class StreamClient:
         self._guards.require(session_id)
         key = StreamKey(session_id, table_id, range.left, range.right, source)
         position = self._files.load(key)
-        view = StreamView(session_id, source, "in", table_id, range, self._runtime.clock)
-        view.files, view.bytes, view.total_bytes = position.files, position.moved_bytes, position.total_bytes
-        view.file_bytes = position.file_bytes
-        copy = _Copy(position, epoch, view, progress if progress is not None else StreamProgress())
-        copy.progress.views.append(view)
-        copy.progress.moved_bytes += position.moved_bytes
-        copy.progress.files += position.files
-        copy.progress.rate.note(self._runtime.clock.monotonic_s(), copy.progress.moved_bytes)
+        copy = _Copy(
+            position, epoch, self._runtime.clock, progress if progress is not None else StreamProgress()
+        )
+        view = copy.view
         self._views[key] = view
         self.counts.streams += 1
         try:
@@ -274,13 +280,7 @@ class StreamClient:
             self._guards.require(key.session_id)
             if header.ready:
                 break
-        if header.version != FORMAT_VERSION:
-            raise FrameCorrupt(f"the source sends files of version {header.version}")
-        of = (header.number, header.table_id, header.left, header.right)
-        if of != (number, key.table_id, key.left, key.right) or header.summary is None:
-            raise FrameCorrupt("the header of another file came")
-        if header.summary.entries and header.summary.first_key < copy.position.next_key:
-            raise FrameCorrupt("a file begins before the position it was asked for")
+        _check_header(header, key, number, copy.position.next_key)
         return header
 
     async def _fetch_content(self, copy: _Copy, number: int, summary: FileSummary) -> None:
@@ -421,6 +421,17 @@ class StreamClient:
 
     async def _ask(self, key: StreamKey, verb: int, request: Any) -> Any:
         return await self._internode.request(key.source, verb, request, STREAM_TIMEOUT_MS)
+
+
+def _check_header(header: StreamFile, key: StreamKey, number: int, next_key: bytes) -> None:
+    """FrameCorrupt unless it is that of file `number`, and what is in it comes from `next_key` on."""
+    if header.version != FORMAT_VERSION:
+        raise FrameCorrupt(f"the source sends files of version {header.version}")
+    of = (header.number, header.table_id, header.left, header.right)
+    if of != (number, key.table_id, key.left, key.right) or header.summary is None:
+        raise FrameCorrupt("the header of another file came")
+    if header.summary.entries and header.summary.first_key < next_key:
+        raise FrameCorrupt("a file begins before the position it was asked for")
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
