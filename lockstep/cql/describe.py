@@ -24,6 +24,14 @@ _NAME_COLUMNS = ("keyspace_name", "type", "name")
 _QUOTED_OPTIONS = frozenset(
     ("additional_write_policy", "comment", "memtable", "read_repair", "speculative_retry")
 )
+_SHOWN_KINDS = {
+    "table": "Table ",
+    "type": "User defined type ",
+    "function": "User defined function ",
+    "aggregate": "User defined aggregate ",
+    "index": "Index ",
+    "view": "Materialized view ",
+}
 _EMPTY_KINDS = ("functions", "aggregates")
 
 
@@ -92,13 +100,13 @@ def _statements(
             raise InvalidRequest(f"'{statement.name}' not found in keyspaces")
         raise InvalidRequest("No keyspace specified and no current keyspace")
     space = _keyspace(catalog, chosen)
-    table = space.by_name.get(statement.name) if statement.what != "type" else None
+    table = space.by_name.get(statement.name) if statement.what in ("any", "table") else None
     if table is not None:
         return [_table_row(table, internals)]
-    user_type = space.types_by_name.get(statement.name) if statement.what != "table" else None
+    user_type = space.types_by_name.get(statement.name) if statement.what in ("any", "type") else None
     if user_type is not None:
         return [_type_row(space, user_type)]
-    what = {"table": "Table ", "type": "User defined type "}.get(statement.what, "")
+    what = _SHOWN_KINDS.get(statement.what, "")
     raise InvalidRequest(f"{what}'{statement.name}' not found in keyspace '{chosen}'")
 
 

@@ -10,24 +10,23 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
+from lockstep.schema.storage_options import (
+    COMPACTION_PACKAGE,
+    COMPRESS_PACKAGE,
+    CONFIGURATION,
+    checked_compaction,
+    checked_compression,
+)
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import TTL_S_MAX
 
 OptionValue = str | tuple[tuple[str, str], ...]
 
 SYNTAX = 0x2000
-CONFIGURATION = 0x2300
-_COMPACTION_PACKAGE = "org.apache.cassandra.db.compaction."
-_COMPRESS_PACKAGE = "org.apache.cassandra.io.compress."
-_COMPACTIONS = (
-    "SizeTieredCompactionStrategy",
-    "LeveledCompactionStrategy",
-    "TimeWindowCompactionStrategy",
-    "UnifiedCompactionStrategy",
-)
-_COMPRESSORS = ("LZ4Compressor", "SnappyCompressor", "DeflateCompressor", "ZstdCompressor", "NoopCompressor")
+#: Kinds of memtables, which only Cassandra has.
+_MEMTABLES = ("default", "skiplist", "skiplist_sharded", "trie")
 _POLICY = re.compile(
-    r"none|always|\d+(\.\d+)?(p|percentile|ms)|(min|max)\(\s*[\d.]+(p|percentile|ms)\s*,\s*[\d.]+(p|percentile|ms)\s*\)",
+    r"none|always|\d+(\.\d+)?(p|percentile|ms)|(min|max)\(\s*\d+(\.\d+)?(p|percentile|ms)\s*,\s*\d+(\.\d+)?(p|percentile|ms)\s*\)",
     re.IGNORECASE,
 )
 
@@ -53,12 +52,12 @@ DEFAULTS: dict[str, str] = {
     "comment": "",
     "compaction": map_text(
         (
-            ("class", _COMPACTION_PACKAGE + "SizeTieredCompactionStrategy"),
+            ("class", COMPACTION_PACKAGE + "SizeTieredCompactionStrategy"),
             ("max_threshold", "32"),
             ("min_threshold", "4"),
         )
     ),
-    "compression": map_text((("chunk_length_in_kb", "16"), ("class", _COMPRESS_PACKAGE + "LZ4Compressor"))),
+    "compression": map_text((("chunk_length_in_kb", "16"), ("class", COMPRESS_PACKAGE + "LZ4Compressor"))),
     "crc_check_chance": "1.0",
     "default_time_to_live": "0",
     "extensions": "{}",
@@ -170,6 +169,18 @@ def _policy(name: str, value: OptionValue) -> str:
     text = _text(name, value)
     if not _POLICY.fullmatch(text):
         raise _refused(f"Specified Speculative Retry Policy [{text}] is not supported")
+    for number in re.findall(r"([\d.]+)\s*p", text.lower()):
+        if not 0 < float(number) < 100:
+            raise _refused(
+                f"Invalid value {text} for option '{name}': the percentile must be between 0.0 and 100.0"
+            )
+    return text
+
+
+def _memtable(name: str, value: OptionValue) -> str:
+    text = _text(name, value)
+    if text not in _MEMTABLES:
+        raise _refused(f'Memtable configuration "{text}" not found.')
     return text
 
 
@@ -181,30 +192,11 @@ def _read_repair(name: str, value: OptionValue) -> str:
 
 
 def _compaction(name: str, value: OptionValue) -> str:
-    given = dict(value) if not isinstance(value, str) else {}
-    if "class" not in given:
-        raise _refused("Missing sub-option 'class' for the 'compaction' option.")
-    given["class"] = _class(given["class"], _COMPACTION_PACKAGE, _COMPACTIONS, "compaction strategy")
-    return map_text(tuple(given.items()))
+    return map_text(tuple(checked_compaction(dict(value) if not isinstance(value, str) else {}).items()))
 
 
 def _compression(name: str, value: OptionValue) -> str:
-    given = dict(value) if not isinstance(value, str) else {}
-    if given.get("enabled", "true").lower() == "false" or not given:
-        return map_text((("enabled", "false"),))
-    legacy = given.pop("sstable_compression", None)
-    given.setdefault("class", legacy or "")
-    if not given["class"]:
-        raise _refused("Missing sub-option 'class' for the 'compression' option.")
-    given["class"] = _class(given["class"], _COMPRESS_PACKAGE, _COMPRESSORS, "compression")
-    return map_text(tuple(given.items()))
-
-
-def _class(text: str, package: str, known: Sequence[str], what: str) -> str:
-    name = text.removeprefix(package)
-    if name not in known:
-        raise _refused(f"Unable to find {what} class '{text if '.' in text else package + text}'")
-    return package + name
+    return map_text(tuple(checked_compression(dict(value) if not isinstance(value, str) else {}).items()))
 
 
 def _caching(name: str, value: OptionValue) -> str:
@@ -244,7 +236,7 @@ _CHECKS: dict[str, Check] = {
     "gc_grace_seconds": _whole(0),
     "incremental_backups": _boolean,
     "max_index_interval": _whole(1),
-    "memtable": _text,
+    "memtable": _memtable,
     "memtable_flush_period_in_ms": _whole(0),
     "min_index_interval": _whole(1),
     "read_repair": _read_repair,

@@ -18,7 +18,8 @@ _TABLES = (
     "CREATE TYPE u (a int, b text, n frozen<map<text, int>>)",
     "CREATE TABLE n (k int PRIMARY KEY, a tinyint, c int, d bigint, e float, f double, g varint, h decimal)",
     "CREATE TABLE x (k int PRIMARY KEY, l list<int>, s set<int>, m map<text, int>, "
-    "fm frozen<map<text, int>>, mm map<text, frozen<map<int, text>>>, o u, v vector<float, 2>, w vector<float, 2>, z text)",
+    "fm frozen<map<text, int>>, mm map<text, frozen<map<int, text>>>, o u, v vector<float, 2>, "
+    "w vector<float, 2>, z text)",
     "CREATE TABLE t (k int PRIMARY KEY, at timestamp, d date, i time, id timeuuid)",
 )
 
