@@ -15,6 +15,10 @@ import click
 
 #: Columns of numbers are aligned to the right.
 _NUMERIC: Final = (int, float)
+#: Between two columns of a table on a terminal, with its margin.
+_GAP: Final = 3
+#: The last column of a table is not made narrower than this.
+_LAST_COLUMN_WIDTH_MIN: Final = 24
 #: Cells of `document` are cut here: a node's tokens would make lines of thousands of columns.
 CELL_WIDTH_MAX: Final = 48
 
@@ -130,11 +134,18 @@ def _rich_table(
     from rich.text import Text
 
     made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
-    for name, to_right in zip(columns, right, strict=True):
-        made.add_column(name, justify="right" if to_right else "left", overflow="fold")
+    # Only the last column is folded. A terminal too narrow for the others wraps the lines as any text: words
+    # broken over a few characters each cannot be read, or found by looking for them.
+    widths = [max(len(name), *(len(row[i]) for row in texts)) for i, name in enumerate(columns)]
+    fixed = sum(widths[:-1]) + _GAP * len(columns)
+    for number, (name, to_right) in enumerate(zip(columns, right, strict=True)):
+        last = number == len(columns) - 1
+        made.add_column(name, justify="right" if to_right else "left", overflow="fold", no_wrap=not last)
     for row in texts:
         made.add_row(*(_state_text(cell, Text) for cell in row))
-    Console(no_color=no_colour()).print(made)
+    console = Console(no_color=no_colour())
+    console.width = max(console.width, fixed + min(widths[-1], _LAST_COLUMN_WIDTH_MIN))
+    console.print(made, soft_wrap=False)
 
 
 _STATE_COLOURS: Final = {

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from lockstep.cli import client, options, render
+from lockstep.cli.plans import title
 
 SCHEMA = "status/1"
 
@@ -45,7 +46,7 @@ def show(answer: Mapping[str, Any]) -> None:
 
 def show_operation(operation: Mapping[str, Any]) -> None:
     """Print one live request: what it does, how far it is, and what it waits for."""
-    parts = [f"request {operation.get('id')}: {operation.get('kind')} node {operation.get('node')}"]
+    parts = [f"request {operation.get('id')}: {title(operation)}"]
     if operation.get("state") == "queued":
         parts.append("queued")
     if operation.get("stage"):

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
 
 from lockstep.cli import render, topology
+from lockstep.cli.client import ClusterClient
+from lockstep.cli.cluster import _refuse_member
 from lockstep.cli.main import root
+from lockstep.cli.why import _node_reasons
+from lockstep.local.clusters import LocalCluster
+from lockstep.values.errors import ConfigurationError, PreconditionError
 from tests.cli.fake_admin import FakeAdmin, node, status
 
 
@@ -50,7 +55,8 @@ def test_status_shows_verdict_then_nodes_then_operations_with_reasons() -> None:
         "   2  127.0.0.2  dc1  rack1  up     normal       16  33.3%  40 (-2)  leader",
         "   3  127.0.0.3  dc1  rack1  down   leaving      16  33.3%  42",
         "",
-        "request 17: decommission node 3, stage write-both since epoch 41, 1.4 MiB streamed, 3,412 fragments",
+        "request 17: decommission of node 3, stage write-both since epoch 41, "
+        "1.4 MiB streamed, 3,412 fragments",
         "  waits for node 2: has not applied epoch 41 (4.1 s)",
     ]
 
@@ -429,3 +435,38 @@ def test_of_many_degraded_ranges_the_first_are_listed() -> None:
     result, _ = ask(answers, "topology", "remove", "2", "--force")
     assert "20 ranges" in result.stdout and "  and 12 more (-o json lists them)\n" in result.stdout
     assert result.stdout.count("may lack writes") == 8
+
+
+def test_a_narrow_terminal_does_not_break_words_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(render, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    render.table(["node", "state", "waits"], [["127.0.39.100", "decommissioning", "for node 3 " * 5]])
+    told = capsys.readouterr().out
+    assert "127.0.39.100" in told and "decommissioning" in told
+
+
+def test_a_node_that_the_cluster_counts_in_is_not_forgotten() -> None:
+    class Clustered:
+        def node_id(self, name: str) -> int:
+            if name != "n3":
+                raise ConfigurationError(f"{name} is no member of the cluster")
+            return 3
+
+    with pytest.raises(PreconditionError, match="n3 is node 3 of the cluster and has not left it"):
+        _refuse_member(cast(LocalCluster, Clustered()), "n3")
+    _refuse_member(cast(LocalCluster, Clustered()), "n4")
+
+
+def test_a_node_that_is_shut_out_is_not_told_to_be_down() -> None:
+    shut = [{"node": 2, "since_epoch": 10, "reason": "looks odd"}]
+    answer = status(epoch=10, nodes=[node(2, alive=False, epoch=10, state="normal")], excluded=shut)
+
+    class Asked:
+        def group_local(self, group: str, one: str) -> dict[str, Any]:
+            return {}
+
+    reasons = _node_reasons(cast(ClusterClient, Asked()), answer, answer["nodes"][0])
+    assert [one["sentence"] for one in reasons] == ["it is excluded since epoch 10: looks odd"]
+    assert reasons[0]["hint"].startswith("lockstep topology exclude 2 --undo")
