@@ -160,18 +160,15 @@ class StreamClient:
         self._guards.require(session_id)
         key = StreamKey(session_id, table_id, range.left, range.right, source)
         position = self._files.load(key)
-        copy = _Copy(
-            position, epoch, self._runtime.clock, progress if progress is not None else StreamProgress()
-        )
-        view = copy.view
-        self._views[key] = view
+        copy = _Copy(position, epoch, self._runtime.clock, progress or StreamProgress())
+        self._views[key] = copy.view
         self.counts.streams += 1
         try:
             while not copy.position.done:
                 await self._attempt(copy)
         finally:
             self._views.pop(key, None)
-        view.ended()
+        copy.view.ended()
         return StreamReport(copy.position.moved_bytes, copy.position.fragments, copy.position.files)
 
     async def _attempt(self, copy: _Copy) -> None:
