@@ -43,6 +43,8 @@ Document = dict[str, Any]
 LIVE_PATH = "/v1/requests/live"
 #: Kinds that a new node asks for by itself.
 _BY_ITSELF = (OperationKind.BOOTSTRAP, OperationKind.REPLACE)
+#: Kinds that are nothing but work of a node that stays.
+_WORKS_ITSELF = (OperationKind.MOVE, OperationKind.REBUILD)
 #: Kinds after which their node is gone, and may not vote.
 _DEPARTING = (OperationKind.DECOMMISSION, OperationKind.REMOVE)
 
@@ -175,6 +177,8 @@ class Requests:
             return await self._plan_newcomer(wanted)
         if wanted.kind is OperationKind.REMOVE and not wanted.presume_dead:
             await self._refuse_alive(wanted.node)
+        if wanted.kind in _WORKS_ITSELF:
+            await self._refuse_dead(wanted.kind, wanted.node)
         if wanted.force:
             return await self._force(wanted)
         if wanted.dry_run:
@@ -195,6 +199,16 @@ class Requests:
                 f"node {node} is alive: only a dead node is removed",
                 hint=f"`lockstep topology decommission {node}` lets it hand over its data; --presume-dead "
                 "removes one that answers and yet must go",
+            )
+
+    async def _refuse_dead(self, kind: OperationKind, node: int) -> None:
+        """An operation that waits for a dead node would hold up the one that replaces it."""
+        liveness = self._node.liveness
+        known = node in self._node.cluster.directory.present_ids
+        if known and not liveness.alive(node) and not await liveness.answers_somebody(node):
+            raise Rejected(
+                f"node {node} seems dead: a {kind} is work that it does itself",
+                hint=f"start it, or replace it: `lockstep topology replace {node} --dry-run` shows how",
             )
 
     def _votes(self, node: int) -> bool:

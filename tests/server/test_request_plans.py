@@ -190,3 +190,13 @@ def test_a_plan_is_refused_when_reality_moved_and_says_what_did(monkeypatch: pyt
     assert place.history.now is before
     with pytest.raises(Rejected, match="the plan is for cluster"):
         place.ask(kind="decommission", node=4, base={**base, "cluster": "another"})
+
+
+@pytest.mark.parametrize("kind", ["move", "rebuild"])
+def test_a_dead_node_is_given_no_work_of_its_own(kind: str) -> None:
+    place = Place(dead=(4,))
+    asked = {"kind": kind, "node": 4, "dry_run": True, **({"tokens": [999]} if kind == "move" else {})}
+    with pytest.raises(Rejected, match="node 4 seems dead"):
+        place.ask(**asked)
+    place.answering = (4,)
+    assert place.ask(**asked)["steps"]
