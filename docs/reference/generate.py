@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -103,6 +104,7 @@ def pages() -> dict[str, str]:
         "virtual-tables.md": virtual_tables(),
         "stages.md": stages(),
         "exclusions.md": exclusions(),
+        "cql.md": cql(),
     }
 
 
@@ -264,6 +266,19 @@ def errors() -> str:
             table(["code", "means", "do", "fault", "retry helps", "outcome", "exit code", "CQL"], rows),
         ]
     )
+
+
+# -- CQL ------------------------------------------------------------------------------------------------
+
+
+def cql() -> str:
+    """Made by the module beside this one, wherever this one was loaded from."""
+    spec = importlib.util.spec_from_file_location("cql_page", HERE / "cql_page.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: str = module.page(table, _joined, NOTE)
+    return made
 
 
 # -- virtual tables -------------------------------------------------------------------------------------

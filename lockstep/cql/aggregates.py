@@ -66,7 +66,7 @@ def _sum(kind: CqlType) -> Aggregate:
         value = kind.deserialize(data)
         if value is None:
             return state
-        total = _PRECISE.add(state, value) if isinstance(value, Decimal) else state + value
+        total: Any = _PRECISE.add(state, value) if isinstance(value, Decimal) else state + value
         return _wrapped(total, bits) if bits is not None else total
 
     return Aggregate(kind, _zero(kind), step, kind.serialize)

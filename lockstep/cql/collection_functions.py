@@ -115,9 +115,16 @@ _SIMILARITIES: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = 
     "similarity_dot_product": lambda a, b: (1 + _product(a, b)) / 2,
 }
 FAMILIES = (
-    Family("map_keys", 1, 1, _map_part),
-    Family("map_values", 1, 1, _map_part),
-    Family("collection_count", 1, 1, _count),
-    *(Family(f"collection_{what}", 1, 1, _folded) for what in ("min", "max", "sum", "avg")),
-    *(Family(name, 2, 2, _similarity) for name in _SIMILARITIES),
+    Family("map_keys", 1, 1, _map_part, "(map<k, v>) → set<k>"),
+    Family("map_values", 1, 1, _map_part, "(map<k, v>) → list<v>"),
+    Family("collection_count", 1, 1, _count, "(any collection) → int"),
+    *(Family(f"collection_{what}", 1, 1, _folded, "(list or set) → element") for what in ("min", "max")),
+    *(
+        Family(f"collection_{what}", 1, 1, _folded, "(list or set of numbers) → element")
+        for what in ("sum", "avg")
+    ),
+    *(
+        Family(name, 2, 2, _similarity, "(vector<float, n>, vector<float, n>) → float")
+        for name in _SIMILARITIES
+    ),
 )

@@ -36,11 +36,13 @@ _EMPTY_KINDS = ("functions", "aggregates")
 
 
 class ClusterFacts(msgspec.Struct, frozen=True):
-    """What DESCRIBE CLUSTER tells beside the schema."""
+    """What DESCRIBE CLUSTER tells beside the schema. `ownership`: (last token, addresses of the replicas) of
+    every range of the session's keyspace, () where there is none."""
 
     name: str
     partitioner: str = "org.apache.cassandra.dht.Murmur3Partitioner"
     snitch: str = "org.apache.cassandra.locator.SimpleSnitch"
+    ownership: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -55,8 +57,7 @@ def describe(prepared: Prepared, catalog: Catalog, cluster: ClusterFacts) -> Des
     statement = prepared.statement
     assert isinstance(statement, tree.Describe), f"{prepared.kind} is no DESCRIBE"
     if statement.what == "cluster":
-        names = ("cluster", "partitioner", "snitch")
-        return _description(names, [(cluster.name, cluster.partitioner, cluster.snitch)])
+        return _cluster(cluster)
     if statement.what == "keyspaces":
         found = [*catalog.schema.keyspaces, *catalog.virtual.keyspaces]
         ordered = sorted(found, key=lambda keyspace: keyspace.name)
@@ -71,6 +72,17 @@ def describe(prepared: Prepared, catalog: Catalog, cluster: ClusterFacts) -> Des
     if statement.what in _EMPTY_KINDS:
         return _description(_NAME_COLUMNS, [])
     return _description(_STATEMENT_COLUMNS, _statements(statement, prepared.session_keyspace, catalog))
+
+
+def _cluster(cluster: ClusterFacts) -> Description:
+    names = ("cluster", "partitioner", "snitch")
+    found = _description(names, [(cluster.name, cluster.partitioner, cluster.snitch)])
+    if not cluster.ownership:
+        return found
+    kind = parse_type("map<text, frozen<list<text>>>")
+    owned = kind.serialize({token: list(addresses) for token, addresses in cluster.ownership})
+    column = ColumnSpec("system", "describe", "range_ownership", kind)
+    return Description((*found.columns, column), ((*found.rows[0], owned),))
 
 
 def _statements(

@@ -180,6 +180,22 @@ def function_names() -> list[str]:
     return sorted({*_registry(), *_families()})
 
 
+def signatures() -> dict[str, list[str]]:
+    """Name to texts of arguments and results, for people."""
+    found = {
+        name: [
+            f"({', '.join(kind.text for kind in function.arguments)}) → {function.returns.text}"
+            for function in functions
+        ]
+        for name, functions in _registry().items()
+    }
+    for name, family in _families().items():
+        numbers = str(family.least) if family.least == family.most else f"{family.least} to {family.most}"
+        plural = "" if numbers == "1" else "s"
+        found[name] = [family.about or f"{numbers} argument{plural}"]
+    return found
+
+
 _NUMBERS = frozenset(
     ("tinyint", "smallint", "int", "bigint", "counter", "varint", "float", "double", "decimal")
 )

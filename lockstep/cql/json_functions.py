@@ -44,6 +44,9 @@ def _from_json(name: str, known: Sequence[Known], wanted: Known) -> Function:
 
 
 FAMILIES = (
-    *(Family(name, 1, 1, _to_json) for name in ("tojson", "to_json")),
-    *(Family(name, 1, 1, _from_json) for name in ("fromjson", "from_json")),
+    *(Family(name, 1, 1, _to_json, "(any type) → text") for name in ("tojson", "to_json")),
+    *(
+        Family(name, 1, 1, _from_json, "(text) → the type of its place; not in selections")
+        for name in ("fromjson", "from_json")
+    ),
 )

@@ -135,10 +135,10 @@ def _hash(name: str, known: Sequence[Known], wanted: Known) -> Function:
 
 
 FAMILIES = (
-    Family("mask_null", 1, 1, _null),
-    Family("mask_default", 1, 1, _default),
-    Family("mask_replace", 2, 2, _replace),
-    Family("mask_inner", 3, 4, _partial),
-    Family("mask_outer", 3, 4, _partial),
-    Family("mask_hash", 1, 2, _hash),
+    Family("mask_null", 1, 1, _null, "(any type) → null of it"),
+    Family("mask_default", 1, 1, _default, "(any type) → a fixed value of it"),
+    Family("mask_replace", 2, 2, _replace, "(any type, the same type) → it"),
+    Family("mask_inner", 3, 4, _partial, "(text, int, int, optionally a character) → text"),
+    Family("mask_outer", 3, 4, _partial, "(text, int, int, optionally a character) → text"),
+    Family("mask_hash", 1, 2, _hash, "(any type, optionally an algorithm) → blob"),
 )

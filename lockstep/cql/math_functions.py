@@ -118,4 +118,4 @@ def _saturated(number: float, bits: int) -> int:
     return low if number <= low else high if number >= high else int(number)
 
 
-FAMILIES = tuple(Family(name, 1, 1, _build) for name in sorted(_FLOATS))
+FAMILIES = tuple(Family(name, 1, 1, _build, "(any number) → its type") for name in sorted(_FLOATS))

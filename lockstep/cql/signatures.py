@@ -36,13 +36,14 @@ class Family(msgspec.Struct, frozen=True):
     """Functions of one name whose types follow from the arguments'.
 
     `build(name, known types of the arguments, wanted result type or None)` is called with `least` to `most`
-    arguments; InvalidRequest when they do not fit.
+    arguments; InvalidRequest when they do not fit. `about`: arguments and result, for people.
     """
 
     name: str
     least: int
     most: int
     build: Callable[[str, Sequence[Known], Known], Function]
+    about: str = ""
 
     def function(self, known: Sequence[Known], wanted: Known) -> Function:
         if not self.least <= len(known) <= self.most:

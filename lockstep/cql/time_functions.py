@@ -140,4 +140,12 @@ def timeuuid_ms(data: bytes) -> int:
     return ((high << 48 | middle << 32 | low) - UUID_EPOCH_TICKS) // 10_000
 
 
-FAMILIES = (Family("floor", 2, 3, _floor),)
+FAMILIES = (
+    Family(
+        "floor",
+        2,
+        3,
+        _floor,
+        "(timestamp, date, timeuuid or time; duration; optionally where to begin) → timestamp, date or time",
+    ),
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog
 from lockstep.cql.context import Context
 from lockstep.cql.ddl import schema_change
@@ -16,9 +17,10 @@ from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire import responses
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.raft_transport import METADATA_GROUP
-from lockstep.schema.changes import AlterKeyspace
+from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace, CreateKeyspace
 from lockstep.schema.summaries import EMPTIED, UPDATED
 from lockstep.server.replication_changes import ReplicationChanges
+from lockstep.server.replication_warnings import too_high
 from lockstep.server.schema_watch import SchemaWatch
 from lockstep.values.errors import (
     OutcomeUnknown,
@@ -47,12 +49,22 @@ class SchemaStatements:
         change = schema_change(prepared, context)
         try:
             if isinstance(change, AlterKeyspace):
-                return await self._alter_keyspace(change)
+                body, warnings = await self._alter_keyspace(change)
+                return body, (*warnings, *self._too_high(change.keyspace))
+            if isinstance(change, CreateKeyspace):
+                body = await self._answer(await self._node.submit(ChangeSchema(change)))
+                return body, self._too_high(change.keyspace)
             return await self._answer(await self._node.submit(ChangeSchema(change))), ()
         except OutcomeUnknown as error:
             raise self._undecided(error) from error
         except PeerUnreachable as error:
             raise self._not_done(error) from error
+
+    def _too_high(self, keyspace: str) -> tuple[str, ...]:
+        space = self._node.cluster.schema.by_name.get(keyspace)
+        return (
+            too_high(keyspace, space.replication, self._node.cluster.directory) if space is not None else ()
+        )
 
     async def _alter_keyspace(self, change: AlterKeyspace) -> tuple[bytes, tuple[str, ...]]:
         """In one entry where no data moves, else by an operation."""
@@ -101,7 +113,26 @@ class SchemaStatements:
         voters, _ = node.groups.configuration(METADATA_GROUP)
         return len(voters) // 2 + 1, node.groups.peers(METADATA_GROUP).count
 
+    def _ownership(self, keyspace: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """(last token, addresses of who reads) of every range of a keyspace with replicas."""
+        cluster = self._node.cluster
+        space = cluster.schema.by_name.get(keyspace)
+        if space is None or keyspace in SYSTEM_KEYSPACES:
+            return ()
+        addresses = {info.id: info.address for info in cluster.directory.nodes}
+        return tuple(
+            (
+                str(placed.range.right),
+                tuple(addresses[node] for node in placed.group.reads if node in addresses),
+            )
+            for placed in cluster.placements.ring(space.replication).ranges
+        )
+
     def describe(self, version: int, prepared: Prepared, catalog: Catalog) -> bytes:
         """Body of the rows that answer a DESCRIBE."""
-        found = describe(prepared, catalog, ClusterFacts(self._node.configuration.cluster.name))
+        name = self._node.configuration.cluster.name
+        statement, keyspace = prepared.statement, prepared.session_keyspace
+        asks_cluster = isinstance(statement, tree.Describe) and statement.what == "cluster"
+        ownership = self._ownership(keyspace) if asks_cluster and keyspace is not None else ()
+        found = describe(prepared, catalog, ClusterFacts(name, ownership=ownership))
         return responses.rows(responses.encode_rows_metadata(version, found.columns), found.rows)

@@ -1,0 +1,208 @@
+"""The page about CQL: grammar, types, functions and options as the code has them, and what is refused.
+
+Every statement of the table of refusals is prepared when the page is made: the message is the one it gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lockstep.cql.aggregates import NAMES as AGGREGATES
+from lockstep.cql.arithmetic import NUMBERS, result_type
+from lockstep.cql.catalog import Catalog
+from lockstep.cql.context import Context
+from lockstep.cql.ddl import schema_change
+from lockstep.cql.functions import function_names, signatures
+from lockstep.cql.grammar import GRAMMAR, RESERVED
+from lockstep.cql.literals import FITTING
+from lockstep.cql.prepare import prepare
+from lockstep.schema.changes import apply_change
+from lockstep.schema.model import Schema
+from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS
+from lockstep.schema.types import NATIVE_NAMES, parse_type
+from lockstep.values.errors import LockstepError, RequestError
+
+Table = Callable[[Sequence[str], Sequence[Sequence[Any]]], str]
+
+_SCHEMA = (
+    "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}",
+    "CREATE TABLE t (k int, c int, v int, n decimal, x text, l list<int>, PRIMARY KEY (k, c))",
+)
+#: What users of Cassandra look for and do not find, or find to be refused there as well.
+_REFUSED = (
+    ("lightweight transactions", "UPDATE t SET v = 1 WHERE k = 1 AND c = 1 IF v = 2"),
+    ("counters", "CREATE TABLE u (k int PRIMARY KEY, n counter)"),
+    ("counter batches", "BEGIN COUNTER BATCH UPDATE t SET v = 1 WHERE k = 1 AND c = 1 APPLY BATCH"),
+    ("secondary indexes", "CREATE INDEX ON t (v)"),
+    ("storage-attached indexes", "CREATE CUSTOM INDEX ON t (v) USING 'StorageAttachedIndex'"),
+    ("materialized views", "CREATE MATERIALIZED VIEW w AS SELECT * FROM t PRIMARY KEY (c, k)"),
+    ("functions of users", "CREATE FUNCTION f (a int) CALLED ON NULL INPUT RETURNS int LANGUAGE java AS ''"),
+    ("aggregates of users", "CREATE AGGREGATE a (int) SFUNC f STYPE int"),
+    ("triggers", "CREATE TRIGGER r ON t USING 'x'"),
+    ("roles", "CREATE ROLE r"),
+    ("permissions", "GRANT SELECT ON t TO r"),
+    ("compact tables", "CREATE TABLE u (k int PRIMARY KEY) WITH COMPACT STORAGE"),
+    ("column masks in tables", "CREATE TABLE u (k int PRIMARY KEY, v text MASKED WITH DEFAULT)"),
+    ("other types for columns", "ALTER TABLE t ALTER v TYPE text"),
+    ("unequal", "SELECT * FROM t WHERE v != 1 ALLOW FILTERING"),
+    ("similar texts", "SELECT * FROM t WHERE x LIKE 'a%' ALLOW FILTERING"),
+    ("nearest vectors", "SELECT * FROM t ORDER BY v ANN OF [1, 2] LIMIT 1"),
+    ("filters without the words", "SELECT * FROM t WHERE v = 1"),
+    ("a minus without a space", "SELECT v -1 FROM t"),
+)
+_DIFFERENCES = (
+    "A logged batch over several partitions is not atomic: there is no batch log, and the answer warns "
+    "of it.",
+    "List elements are set and deleted by index, and removed by value, after a read at the level of the "
+    "write; two clients that do so at once may both act on what the other one saw. Such a statement is not "
+    "allowed at `ANY`. When a table changes under it after a part was written, it ends with a timeout "
+    "instead of being tried again.",
+    "`compaction`, `compression` and the other options of storage are checked and described as in "
+    "Cassandra, but the store works by itself: the table of options says which ones matter.",
+    "Reads at `SERIAL` and writes at `SERIAL` are refused.",
+    "A page of a `GROUP BY` ends with a whole group; its last page may be empty, as that of any scan.",
+    "Messages of errors of JSON name what Python's parser says of the text.",
+    "`writetime` and `ttl` of an element take a literal key. A range of elements has neither.",
+    "The kinds of custom types (`'org.apache.cassandra.db.marshal…'`) are unknown.",
+)
+_MATTERS = {
+    "cdc": "changes of the table are captured",
+    "comment": "shown by DESCRIBE and in `system_schema.tables`",
+    "default_time_to_live": "of what is written without a TTL",
+}
+
+
+#: Each table made here has an id of its own.
+_SEEDS = itertools.count()
+
+
+def page(table: Table, joined: Callable[[Sequence[str]], str], note: str) -> str:
+    return joined(
+        [
+            "# CQL",
+            note,
+            "The language of Cassandra 5, with its messages and codes of errors. This page is what the "
+            "grammar, the functions and the checks of this version say of themselves.",
+            *_grammar(),
+            *_types(table),
+            *_functions(table),
+            *_arithmetic(table),
+            *_options(table),
+            *_refused(table),
+            "## What differs",
+            *(f"- {text}" for text in _DIFFERENCES),
+        ]
+    )
+
+
+def _grammar() -> list[str]:
+    """The grammar in its parts, without the names of handlers."""
+    parts = [
+        "## Statements",
+        "Quoted words and signs stand for themselves, in any case of letters; `?` is at most once, `*` any "
+        "number of times and `+` at least once. A name is a word or is within double quotes. Words that "
+        f"are no names without quotes: {', '.join(f'`{word}`' for word in sorted(RESERVED))}.",
+    ]
+    title, lines = "", list[str]()
+
+    def close() -> None:
+        if lines:
+            parts.extend((f"### {title}", "```text\n" + "\n".join(lines) + "\n```"))
+
+    for raw in GRAMMAR.strip().split("\n"):
+        heading = re.fullmatch(r"// ([A-Z][A-Za-z ]*)", raw)
+        if heading is not None:
+            close()
+            title, lines = heading[1], []
+        elif title and raw and not raw.startswith(("//", "%")):
+            lines.append(re.sub(r" -> \w+", "", raw.removeprefix("?")))
+    close()
+    return parts
+
+
+def _types(table: Table) -> list[str]:
+    literals = [
+        (f"`{name}`", ", ".join(kind for kind, names in FITTING.items() if parse_type(name).name in names))
+        for name in NATIVE_NAMES
+    ]
+    return [
+        "## Types",
+        table(["type", "literals that fit"], literals),
+        "And `list<…>`, `set<…>`, `map<…, …>`, `tuple<…>`, `vector<…, n>`, types made by CREATE TYPE, and "
+        "`frozen<…>` of all but vectors.",
+    ]
+
+
+def _functions(table: Table) -> list[str]:
+    found = signatures()
+    blobs = [name for name in found if re.fullmatch(r".*_?as_?.*", name) and ("blob" in name)]
+    rows = [(f"`{name}`", "; ".join(texts)) for name, texts in sorted(found.items()) if name not in blobs]
+    assert {*found} == {*function_names()}
+    return [
+        "## Functions",
+        "All are in the keyspace `system`, in letters of either case. A null argument gives null, except to "
+        "`tojson`, `mask_default`, `mask_replace`, `mask_inner` and `mask_outer`. Besides these there are "
+        "`token`, `ttl`, `writetime`, `maxwritetime` and `CAST(… AS …)`, and for every type but blob and "
+        "counter `typeAsBlob`, `blobAsType`, `type_as_blob` and `blob_as_type` with its name.",
+        table(["function", "arguments and result"], rows),
+        f"Aggregates: {', '.join(f'`{name}`' for name in sorted(AGGREGATES))}. `sum` and `avg` have the "
+        "type of their argument and take numbers; a sum of whole numbers wraps. Aggregates may stand inside "
+        "other functions and operators, but not inside each other.",
+    ]
+
+
+def _arithmetic(table: Table) -> list[str]:
+    rows = []
+    for left in NUMBERS:
+        kinds = [result_type("+", parse_type(left), parse_type(right)) for right in NUMBERS]
+        rows.append((f"**{left}**", *(kind.text if kind is not None else "" for kind in kinds)))
+    return [
+        "## Operators",
+        "`+ - * / %` of two numbers and `-` of one, in selections and wherever a value may stand. Whole "
+        "numbers of fixed size wrap, their quotients are cut towards zero; a division by zero of whole "
+        "numbers or decimals is an error of code 0x1400. A `timestamp` or `date` plus or minus a `duration` "
+        "is one again; `+` joins texts. A bind variable has the type of the other side.",
+        table(["", *NUMBERS], rows),
+    ]
+
+
+def _options(table: Table) -> list[str]:
+    rows = [
+        (
+            f"`{name}`",
+            "a map" if name in MAP_OPTIONS else f"`{text}`" if text else "",
+            _MATTERS.get(name, "kept and described"),
+        )
+        for name, text in DEFAULTS.items()
+    ]
+    return ["## Options of tables", table(["option", "default", "what it does here"], rows)]
+
+
+def _refused(table: Table) -> list[str]:
+    schema = Schema()
+    for epoch, text in enumerate(_SCHEMA, 1):
+        schema, _ = apply_change(schema, schema_change(_prepared(text, schema), _context()), epoch, ("dc1",))
+    rows = [(what, f"`{text}`", _message(text, schema)) for what, text in _REFUSED]
+    return ["## What is refused", table(["what", "statement", "answer"], rows)]
+
+
+def _prepared(text: str, schema: Schema) -> Any:
+    return prepare(text, "ks", Catalog(schema))
+
+
+def _context() -> Context:
+    return Context(1, 0, 1, bytes(14), lambda: bytes(15) + bytes([next(_SEEDS)]))
+
+
+def _message(text: str, schema: Schema) -> str:
+    try:
+        prepared = _prepared(text, schema)
+        assert prepared.is_ddl, f"{text} is not refused any more: take it from this page"
+        apply_change(schema, schema_change(prepared, _context()), 9, ("dc1",))
+    except LockstepError as error:
+        code = getattr(error, "cql_code", RequestError.cql_code)
+        return f"0x{code:04X}: {error.message}"
+    raise AssertionError(f"{text} is not refused any more: take it from this page")
