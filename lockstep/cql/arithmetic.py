@@ -195,12 +195,14 @@ def divided(a: Decimal, b: Decimal) -> Decimal:
     """A quotient of decimals: 32 significant digits and places at least, without zeros at its end."""
     if not b:
         raise ZeroDivisionError
-    if not a.is_finite() or not b.is_finite():
-        return a
+    if not a:
+        return Decimal(0)
     first = (a.adjusted() + 1) - (b.adjusted() + 1)
     places = max(_QUOTIENT_DIGITS - first, -int(a.as_tuple().exponent), -int(b.as_tuple().exponent))
     places = min(max(places, _QUOTIENT_DIGITS), _QUOTIENT_PLACES_MAX)
     digits = max(first + places + 2, 1)
+    if digits > _PRECISE.prec:
+        raise decimal.Overflow
     # Rounding twice could move the last place: the first rounding only cuts.
     cut = decimal.Context(
         prec=digits + 5, rounding=decimal.ROUND_DOWN, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX

@@ -33,6 +33,7 @@ from lockstep.schema.types import (
     field_path,
 )
 from lockstep.values.errors import InvalidRequest
+from lockstep.values.limits import CQL_EXPRESSION_DEPTH_MAX
 
 Typed = tuple[Evaluate, CqlType]
 
@@ -65,6 +66,7 @@ class Expressions:
         self.cells: dict[CellSlot, int] = {}
         self.foldings: list[Folding] = []
         self._in_aggregate = False
+        self._depth = 0
 
     def slot(self, name: str) -> int:
         self.shape.column(name)
@@ -72,6 +74,14 @@ class Expressions:
 
     def compile(self, term: tree.Term, wanted: Known = None) -> Typed:
         """How to work an expression out, and its type; `wanted` is what a bind variable would be."""
+        if self._depth >= CQL_EXPRESSION_DEPTH_MAX:
+            raise InvalidRequest("The statement is nested too deeply")
+        self._depth += 1
+        found = self._compiled(term, wanted)
+        self._depth -= 1
+        return found
+
+    def _compiled(self, term: tree.Term, wanted: Known) -> Typed:
         if isinstance(term, tree.ColumnName):
             return evaluation.take(self.slot(term.name)), self.shape.types[term.name]
         if isinstance(term, tree.Literal | tree.Bind):
@@ -250,10 +260,13 @@ class Expressions:
             return None
         if isinstance(term, _COMPOUND) and not (isinstance(term, tree.TupleLiteral) and len(term.items) == 1):
             return None
-        before = len(self.foldings)
-        kind = self.compile(term)[1]
-        # Only its type is wanted: what it folds is compiled again.
-        del self.foldings[before:]
+        kind = self.scope.types.get(term)
+        if kind is None:
+            before = len(self.foldings)
+            kind = self.compile(term)[1]
+            # Only its type is wanted: what it folds is compiled again.
+            del self.foldings[before:]
+            self.scope.types[term] = kind
         return kind
 
     def _fit(self, term: tree.Term, kind: CqlType) -> int:

@@ -199,6 +199,8 @@ def signatures() -> dict[str, list[str]]:
 _NUMBERS = frozenset(
     ("tinyint", "smallint", "int", "bigint", "counter", "varint", "float", "double", "decimal")
 )
+#: Digits of a decimal that becomes a whole number: its exponent alone could ask for gigabytes.
+_CAST_DIGITS_MAX = 10_000
 _TIMES = frozenset(("timeuuid", "timestamp", "date"))
 
 
@@ -231,6 +233,8 @@ def _number_cast(source: CqlType, target: CqlType) -> Run:
             return target.serialize(float(value))
         if target.name == "decimal":
             return target.serialize(Decimal(str(value)))
+        if isinstance(value, Decimal) and value.adjusted() > _CAST_DIGITS_MAX:
+            raise InvalidRequest(f"A decimal of more than {_CAST_DIGITS_MAX} digits cannot be cast")
         try:
             whole = int(value)
         except (ValueError, OverflowError):

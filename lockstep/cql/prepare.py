@@ -19,7 +19,13 @@ def prepare(text: str, keyspace: str | None, catalog: Catalog) -> Prepared:
 
     SyntaxError_ when it does not parse, InvalidRequest when it does not fit the schema.
     """
-    parsed = parse(text)
+    try:
+        return _prepared(parse(text), keyspace, catalog)
+    except RecursionError:
+        raise InvalidRequest("The statement is nested too deeply") from None
+
+
+def _prepared(parsed: Parsed, keyspace: str | None, catalog: Catalog) -> Prepared:
     statement, scope = parsed.statement, Scope(parsed.binds)
     if isinstance(statement, tree.Select):
         return _select(statement, keyspace, catalog, scope, parsed)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from lockstep.cql.catalog import TableShape
-from lockstep.cql.tree import Statement
+from lockstep.cql.tree import Statement, Term
 from lockstep.cql.wire.messages import Value
 from lockstep.cql.wire.responses import ColumnSpec
 from lockstep.schema.model import Keyspace
@@ -78,6 +78,8 @@ class Scope:
         self._space: Keyspace | None = None
         self.names = names
         self._columns: list[ColumnSpec | None] = [None] * len(names)
+        #: Types of calls and operators, so that those inside each other are worked out once.
+        self.types: dict[Term, CqlType] = {}
 
     def enter(self, shape: TableShape) -> None:
         """The bind variables that follow belong to this table."""
@@ -85,6 +87,7 @@ class Scope:
         self.table = shape.table.name
         self.partition_types = shape.partition_types
         self._space = shape.space
+        self.types = {}
 
     def type_named(self, text: str) -> CqlType:
         """The type that a text of the statement names, user-defined ones included."""

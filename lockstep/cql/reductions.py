@@ -45,6 +45,7 @@ from lockstep.cql.tree import (
     Using,
 )
 from lockstep.values.errors import InvalidRequest, SyntaxError_
+from lockstep.values.limits import CQL_EXPRESSION_DEPTH_MAX
 
 Children = list[Any]
 Handler = Callable[[Children], Any]
@@ -151,7 +152,15 @@ def _hint_qualified(children: Children) -> TypeHint:
 
 
 def _arithmetic(operator: str) -> Handler:
-    return lambda children: Arithmetic(operator, children[0], children[1])
+    return lambda children: Arithmetic(operator, children[0], children[1], _depth(*children))
+
+
+def _depth(*terms: Any) -> int:
+    """How deep an operator over these terms is; InvalidRequest when that is too deep."""
+    depth = 1 + max(term.depth if isinstance(term, Arithmetic | Negation) else 0 for term in terms)
+    if depth > CQL_EXPRESSION_DEPTH_MAX:
+        raise InvalidRequest("The statement is nested too deeply")
+    return depth
 
 
 def _negate(children: Children) -> Any:
@@ -161,7 +170,7 @@ def _negate(children: Children) -> Any:
         if term.text == "NaN":
             return term
         return Literal(term.kind, term.text[1:] if term.text.startswith("-") else f"-{term.text}")
-    return Negation(term)
+    return Negation(term, _depth(term))
 
 
 def _table_name(children: Children) -> TableName:

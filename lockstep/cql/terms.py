@@ -148,11 +148,18 @@ def known_type(term: tree.Term, scope: Scope) -> Known:
         return scope.type_named(term.type)
     if isinstance(term, tree.TupleLiteral) and len(term.items) == 1:
         return known_type(term.items[0], scope)
-    if isinstance(term, tree.Call):
-        return compile_call(term, scope, None)[1]
-    if isinstance(term, tree.Arithmetic | tree.Negation):
-        return None if is_loose(term) else _computation(term, scope, None, "")[1]
-    return None
+    if not isinstance(term, tree.Call | tree.Arithmetic | tree.Negation):
+        return None
+    if is_loose(term):
+        return None
+    kind = scope.types.get(term)
+    if kind is None:
+        if isinstance(term, tree.Call):
+            _, kind = compile_call(term, scope, None)
+        else:
+            _, kind = _computation(term, scope, None, "")
+        scope.types[term] = kind
+    return kind
 
 
 def is_loose(term: tree.Term) -> bool:

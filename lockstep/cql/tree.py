@@ -76,15 +76,17 @@ class Field(Struct, frozen=True):
 
 
 class Arithmetic(Struct, frozen=True):
-    """`operator`: one of + - * / %."""
+    """`operator`: one of + - * / %. `depth`: how many operators lie inside each other."""
 
     operator: str
     left: Term
     right: Term
+    depth: int = 1
 
 
 class Negation(Struct, frozen=True):
     term: Term
+    depth: int = 1
 
 
 class Call(Struct, frozen=True):

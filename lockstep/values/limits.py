@@ -94,6 +94,9 @@ PEER_REQUESTS_SERVED_MAX: Final = 2 * PEER_REQUESTS_IN_FLIGHT_MAX
 #: Open symbols of a CQL text while it is parsed: some 500 nested brackets; Python's own recursion over
 #: the resulting tree stays far below its limit. Columns of a long list do not add to it.
 CQL_NESTING_MAX: Final = 1000
+#: Operators and calls inside each other in one expression, where a sum of n numbers is n - 1 deep: compiling
+#: one level takes several calls of Python's own.
+CQL_EXPRESSION_DEPTH_MAX: Final = 100
 #: Bytes of the model store's log before a checkpoint replaces it; keeps a simulated restart below 50 ms.
 MODEL_STORE_LOG_BYTES_MAX: Final = 4 * 1024 * 1024
 #: One record of the model store's log is one sync group; a longer length prefix is damage.

@@ -142,3 +142,32 @@ def test_terms_compute_where_values_stand() -> None:
 def test_the_operation_names_its_operands() -> None:
     with pytest.raises(InvalidRequest, match="between one and other"):
         operation("+", parse_type("int"), parse_type("boolean"), ("one", "other"))
+
+
+def test_long_and_deep_expressions_are_compiled_once_or_refused() -> None:
+    session = Session(_TABLE)
+    session.run("INSERT INTO n (k, c) VALUES (1, 1)")
+    # Each level compiled twice would take longer than anybody waits.
+    assert session.run(f"SELECT c{' + 1' * 90} FROM n") == [(91,)]
+    assert session.run(f"SELECT {'abs(' * 60}c{')' * 60} FROM n WHERE k = {'abs(' * 60}1{')' * 60}") == [(1,)]
+    session.run(f"UPDATE n SET c = (int)1{' + 1' * 90} WHERE k = 1")
+    assert session.run("SELECT c FROM n") == [(91,)]
+    for text in (
+        f"SELECT c{' + 1' * 50_000} FROM n",
+        f"SELECT {'- ' * 300}c FROM n",
+        f"SELECT {'abs(' * 300}c{')' * 300} FROM n",
+        f"SELECT c FROM n WHERE k = {'abs(' * 450}1{')' * 450}",
+        f"SELECT c FROM n WHERE k = 1{' * 1' * 5000}",
+    ):
+        with pytest.raises(InvalidRequest, match="nested too deeply"):
+            session.run(text)
+
+
+def test_numbers_of_huge_exponents_fail_and_do_not_fill_the_memory() -> None:
+    session = Session(_TABLE)
+    session.run("INSERT INTO n (k, h) VALUES (1, 1e90000000)")
+    with pytest.raises(FunctionFailure, match="out of range"):
+        session.run("SELECT h / 3 FROM n")
+    with pytest.raises(InvalidRequest, match="cannot be cast"):
+        session.run("SELECT cast(h AS varint) FROM n")
+    assert session.run("SELECT round(h) FROM n") == [(Decimal("1e90000000"),)]
