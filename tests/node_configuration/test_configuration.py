@@ -123,6 +123,9 @@ def test_every_section_and_key_has_a_default() -> None:
         "raft",
         "metadata",
         "cms",
+        "gossip",
+        "streaming",
+        "topology",
         "testing",
         "log",
     }

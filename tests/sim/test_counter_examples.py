@@ -1,6 +1,6 @@
 """The two ways in which a ring that changes too fast loses writes, and that barriers rule them out.
 
-A, B and C replicate a range, X joins and takes A's place: 100 splits the range, 101 writes to X as well, 102
+A, B and C replicate a range, X joins and takes A's place: until 100 the range is split, 101 writes to X as well, 102
 reads from X and no more from A, 103 leaves A out. Coordinators that know different ones of these epochs ask
 different replicas; a replica refuses what was planned before the newest change of the range that it knows.
 Everything is enumerated: who knows what, and which replicas answer.
@@ -41,10 +41,10 @@ def joining() -> dict[int, ClusterMetadata]:
     history.submit(Initialize("c", "n", members, voters=(A,)))
     history.submit(SetKeyspaces((("ks", RF3),)))
     history.submit(register(4, "dc1", "r1"))
-    while history.now.epoch < SPLIT - 1:
+    while history.now.epoch < SPLIT - 2:
         history.submit(SetKeyspaces((("ks", RF3),)))
     history.submit(PrepareOperation(OperationKind.BOOTSTRAP, X, (TOKEN,)))
-    values = {history.now.epoch: history.now}
+    values: dict[int, ClusterMetadata] = {}
     while history.now.epoch < ALONE:
         operation = history.now.operations[0]
         history.submit(AdvanceOperation(operation.id, operation.stage, operation.step))
