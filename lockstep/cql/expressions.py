@@ -206,7 +206,7 @@ class Expressions:
 
     def _element(self, element: tree.Element) -> Typed:
         evaluate, kind = self.compile(element.term)
-        of_key = self._key_type(element.term, kind)
+        of_key = _key_type(element.term, kind)
         key, _ = self._term(element.key, of_key)
         assert isinstance(kind, CollectionType)
         if isinstance(kind, MapType):
@@ -215,19 +215,10 @@ class Expressions:
 
     def _span(self, span: tree.Span) -> Typed:
         evaluate, kind = self.compile(span.term)
-        of_key = self._key_type(span.term, kind)
+        of_key = _key_type(span.term, kind)
         ends = [None if end is None else self._term(end, of_key)[0] for end in (span.low, span.high)]
         assert isinstance(kind, CollectionType)
         return evaluation.span_of(evaluate, kind, of_key, ends[0], ends[1]), kind
-
-    def _key_type(self, term: tree.Term, kind: CqlType) -> CqlType:
-        if isinstance(kind, MapType):
-            return kind.key
-        if isinstance(kind, SetType):
-            return kind.element
-        raise InvalidRequest(
-            f"Invalid element selection: {shown(term)} is of type {kind.text}, neither a map nor a set"
-        )
 
     def _field(self, selected: tree.Field) -> Typed:
         evaluate, kind = self.compile(selected.term)
@@ -350,23 +341,34 @@ class Expressions:
             if call.name == "maxwritetime":
                 return evaluation.newest_write_time(index), returns
             return evaluation.facts_of_cells(index, kind, returns, fact)
-        path = self._path(call.name, term, kind) if inside else None
+        path = _path(call.name, term, kind, self.scope) if inside else None
         index = self.cells.setdefault(CellSlot(column.id, path), len(self.cells))
         return evaluation.fact_of_cell(index, fact), returns
 
-    def _path(self, function: str, term: tree.Term | None, kind: CqlType) -> bytes | None:
-        """Path of the cell that holds an element or field; None when the column is one cell."""
-        if isinstance(term, tree.Field):
-            position = _field_position(term, kind)
-            return field_path(position) if kind.is_multicell else None
-        assert isinstance(term, tree.Element)
-        of_key = self._key_type(term.term, kind)
-        if not kind.is_multicell:
-            return None
-        plan = compile_term(term.key, of_key, "[selection]", self.scope)
-        if not isinstance(plan, Constant) or plan.data is None:
-            raise InvalidRequest(f"{function} of an element needs a literal key")
-        return plan.data
+
+def _key_type(term: tree.Term, kind: CqlType) -> CqlType:
+    if isinstance(kind, MapType):
+        return kind.key
+    if isinstance(kind, SetType):
+        return kind.element
+    raise InvalidRequest(
+        f"Invalid element selection: {shown(term)} is of type {kind.text}, neither a map nor a set"
+    )
+
+
+def _path(function: str, term: tree.Term | None, kind: CqlType, scope: Scope) -> bytes | None:
+    """Path of the cell that holds an element or field; None when the column is one cell."""
+    if isinstance(term, tree.Field):
+        position = _field_position(term, kind)
+        return field_path(position) if kind.is_multicell else None
+    assert isinstance(term, tree.Element)
+    of_key = _key_type(term.term, kind)
+    if not kind.is_multicell:
+        return None
+    plan = compile_term(term.key, of_key, "[selection]", scope)
+    if not isinstance(plan, Constant) or plan.data is None:
+        raise InvalidRequest(f"{function} of an element needs a literal key")
+    return plan.data
 
 
 def _type_of_loose(expressions: Expressions, term: tree.Term) -> Known:

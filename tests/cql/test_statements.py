@@ -43,6 +43,8 @@ def filled(session: Session) -> Session:
         ("k = 1 AND (c, d) IN ((1, 'y'), (0, 'z'), (1, 'y'))", [(0, "z"), (1, "y")]),
         ("k = 1 AND (c, d) = (1, 'y')", [(1, "y")]),
         ("k = 1 AND a = 10 ALLOW FILTERING", [(1, "x"), (1, "y"), (1, "z")]),
+        ("k = 1 AND a IN (10, 30) ALLOW FILTERING", [(1, "x"), (1, "y"), (1, "z")]),
+        ("k = 1 AND a > 5 + 5 AND d = 'x' ALLOW FILTERING", [(2, "x")]),
         ("k = 1 AND d = 'y' ALLOW FILTERING", [(0, "y"), (1, "y"), (2, "y")]),
         ("c = 2 AND d > 'x' ALLOW FILTERING", [(2, "y"), (2, "z")]),
         ("k = 1 ORDER BY c DESC, d DESC LIMIT 2", [(2, "z"), (2, "y")]),
