@@ -1,8 +1,8 @@
 """The two ways in which a ring that changes too fast loses writes, and that barriers rule them out.
 
-A, B and C replicate a range, X joins and takes A's place: until 100 the range is split, 101 writes to X as well, 102
-reads from X and no more from A, 103 leaves A out. Coordinators that know different ones of these epochs ask
-different replicas; a replica refuses what was planned before the newest change of the range that it knows.
+A, B and C replicate a range, X joins and takes A's place: until 100 the range is split, 101 writes to X as
+well, 102 reads from X and no more from A, 103 leaves A out. Coordinators that know different ones of these
+epochs ask different replicas; a replica refuses what was planned before the newest change of the range that it knows.
 Everything is enumerated: who knows what, and which replicas answer.
 """
 

@@ -122,7 +122,7 @@ class RealDisk:
             self._open[_key(target)] = moved
 
     def remove(self, path: str) -> None:
-        # First, and also when somebody else removed the file: a descriptor would keep its content on the disk.
+        # First, and also when somebody else removed it: a descriptor would keep its content on the disk.
         self._forget(path)
         try:
             os.unlink(self._path(path))
