@@ -2,8 +2,8 @@
 
 A, B and C replicate a range, X joins and takes A's place: until 100 the range is split, 101 writes to X as
 well, 102 reads from X and no more from A, 103 leaves A out. Coordinators that know different ones of these
-epochs ask different replicas; a replica refuses what was planned before the newest change of the range that it knows.
-Everything is enumerated: who knows what, and which replicas answer.
+epochs ask different replicas; a replica refuses what was planned before the newest change of the range that
+it knows. Everything is enumerated: who knows what, and which replicas answer.
 """
 
 from __future__ import annotations
