@@ -42,6 +42,8 @@ class _Rule(msgspec.Struct, frozen=True):
     handler: Callable[[list[Any]], Any] | None
     name: str
     single: bool
+    #: One symbol becomes another one: its value and place stay.
+    unit: bool
 
 
 class _Tables(msgspec.Struct, frozen=True):
@@ -70,7 +72,8 @@ def _tables() -> _Tables:
             assert handler is not None, f"the grammar's {name} has no handler"
         plain = tuple((index, spliced) for index, spliced in picks)
         single = name == "start" or (name == "?" and len(plain) == 1)
-        rules.append(_Rule(origin, length, plain, handler, name, single))
+        unit = name == "?" and length == len(plain) == 1 and plain[0] == (0, 0)
+        rules.append(_Rule(origin, length, plain, handler, name, single, unit))
     return _Tables(raw["literals"], raw["start"], raw["end"], raw["states"], rules)
 
 
@@ -99,6 +102,10 @@ def parse(text: str) -> Parsed:
                 values.append(value)
                 break
             rule = rules[-1 - action]
+            if rule.unit:
+                states[-1] = states_of[states[-2]][rule.origin]
+                row = states_of[states[-1]]
+                continue
             result = _reduce(rule, values, binds)
             if rule.length:
                 del states[-rule.length :]
