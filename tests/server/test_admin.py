@@ -45,6 +45,7 @@ def admin(cluster: Nodes, index: int = 0) -> AdminClient:
 
 
 def test_status_has_what_the_command_shows(cluster: Nodes) -> None:
+    wait_for_members(cluster)
     found = admin(cluster).get("/v1/status")
     assert found["schema"] == "status/1"
     assert found["verdict"].startswith("healthy")
