@@ -212,13 +212,12 @@ def _mb(report: Any, seconds: float) -> dict[str, float]:
 async def _transfer(node: BenchNode, source: tuple[str, int], pipe: Connection) -> dict[str, Any]:
     """Fetch finished files only: what comes after their arrival is left out."""
     from lockstep.replication.stream_files import Position, StreamKey
-    from lockstep.replication.stream_progress import StreamProgress, StreamView
+    from lockstep.replication.stream_progress import StreamProgress
     from lockstep.replication.stream_target import _Copy
 
     await node.start()
     key = StreamKey(SESSION, TABLE, TOKEN_MIN, TOKEN_MAX, source)
-    view = StreamView(SESSION, source, "in", TABLE, FULL_RING, node.runtime.clock)
-    copy = _Copy(Position(key), 1, view, StreamProgress())
+    copy = _Copy(Position(key), 1, node.runtime.clock, StreamProgress())
     await node.client._open(copy)
     pipe.send("wait for files")
     loop = asyncio.get_running_loop()
