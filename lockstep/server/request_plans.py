@@ -160,7 +160,6 @@ def _step(row: Any, step: StepPreview | None) -> Document:
         "stage": row.stage.value,
         "writes": row.writes.value,
         "reads": row.reads.value,
-        "barrier": row.barrier,
         "drain": row.drain.value,
         "work": row.work.value,
         "asked": [int(node) for node in step.barrier] if step is not None else [],

@@ -167,7 +167,7 @@ def estimate(found: Preview, held: Held, rate_bytes_s: int, barrier_s: float) ->
                 unknown += 1
             else:
                 per_target[task.target] = per_target.get(task.target, 0) + size
-    barriers = sum(step.row.barrier for step in found.steps)
+    barriers = len(found.steps)
     longest = max(per_target.values(), default=0)
     return Estimate(
         bytes=sum(per_target.values()),

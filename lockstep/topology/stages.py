@@ -1,9 +1,8 @@
 """The stages of every operation, as tables.
 
-A row says who reads and writes while the stage lasts, what must be seen before the next step (barrier
-and drain), the work to do, and where success and failure lead. Invariant (checked by `problems`): every
-path ends, a stage that streams drains its sources first, and reads never move before the write-both
-stage that fills the new replicas.
+A row says who reads and writes while the stage lasts, what must be drained before the work to do, and where
+success and failure lead; every stage has a barrier. Invariant (checked by `problems`): every path ends, a stage
+that streams drains its sources first, and reads never move before the write-both stage that fills the new replicas.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ class StageRow(msgspec.Struct, frozen=True):
     writes: Side
     reads: Side
     in_use: tuple[Side, ...]
-    barrier: bool
     drain: Drain
     work: Work
     next: Stage | None
@@ -84,7 +82,6 @@ _ROLLBACK = StageRow(
     writes=Side.OLD,
     reads=Side.OLD,
     in_use=(Side.OLD, Side.UNION),
-    barrier=True,
     drain=Drain.WORKERS,
     work=Work.DISCARD,
     next=None,
@@ -100,7 +97,6 @@ _COMMIT_CDC_GENERATION = StageRow(
     writes=Side.OLD,
     reads=Side.OLD,
     in_use=(Side.OLD, Side.UNION),
-    barrier=True,
     drain=Drain.NONE,
     work=Work.NONE,
     next=Stage.WRITE_BOTH_READ_OLD,
@@ -117,7 +113,6 @@ def _range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tupl
             writes=Side.OLD,
             reads=Side.OLD,
             in_use=(Side.OLD, Side.UNION),
-            barrier=True,
             drain=Drain.NONE,
             work=Work.WIPE,
             next=before_writes[0].stage if before_writes else Stage.WRITE_BOTH_READ_OLD,
@@ -129,7 +124,6 @@ def _range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tupl
             writes=Side.UNION,
             reads=Side.OLD,
             in_use=(Side.OLD, Side.UNION),
-            barrier=True,
             drain=Drain.SOURCES,
             work=Work.STREAM,
             next=Stage.WRITE_BOTH_READ_NEW,
@@ -140,7 +134,6 @@ def _range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tupl
             writes=Side.UNION,
             reads=Side.NEW,
             in_use=(Side.OLD, Side.UNION, Side.NEW),
-            barrier=True,
             drain=Drain.NONE,
             work=Work.NONE,
             next=last,
@@ -151,7 +144,6 @@ def _range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tupl
             writes=Side.NEW,
             reads=Side.NEW,
             in_use=(Side.UNION, Side.NEW),
-            barrier=True,
             drain=Drain.NONE,
             work=Work.NONE,
             next=Stage.CLEANUP,
@@ -162,7 +154,6 @@ def _range_movement(first: Stage, last: Stage, *before_writes: StageRow) -> tupl
             writes=Side.NEW,
             reads=Side.NEW,
             in_use=(Side.NEW,),
-            barrier=True,
             drain=Drain.WORKERS,
             work=Work.CLEANUP,
             next=None,
@@ -179,8 +170,7 @@ _REFILL = (
         writes=Side.OLD,
         reads=Side.OLD,
         in_use=(Side.OLD,),
-        barrier=True,
-        drain=Drain.SOURCES,
+            drain=Drain.SOURCES,
         work=Work.REBUILD,
         next=None,
         on_failure=Stage.ROLLBACK_TO_NORMAL,
@@ -190,8 +180,7 @@ _REFILL = (
         writes=Side.OLD,
         reads=Side.OLD,
         in_use=(Side.OLD,),
-        barrier=True,
-        drain=Drain.NONE,
+            drain=Drain.NONE,
         work=Work.NONE,
         next=None,
         on_failure=None,
@@ -268,8 +257,6 @@ def _row_problems(row: StageRow, rows: Sequence[StageRow]) -> list[str]:
         found.append(f"{row.stage} streams to replicas that get no writes")
     if row.work not in (Work.NONE, *DELETING) and row.on_failure is None:
         found.append(f"{row.stage} has work that can fail and no way back")
-    if not row.barrier:
-        found.append(f"{row.stage} has no barrier")
     if row.writes is not Side.UNION and row.writes is not row.reads:
         found.append(f"{row.stage} reads {row.reads} and writes only {row.writes}")
     if row.next is None and row.writes is Side.UNION:

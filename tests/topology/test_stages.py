@@ -33,7 +33,6 @@ def test_every_kind_has_a_sound_table(kind: OperationKind) -> None:
         (Stage.ROLLBACK_TO_NORMAL, {"in_use": tuple(Side)}, "wipes new replicas that may be read"),
         (Stage.CLEANUP, {"writes": Side.UNION}, "ends while both sides are written"),
         (Stage.NEW_ONLY, {"writes": Side.OLD}, "reads new and writes only old"),
-        (Stage.NEW_ONLY, {"barrier": False}, "has no barrier"),
         (Stage.NEW_ONLY, {"in_use": (Side.UNION,)}, "does not count its own groups"),
         (
             Stage.COMMIT_CDC_GENERATION,

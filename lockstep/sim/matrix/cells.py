@@ -164,8 +164,6 @@ def why_not(cell: Cell) -> str:
 
 
 def _point(kind: Kind, row: StageRow, point: Point) -> str:
-    if point is Point.BARRIER and not row.barrier:
-        return "the stage has no barrier"
     if point is not Point.WORK:
         return ""
     if row.work is Work.NONE:
