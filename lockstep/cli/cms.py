@@ -33,9 +33,7 @@ for _command in (
 
 
 @cms.command("describe")
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def describe(host: str, call_timeout_s: float, output: str) -> None:
     """Show the members and their state, both groups, a running change and what it waits for, and the log."""
     answer = client.connect(host, call_timeout_s).cms()
@@ -48,9 +46,7 @@ def describe(host: str, call_timeout_s: float, output: str) -> None:
 @cms.command("log")
 @click.option("--from", "first", type=int, help="First epoch.")
 @click.option("--to", "last", type=int, help="Last epoch; the newest by default.")
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def log(first: int | None, last: int | None, host: str, call_timeout_s: float, output: str) -> None:
     """Show entries of the metadata log, by default the newest 30."""
     cluster = client.connect(host, call_timeout_s)
@@ -81,9 +77,7 @@ def log(first: int | None, last: int | None, host: str, call_timeout_s: float, o
 @click.argument("file", metavar="FILE")
 @click.option("--epoch", type=int, help="Which epoch; the newest by default.")
 @click.option("--value-only", is_flag=True, help="The value of the epoch, without entries since a snapshot.")
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def dump(
     file: str, epoch: int | None, value_only: bool, host: str, call_timeout_s: float, output: str
 ) -> None:

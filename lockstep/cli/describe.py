@@ -9,9 +9,7 @@ from lockstep.cli import client, options, render
 
 @click.command()
 @click.argument("name", metavar="KEYSPACE[.TABLE]")
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def describe(name: str, host: str, call_timeout_s: float, output: str) -> None:
     """Print the CQL that makes a keyspace with its tables, or one table.
 

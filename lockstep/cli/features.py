@@ -11,9 +11,7 @@ from lockstep.cli import client, options, render
 
 
 @click.command()
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def features(host: str, call_timeout_s: float, output: str) -> None:
     """Show which features the nodes support and which the cluster has enabled.
 

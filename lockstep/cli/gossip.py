@@ -22,9 +22,7 @@ def gossip() -> None:
 
 @gossip.command()
 @click.option("--node", metavar="NODE", help="Only this node: its id, host id or address.")
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def info(node: str | None, host: str, call_timeout_s: float, output: str) -> None:
     """Show load, readiness, release and silence of each node, as the node that is asked knows them."""
     answer = client.connect(host, call_timeout_s).gossip(node)

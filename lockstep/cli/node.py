@@ -33,9 +33,7 @@ def run(file: Path) -> None:
 
 
 @node.command()
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def info(host: str, call_timeout_s: float, output: str) -> None:
     """Show the identity of the node at --host and how far it is."""
     answer = client.connect(host, call_timeout_s).status()

@@ -62,3 +62,20 @@ wait_timeout: Decorator = click.option(
     type=click.FloatRange(min=0),
     help="Stop waiting after this long; the operation goes on.",
 )
+
+
+def together(*decorators: Decorator) -> Decorator:
+    """Options that go together, in the order in which help shows them."""
+
+    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorated
+
+
+#: Of every command that asks a node.
+of_call: Decorator = together(host, call_timeout, output)
+#: Of every command that changes something and can wait for its end.
+of_change: Decorator = together(dry_run, wait, wait_timeout, of_call)

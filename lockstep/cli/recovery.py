@@ -26,9 +26,7 @@ def cluster() -> None:
 @click.option(
     "--nodes", metavar="NODE,...", help="With --local: these nodes only, by id, host id or address."
 )
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def states(
     group: str, scope: str | None, nodes: str | None, host: str, call_timeout_s: float, output: str
 ) -> None:

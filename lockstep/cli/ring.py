@@ -11,9 +11,7 @@ from lockstep.cli import client, options, render
 
 @click.command()
 @click.argument("keyspace", required=False)
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def ring(keyspace: str | None, host: str, call_timeout_s: float, output: str) -> None:
     """Show each node's share of the ring; with KEYSPACE, who holds each range of it."""
     cluster = client.connect(host, call_timeout_s)

@@ -15,9 +15,7 @@ from lockstep.cli.node_waits import Unfinished, wait_for_nodes
 
 
 @click.command("snapshots")
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def snapshots(host: str, call_timeout_s: float, output: str) -> None:
     """Show the snapshots that a node keeps, and from which epoch on it has the log."""
     answer = client.connect(host, call_timeout_s).cms_snapshots()
@@ -29,12 +27,7 @@ def snapshots(host: str, call_timeout_s: float, output: str) -> None:
 
 @click.command("snapshot")
 @click.option("--reason", default="", help="Kept in the log.")
-@options.dry_run
-@options.wait
-@options.wait_timeout
-@options.host
-@options.call_timeout
-@options.output
+@options.of_change
 def snapshot(
     reason: str,
     dry_run: bool,
@@ -63,12 +56,7 @@ def snapshot(
 
 @click.command("truncate")
 @click.option("--epoch", type=int, help="Last epoch to drop; that of the latest snapshot by default.")
-@options.dry_run
-@options.wait
-@options.wait_timeout
-@options.host
-@options.call_timeout
-@options.output
+@options.of_change
 def truncate(
     epoch: int | None,
     dry_run: bool,

@@ -14,9 +14,7 @@ SCHEMA = "status/1"
 
 
 @click.command()
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def status(host: str, call_timeout_s: float, output: str) -> None:
     """Show whether the cluster is healthy, its nodes, and its running operations."""
     answer = client.connect(host, call_timeout_s).status()

@@ -6,7 +6,7 @@ Invariant: a wait that ends early never says the operation failed; it prints the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
@@ -45,24 +45,16 @@ def topology() -> None:
 topology.add_command(watch)
 
 
-def _asking(command: Callable[..., int]) -> Callable[..., int]:
-    """The options of every command that asks for an operation."""
-    for option in (
-        options.output,
-        options.call_timeout,
-        options.host,
-        options.wait_timeout,
-        options.wait,
-        options.plan,
-        options.dry_run,
-        click.option("--refuse", is_flag=True, help="Begin at once or not at all, instead of waiting."),
-    ):
-        command = option(command)
-    return command
-
-
-def _asking_of_node(command: Callable[..., int]) -> Callable[..., int]:
-    return _asking(click.argument("node", metavar="NODE")(command))
+#: Of every command that asks for an operation.
+_asking: Final = options.together(
+    click.option("--refuse", is_flag=True, help="Begin at once or not at all, instead of waiting."),
+    options.dry_run,
+    options.plan,
+    options.wait,
+    options.wait_timeout,
+    options.of_call,
+)
+_asking_of_node: Final = options.together(_asking, click.argument("node", metavar="NODE"))
 
 
 def _ask(kind: str, node: str, asked: Asked, **more: Any) -> int:
@@ -149,9 +141,7 @@ def rebuild(node: str, source_dc: str, **asked: Any) -> int:
 @click.option("--address", default="", metavar="ADDRESS", help="Of the new node, when it has another one.")
 @options.dry_run
 @options.plan
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def replace(
     node: str, address: str, dry_run: bool, plan: str | None, host: str, call_timeout_s: float, output: str
 ) -> None:
@@ -180,9 +170,7 @@ def replace(
 @click.argument("file", metavar="FILE")
 @options.wait
 @options.wait_timeout
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def apply(file: str, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str) -> int:
     """Carry out a plan that --plan wrote, unless what it was made against has changed since."""
     document = plans.read(file)
@@ -235,9 +223,7 @@ def _replication_options(given: tuple[str, ...]) -> dict[str, str]:
 
 @topology.command()
 @click.argument("request_id", metavar="ID")
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def cancel(request_id: str, host: str, call_timeout_s: float, output: str) -> None:
     """Take a request back while its reads have not moved yet."""
     _show(client.connect(host, call_timeout_s).cancel(request_id), output, "request/1")
@@ -249,9 +235,7 @@ def cancel(request_id: str, host: str, call_timeout_s: float, output: str) -> No
 @click.option("--reason", default="", metavar="TEXT", help="Why, for people who look later.")
 @options.dry_run
 @options.plan
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def exclude(
     nodes: tuple[str, ...],
     undo: bool,
@@ -274,9 +258,7 @@ def exclude(
 
 
 @topology.command()
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def requests(host: str, call_timeout_s: float, output: str) -> None:
     """List requests: queued, running, and those that ended lately."""
     answer = client.connect(host, call_timeout_s).requests()

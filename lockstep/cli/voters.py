@@ -28,12 +28,7 @@ _ENDED: Final = ("settled", "paused")
 @click.option("--status", is_flag=True, help="Show the voters and a running change.")
 @click.option("--cancel", is_flag=True, help="Stop the running change; what is done stays.")
 @click.option("--resume", is_flag=True, help="Let voters be changed automatically again after a cancel.")
-@options.dry_run
-@options.wait
-@options.wait_timeout
-@options.host
-@options.call_timeout
-@options.output
+@options.of_change
 def reconfigure(
     size: str | None,
     nodes: str | None,
@@ -73,12 +68,7 @@ def reconfigure(
 
 @click.command()
 @click.argument("reason")
-@options.dry_run
-@options.wait
-@options.wait_timeout
-@options.host
-@options.call_timeout
-@options.output
+@options.of_change
 def freeze(
     reason: str,
     dry_run: bool,
@@ -94,12 +84,7 @@ def freeze(
 
 
 @click.command()
-@options.dry_run
-@options.wait
-@options.wait_timeout
-@options.host
-@options.call_timeout
-@options.output
+@options.of_change
 def thaw(dry_run: bool, wait: bool, timeout_s: float, host: str, call_timeout_s: float, output: str) -> None:
     """Let the metadata be changed again."""
     body = {"dry_run": dry_run}

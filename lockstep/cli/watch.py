@@ -35,9 +35,7 @@ Request = Mapping[str, Any]
 @click.argument("request_id", metavar="[ID]", required=False)
 @click.option("--once", is_flag=True, help="Show how it stands now, and return.")
 @options.wait_timeout
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 def watch(
     request_id: str | None, once: bool, timeout_s: float, host: str, call_timeout_s: float, output: str
 ) -> int:

@@ -31,9 +31,7 @@ _USAGE: Final = (
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("thing", metavar="THING", nargs=-1, required=True)
 @click.option("--events", default=40, show_default=True, type=click.IntRange(min=0), help="Newest ones told.")
-@options.host
-@options.call_timeout
-@options.output
+@options.of_call
 @click.pass_context
 def why(
     context: click.Context, thing: tuple[str, ...], events: int, host: str, call_timeout_s: float, output: str

@@ -1,8 +1,9 @@
 """The stages of every operation, as tables.
 
 A row says who reads and writes while the stage lasts, what must be drained before the work to do, and where
-success and failure lead; every stage has a barrier. Invariant (checked by `problems`): every path ends, a stage
-that streams drains its sources first, and reads never move before the write-both stage that fills the new replicas.
+success and failure lead; every stage has a barrier. Invariant (checked by `problems`): every path ends, a
+stage that streams drains its sources first, and reads never move before the write-both stage that fills the
+new replicas.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ _REFILL = (
         writes=Side.OLD,
         reads=Side.OLD,
         in_use=(Side.OLD,),
-            drain=Drain.SOURCES,
+        drain=Drain.SOURCES,
         work=Work.REBUILD,
         next=None,
         on_failure=Stage.ROLLBACK_TO_NORMAL,
@@ -180,7 +181,7 @@ _REFILL = (
         writes=Side.OLD,
         reads=Side.OLD,
         in_use=(Side.OLD,),
-            drain=Drain.NONE,
+        drain=Drain.NONE,
         work=Work.NONE,
         next=None,
         on_failure=None,
