@@ -1,13 +1,20 @@
-"""The monitor of exclusions refuses requests through a node that everybody has shut out, and only those."""
+"""The monitor of exclusions refuses requests through a node that everybody has shut out, and that of closed
+sessions a stage that is left while a node holds guards of one; and only those."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from lockstep.sim.checkers.shut_out import Exclusions
+from lockstep.metadata.operations import Stage
+from lockstep.replication.session_guards import SessionGuards
+from lockstep.sim.checkers.shut_out import Exclusions, check_released
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.history import Change, Event, Outcome
 from lockstep.values.ids import Consistency
+from tests.topology.test_guards_and_relaxing import X, joining
 
 ALL_KNOW = {"n1": 9, "n2": 10, "n3": 9}
 
@@ -50,3 +57,38 @@ def test_a_node_that_was_taken_back_serves() -> None:
     found = shut_out(ALL_KNOW)
     found.seen(300, {}, ALL_KNOW)
     found.ended(event(301), 3)
+
+
+def check_left(
+    stage: Stage, *, session: str = "operation-1-write_both_read_old", behind: int = 0, alive: bool = True
+) -> None:
+    """The join leaves `stage` while the newcomer, which is `behind` epochs, holds a guard of `session`."""
+    history = joining(stage)
+    opened = SimpleNamespace(session_open=lambda id_: True)
+    here: list[Any] = [opened]
+    guards = SessionGuards(lambda: here[0])
+    state = SimpleNamespace(epoch=history.now.epoch - behind)
+    newcomer: Any = SimpleNamespace(state=state, guards=guards)
+    coordinator: Any = SimpleNamespace(liveness=SimpleNamespace(alive=lambda id_: alive))
+    with guards.hold(session):
+        here[0] = history.now
+        check_released(history.now, history.now.operations[0], {X: newcomer}, coordinator)
+
+
+def test_a_stage_is_not_left_while_a_node_holds_a_guard_of_the_session_that_closed_before_it() -> None:
+    with pytest.raises(Violation, match=r"TAB-2: .*while node 4 held 1 guards of operation-1-write_both"):
+        check_left(Stage.WRITE_BOTH_READ_NEW)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"stage": Stage.WRITE_BOTH_READ_OLD},
+        {"session": "operation-17-write_both_read_old"},
+        {"behind": 1},
+        {"alive": False},
+        {"stage": Stage.NEW_ONLY},
+    ],
+)
+def test_other_guards_hold_nothing_up(held: dict[str, Any]) -> None:
+    check_left(**{"stage": Stage.WRITE_BOTH_READ_NEW, **held})
