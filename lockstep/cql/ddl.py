@@ -7,6 +7,7 @@ the change holds all that applying it needs; nothing here looks at the schema.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from lockstep.cql import tree
 from lockstep.cql.context import Context
@@ -30,6 +31,18 @@ from lockstep.schema.model import ColumnKind
 from lockstep.schema.type_changes import AddTypeField, CreateType, DropType, RenameTypeFields
 from lockstep.schema.types import parse_uuid, uuid_text
 from lockstep.values.errors import ConfigurationInvalid, InvalidRequest, SyntaxError_
+
+_WORDS: Final = {
+    tree.CreateIndexStatement: "CREATE INDEX",
+    tree.DropIndexStatement: "DROP INDEX",
+    tree.CreateViewStatement: "CREATE MATERIALIZED VIEW",
+    tree.AlterViewStatement: "ALTER MATERIALIZED VIEW",
+    tree.DropViewStatement: "DROP MATERIALIZED VIEW",
+    tree.CreateFunctionStatement: "CREATE FUNCTION",
+    tree.DropFunctionStatement: "DROP FUNCTION",
+    tree.CreateAggregateStatement: "CREATE AGGREGATE",
+    tree.DropAggregateStatement: "DROP AGGREGATE",
+}
 
 
 def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
@@ -59,6 +72,8 @@ def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
         return _alter_type(statement, prepared.keyspace)
     if isinstance(statement, tree.DropTypeStatement):
         return DropType(prepared.keyspace, prepared.table, statement.if_exists)
+    if isinstance(statement, tree.ObjectStatement):
+        raise InvalidRequest(f"{_WORDS[type(statement)]} statements are not supported")
     assert isinstance(statement, tree.AlterTableStatement), f"{prepared.kind} is no schema statement"
     return _alter_table(statement, prepared.keyspace, context)
 

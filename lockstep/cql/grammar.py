@@ -27,6 +27,10 @@ start: statement ";"*
     | create_table | drop_table
     | create_type | alter_type | drop_type
     | alter_table_add | alter_table_drop | alter_table_rename | alter_table_with | alter_table_type
+    | create_index | drop_index | create_view | alter_view | drop_view
+    | create_function | drop_function | create_aggregate | drop_aggregate
+    | create_role | alter_role | drop_role | create_user | alter_user | drop_user | list_roles | list_users
+    | grant_role | revoke_role | grant_permission | revoke_permission | list_permissions
 
 // Names
 name: NAME | QUOTED_NAME
@@ -187,6 +191,90 @@ alter_type: _alter_type "ADD" if_not_exists? type_field -> alter_type_add
     | _alter_type "ALTER" name "TYPE" type -> alter_type_type
 _alter_type: "ALTER" "TYPE" if_exists? table_name
 drop_type: "DROP" "TYPE" if_exists? table_name
+
+// Indexes and views
+create_index: "CREATE" custom? "INDEX" if_not_exists? index_name? _on_index using_class? properties?
+_on_index: "ON" table_name _index_targets
+custom: "CUSTOM"
+index_name: name
+_index_targets: "(" index_target ("," index_target)* ")"
+index_target: name | name "(" name ")" | "ENTRIES" "(" name ")" -> index_entries
+    | "FULL" "(" name ")" -> index_full
+using_class: "USING" STRING
+drop_index: "DROP" "INDEX" if_exists? table_name
+create_view: "CREATE" "MATERIALIZED" "VIEW" if_not_exists? table_name "AS" _view_select view_key? properties?
+_view_select: "SELECT" selection "FROM" table_name where?
+view_key: "PRIMARY" "KEY" "(" key_part ("," name)* ")" -> primary_key
+alter_view: "ALTER" "MATERIALIZED" "VIEW" if_exists? table_name properties
+drop_view: "DROP" "MATERIALIZED" "VIEW" if_exists? table_name
+
+// Functions and aggregates
+create_function: "CREATE" or_replace? "FUNCTION" if_not_exists? table_name "(" _arguments? ")" _function_body
+_function_body: null_input "RETURNS" returned "LANGUAGE" language "AS" STRING
+or_replace: "OR" "REPLACE"
+_arguments: argument ("," argument)*
+argument: name type
+null_input: "CALLED" "ON" "NULL" "INPUT" -> called_on_null
+    | "RETURNS" "NULL" "ON" "NULL" "INPUT" -> null_on_null
+returned: type
+language: name
+drop_function: "DROP" "FUNCTION" if_exists? table_name signature?
+signature: "(" _types? ")"
+_types: type ("," type)*
+create_aggregate: "CREATE" or_replace? "AGGREGATE" if_not_exists? table_name signature _aggregate_body
+_aggregate_body: "SFUNC" state_function "STYPE" returned final_function? initial_state?
+state_function: name
+final_function: "FINALFUNC" name
+initial_state: "INITCOND" term
+drop_aggregate: "DROP" "AGGREGATE" if_exists? table_name signature?
+
+// Roles and permissions
+role_name: name | STRING
+create_role: "CREATE" "ROLE" if_not_exists? role_name _role_options?
+alter_role: "ALTER" "ROLE" if_exists? role_name _role_options?
+drop_role: "DROP" "ROLE" if_exists? role_name
+_role_options: "WITH" role_option ("AND" role_option)*
+?role_option: "PASSWORD" "=" STRING -> role_password
+    | "HASHED" "PASSWORD" "=" STRING -> role_hashed_password
+    | "OPTIONS" "=" collection -> role_custom
+    | "SUPERUSER" "=" boolean -> role_superuser
+    | "LOGIN" "=" boolean -> role_login
+    | "ACCESS" "TO" "ALL" "DATACENTERS" -> role_all_datacenters
+    | "ACCESS" "TO" "DATACENTERS" collection -> role_datacenters
+boolean: "TRUE" -> true | "FALSE" -> false
+create_user: "CREATE" "USER" if_not_exists? role_name user_password? user_superuser?
+alter_user: "ALTER" "USER" if_exists? role_name user_password? user_superuser?
+user_password: "WITH" "PASSWORD" STRING -> role_password
+    | "WITH" "HASHED" "PASSWORD" STRING -> role_hashed_password
+user_superuser: "SUPERUSER" -> user_is_superuser | "NOSUPERUSER" -> user_is_no_superuser
+drop_user: "DROP" "USER" if_exists? role_name
+list_roles: "LIST" "ROLES" of_role? norecursive?
+list_users: "LIST" "USERS"
+of_role: "OF" role_name
+norecursive: "NORECURSIVE"
+grant_role: "GRANT" role_name "TO" role_name
+revoke_role: "REVOKE" role_name "FROM" role_name
+grant_permission: "GRANT" _permissions "ON" resource "TO" role_name
+revoke_permission: "REVOKE" _permissions "ON" resource "FROM" role_name
+list_permissions: "LIST" _permissions on_resource? of_role? norecursive?
+_permissions: _permission ("," _permission)*
+_permission: permission | permission "PERMISSION" | permission "PERMISSIONS"
+permission: name -> permission_word | "ALL" -> permission_all | "CREATE" -> permission_create
+    | "ALTER" -> permission_alter | "DROP" -> permission_drop | "SELECT" -> permission_select
+    | "MODIFY" -> permission_modify | "AUTHORIZE" -> permission_authorize
+    | "DESCRIBE" -> permission_describe | "EXECUTE" -> permission_execute
+on_resource: "ON" resource
+resource: "ALL" "KEYSPACES" -> resource_all_keyspaces
+    | "ALL" "TABLES" "IN" "KEYSPACE" name -> resource_all_tables
+    | "ALL" "ROLES" -> resource_all_roles
+    | "ALL" "FUNCTIONS" -> resource_all_functions
+    | "ALL" "FUNCTIONS" "IN" "KEYSPACE" name -> resource_functions_in
+    | "ALL" "MBEANS" -> resource_all_mbeans
+    | "KEYSPACE" name -> resource_keyspace
+    | _table? table_name -> resource_table
+    | "ROLE" role_name -> resource_role
+    | "FUNCTION" table_name signature -> resource_function
+    | "MBEAN" STRING -> resource_mbean | "MBEANS" STRING -> resource_mbeans
 
 // DESCRIBE
 describe: _describe "CLUSTER" -> describe_cluster

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.cql import reductions, reductions_ddl
+from lockstep.cql import reductions, reductions_ddl, reductions_objects, reductions_roles
 from lockstep.cql.grammar import unpacked
 from lockstep.cql.grammar_table import PACKED
 from lockstep.cql.lexer import END, Token, place, terminal_of, tokenize
@@ -23,9 +23,7 @@ from lockstep.values.errors import InvalidRequest, SyntaxError_
 from lockstep.values.limits import CQL_NESTING_MAX
 
 _UNSUPPORTED: Final = re.compile(
-    r"\s*(?:(?P<what>(?:create|alter|drop)\s+(?:or\s+replace\s+)?"
-    r"(?:function|aggregate|(?:custom\s+)?index|materialized\s+view|trigger|role|user))"
-    r"|(?P<verb>grant|revoke|list))\b",
+    r"\s*(?P<what>(?:create|drop)\s+trigger)\b",
     re.IGNORECASE,
 )
 _LITERAL_TERMINALS: Final = frozenset(
@@ -64,11 +62,17 @@ class Parsed(msgspec.Struct, frozen=True):
 @functools.lru_cache(maxsize=1)
 def _tables() -> _Tables:
     raw = unpacked(PACKED)
+    handlers = {
+        **reductions.HANDLERS,
+        **reductions_ddl.HANDLERS,
+        **reductions_objects.HANDLERS,
+        **reductions_roles.HANDLERS,
+    }
     rules = []
     for origin, length, picks, name in raw["rules"]:
         handler = None
         if name not in ("", "?", "start", "bind_anonymous", "bind_named"):
-            handler = reductions.HANDLERS.get(name) or reductions_ddl.HANDLERS.get(name)
+            handler = handlers.get(name)
             assert handler is not None, f"the grammar's {name} has no handler"
         plain = tuple((index, spliced) for index, spliced in picks)
         single = name == "start" or (name == "?" and len(plain) == 1)
@@ -141,7 +145,7 @@ def _unexpected(
 ) -> SyntaxError_ | InvalidRequest:
     unsupported = _UNSUPPORTED.match(text)
     if unsupported is not None:
-        what = " ".join((unsupported["what"] or unsupported["verb"]).upper().split())
+        what = " ".join(unsupported["what"].upper().split())
         return InvalidRequest(f"{what} statements are not supported")
     token = tokens[number]
     shown = "<EOF>" if terminal == END else text[token.start : token.end]

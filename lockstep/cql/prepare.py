@@ -11,6 +11,7 @@ from lockstep.cql.modification import compile_batch, compile_modification, key_b
 from lockstep.cql.parser import Parsed, parse
 from lockstep.cql.prepared import Prepared, Scope
 from lockstep.cql.select import compile_select
+from lockstep.cql.tree_roles import RoleStatement
 from lockstep.values.errors import InvalidRequest
 
 
@@ -45,6 +46,8 @@ def _prepared(parsed: Parsed, keyspace: str | None, catalog: Catalog) -> Prepare
         return _plain("USE", statement, keyspace, statement.keyspace)
     if isinstance(statement, tree.Describe):
         return _plain("DESCRIBE", statement, keyspace)
+    if isinstance(statement, RoleStatement):
+        return _plain("ROLE", statement, keyspace)
     return _plain("DDL", statement, keyspace, *_schema_target(statement, keyspace))
 
 

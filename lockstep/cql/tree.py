@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from lockstep.cql.tree_roles import RoleStatement
+
 Struct = msgspec.Struct
 
 
@@ -347,6 +349,101 @@ class DropTypeStatement(Struct, frozen=True):
     if_exists: bool
 
 
+class IndexTarget(Struct, frozen=True):
+    """`what`: keys, values, entries or full; None when only the column is named."""
+
+    column: str
+    what: str | None = None
+
+
+class CreateIndexStatement(Struct, frozen=True):
+    """`class_`: after USING, as written; `name` None: one is made from table and column."""
+
+    name: str | None
+    table: TableName
+    targets: tuple[IndexTarget, ...]
+    class_: str | None
+    properties: Properties
+    custom: bool
+    if_not_exists: bool
+
+
+class DropIndexStatement(Struct, frozen=True):
+    """`table` names the index."""
+
+    table: TableName
+    if_exists: bool
+
+
+class CreateViewStatement(Struct, frozen=True):
+    """`table` names the view; `selectors` () is `*`."""
+
+    table: TableName
+    base: TableName
+    selectors: tuple[Selector, ...]
+    where: tuple[Relation, ...]
+    primary_key: PrimaryKey | None
+    properties: Properties
+    if_not_exists: bool
+
+
+class AlterViewStatement(Struct, frozen=True):
+    """`table` names the view."""
+
+    table: TableName
+    properties: Properties
+    if_exists: bool
+
+
+class DropViewStatement(Struct, frozen=True):
+    """`table` names the view."""
+
+    table: TableName
+    if_exists: bool
+
+
+class CreateFunctionStatement(Struct, frozen=True):
+    """`table` names the function; `arguments` are (name, type text)."""
+
+    table: TableName
+    arguments: tuple[tuple[str, str], ...]
+    returns: str
+    language: str
+    body: str
+    called_on_null: bool
+    or_replace: bool
+    if_not_exists: bool
+
+
+class DropFunctionStatement(Struct, frozen=True):
+    """`table` names the function; `arguments` None: whichever there is one of."""
+
+    table: TableName
+    arguments: tuple[str, ...] | None
+    if_exists: bool
+
+
+class CreateAggregateStatement(Struct, frozen=True):
+    """`table` names the aggregate."""
+
+    table: TableName
+    arguments: tuple[str, ...]
+    state_function: str
+    state_type: str
+    final_function: str | None
+    initial: Term | None
+    or_replace: bool
+    if_not_exists: bool
+
+
+class DropAggregateStatement(Struct, frozen=True):
+    """As DropFunctionStatement."""
+
+    table: TableName
+    arguments: tuple[str, ...] | None
+    if_exists: bool
+
+
 class Describe(Struct, frozen=True):
     """`what`: cluster, schema, keyspaces, tables, types, functions, aggregates, keyspace, table, type,
     function, aggregate, index, view or any."""
@@ -359,6 +456,17 @@ class Describe(Struct, frozen=True):
     internals: bool = False
 
 
+ObjectStatement = (
+    CreateIndexStatement
+    | DropIndexStatement
+    | CreateViewStatement
+    | AlterViewStatement
+    | DropViewStatement
+    | CreateFunctionStatement
+    | DropFunctionStatement
+    | CreateAggregateStatement
+    | DropAggregateStatement
+)
 SchemaStatement = (
     CreateKeyspaceStatement
     | AlterKeyspaceStatement
@@ -369,5 +477,8 @@ SchemaStatement = (
     | CreateTypeStatement
     | AlterTypeStatement
     | DropTypeStatement
+    | ObjectStatement
 )
-Statement = Select | Insert | Update | Delete | Batch | Truncate | Use | SchemaStatement | Describe
+Statement = (
+    Select | Insert | Update | Delete | Batch | Truncate | Use | SchemaStatement | Describe | RoleStatement
+)

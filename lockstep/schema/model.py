@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 from rpds import HashTrieMap
 
+from lockstep.schema.objects import Aggregate, Function, Index, View
 from lockstep.values import codec
 from lockstep.values.hash_tree import EMPTY_TREE, HashTree, blake, changed, key_of_text, tree_of
 
@@ -51,7 +52,8 @@ class DroppedColumn(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Table(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """`id` is the storage prefix; `uuid` is what drivers see; `epoch` last changed it."""
+    """`id` is the storage prefix; `uuid` is what drivers see; `epoch` last changed it. A materialized view
+    is a table with a `view`. `indexes` are sorted by name."""
 
     id: int
     uuid: str
@@ -62,6 +64,8 @@ class Table(msgspec.Struct, frozen=True, array_like=True, dict=True):
     epoch: int = 0
     next_column_id: int = 1
     dropped: tuple[DroppedColumn, ...] = ()
+    indexes: tuple[Index, ...] = ()
+    view: View | None = None
 
     @cached_property
     def by_name(self) -> dict[str, Column]:
@@ -134,13 +138,16 @@ class UserType(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeyspaceHead(msgspec.Struct, frozen=True, array_like=True):
-    """What a keyspace is without its tables; `types` are sorted by name."""
+    """What a keyspace is without its tables; `types` are sorted by name, functions and aggregates by
+    signature."""
 
     name: str
     replication: Replication
     durable_writes: bool = True
     epoch: int = 0
     types: tuple[UserType, ...] = ()
+    functions: tuple[Function, ...] = ()
+    aggregates: tuple[Aggregate, ...] = ()
 
 
 class Keyspace(msgspec.Struct, frozen=True, dict=True):
@@ -152,10 +159,20 @@ class Keyspace(msgspec.Struct, frozen=True, dict=True):
     by_name: HashTrieMap[str, Table] = NO_TABLES
     epoch: int = 0
     types: tuple[UserType, ...] = ()
+    functions: tuple[Function, ...] = ()
+    aggregates: tuple[Aggregate, ...] = ()
 
     @property
     def head(self) -> KeyspaceHead:
-        return KeyspaceHead(self.name, self.replication, self.durable_writes, self.epoch, self.types)
+        return KeyspaceHead(
+            self.name,
+            self.replication,
+            self.durable_writes,
+            self.epoch,
+            self.types,
+            self.functions,
+            self.aggregates,
+        )
 
     @cached_property
     def types_by_name(self) -> dict[str, UserType]:
@@ -309,13 +326,19 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
 def keyspace_of(head: KeyspaceHead, tables: Iterable[Table] = ()) -> Keyspace:
     """A keyspace as its parts say."""
     by_name = {table.name: table for table in tables}
+    return _with_head(head, HashTrieMap(by_name) if by_name else NO_TABLES)
+
+
+def _with_head(head: KeyspaceHead, by_name: HashTrieMap[str, Table]) -> Keyspace:
     return Keyspace(
         head.name,
         head.replication,
         head.durable_writes,
-        HashTrieMap(by_name) if by_name else NO_TABLES,
+        by_name,
         head.epoch,
         head.types,
+        head.functions,
+        head.aggregates,
     )
 
 
@@ -357,12 +380,7 @@ class SchemaBuilder:
             self._tree = self._tree.with_value(table.id, table, blake(codec.encode(table)))
 
     def schema(self) -> Schema:
-        keyspaces = [
-            Keyspace(
-                head.name, head.replication, head.durable_writes, self._tables[name], head.epoch, head.types
-            )
-            for name, head in self._heads.items()
-        ]
+        keyspaces = [_with_head(head, self._tables[name]) for name, head in self._heads.items()]
         heads = ((key_of_text(found.name), found, blake(codec.encode(found.head))) for found in keyspaces)
         return Schema(
             HashTrieMap({keyspace.name: keyspace for keyspace in keyspaces}),

@@ -228,6 +228,8 @@ class Executor:
             return Answer(responses.set_keyspace(prepared.keyspace))
         if kind in ("DDL", "TRUNCATE"):
             return Answer(*await self._schema.run(prepared, self.context(parameters)))
+        if kind == "ROLE":
+            raise InvalidRequest("Statements about roles and permissions are not supported")
         assert kind == "DESCRIBE", f"a statement of kind {kind}"
         return Answer(self._schema.describe(session.version, prepared, self.catalogs.current()))
 

@@ -40,8 +40,8 @@ def test_syntax_errors_say_where(text: str, expected: str) -> None:
 
 
 def test_known_statements_that_are_missing_are_named() -> None:
-    with pytest.raises(InvalidRequest, match="CREATE CUSTOM INDEX statements are not supported"):
-        parse("create custom index foo on t (a)")
+    with pytest.raises(InvalidRequest, match="CREATE TRIGGER statements are not supported"):
+        parse("create trigger foo on t using 'a'")
 
 
 @pytest.mark.parametrize(
