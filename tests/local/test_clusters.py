@@ -222,11 +222,28 @@ def test_settings_of_the_shell_do_not_leak_into_nodes(
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_NETWORK_ADDRESS", "10.0.0.1")
     cluster.start(["n1"])
-    identity = processes.recorded(cluster.paths.pid("n1"))
+    environment = environment_of(cluster, "n1")
+    assert "LOCKSTEP_NETWORK_ADDRESS" not in environment
+    assert "PYTHONPATH" in environment
+
+
+def environment_of(cluster: LocalCluster, name: str) -> dict[str, str]:
+    identity = processes.recorded(cluster.paths.pid(name))
     assert identity is not None
-    environment = Path(f"/proc/{identity.pid}/environ").read_bytes()
-    assert b"LOCKSTEP_NETWORK_ADDRESS" not in environment
-    assert b"PYTHONPATH=" in environment
+    lines = Path(f"/proc/{identity.pid}/environ").read_bytes().decode().split("\0")
+    return dict(line.split("=", 1) for line in lines if line)
+
+
+def test_nodes_keep_compiled_code_elsewhere_when_the_shell_wants_none_beside_the_sources(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cluster.start(["n1"])
+    environment = environment_of(cluster, "n1")
+    assert environment["PYTHONPYCACHEPREFIX"] == str(tmp_path / "lockstep" / "bytecode")
+    assert "PYTHONDONTWRITEBYTECODE" not in environment
 
 
 def test_waiting_gives_up_after_its_time() -> None:
