@@ -20,6 +20,7 @@ from lockstep.metadata.feature_names import NO_FEATURES, FeatureState
 from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
 from lockstep.metadata.requests import NO_REQUESTS, Request, Requests
+from lockstep.metadata.roles import NO_ACCESS, Access, Grant, Role, access_of
 from lockstep.metadata.service import NO_SERVICE, Service
 from lockstep.placement.placements import NO_PLACEMENTS, Placements, ReplicaGroup
 from lockstep.schema.model import Replication, Schema, SchemaImage, Table, schema_of_pieces
@@ -66,6 +67,8 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     features: FeatureState = NO_FEATURES
     #: Generations of change data capture, oldest first.
     generations: tuple[Generation, ...] = ()
+    #: Roles, and what they may do.
+    access: Access = NO_ACCESS
 
     @property
     def features_enabled(self) -> tuple[str, ...]:
@@ -118,6 +121,7 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         self.service.validate()
         self.features.validate()
         cdc.validate(self.generations)
+        self.access.validate()
         assert tuple(ring.replication for ring in self.placements.rings) == self.replications
         excluded = [exclusion.node for exclusion in self.excluded]
         assert excluded == sorted(set(excluded)), "the exclude list is sorted by node"
@@ -179,6 +183,8 @@ class _ClusterImage(msgspec.Struct, frozen=True, array_like=True):
     degraded: tuple[Degraded, ...] = ()
     features: FeatureState = NO_FEATURES
     generations: tuple[Generation, ...] = ()
+    roles: tuple[Role, ...] = ()
+    grants: tuple[Grant, ...] = ()
 
 
 _IMAGE_DECODER = codec.decoder(_ClusterImage)
@@ -208,6 +214,8 @@ def encode_cluster(cluster: ClusterMetadata) -> bytes:
         cluster.degraded,
         cluster.features,
         cluster.generations,
+        tuple(cluster.access.listed_roles()),
+        tuple(cluster.access.listed_grants()),
     )
     return codec.encode(image)
 
@@ -234,4 +242,5 @@ def decode_cluster(data: bytes) -> ClusterMetadata:
         image.degraded,
         image.features,
         image.generations,
+        access_of(image.roles, image.grants),
     )

@@ -13,6 +13,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.extensions import Extensions
+from lockstep.metadata.roles import Access
 from lockstep.schema.model import Replication, Schema, Table
 from lockstep.values.hash_tree import changed
 from lockstep.values.tokens import Range
@@ -21,6 +22,8 @@ ABSENT = "-"
 #: The first of these attributes that an element has names it in a path.
 _NAMES = ("id", "name", "replication", "range", "operation_id", "node")
 _SKIPPED = ("recent_ids",)
+#: Fields that say nothing but whether there is a value.
+_SECRET = ("salted_hash",)
 
 
 class Difference(msgspec.Struct, frozen=True, array_like=True):
@@ -48,9 +51,15 @@ def _compare(path: str, before: Any, after: Any) -> Iterator[Difference]:
         yield from _compare_schemas(path, before, after)
     elif isinstance(before, Extensions) and isinstance(after, Extensions):
         yield from _compare_extensions(path, before, after)
+    elif isinstance(before, Access) and isinstance(after, Access):
+        yield from _compare_access(path, before, after)
     elif isinstance(before, msgspec.Struct) and type(before) is type(after) and _name(before) == _name(after):
         for field in before.__struct_fields__:
-            yield from _compare(f"{path}.{field}", getattr(before, field), getattr(after, field))
+            values = getattr(before, field), getattr(after, field)
+            if field in _SECRET and values[0] != values[1]:
+                yield Difference(f"{path}.{field}", _masked(values[0]), "another one" if values[1] else "")
+                continue
+            yield from _compare(f"{path}.{field}", *values)
     elif _are_things(before) and _are_things(after):
         yield from _compare_things(path, before, after)
     else:
@@ -87,6 +96,17 @@ def _compare_extensions(path: str, before: Extensions, after: Extensions) -> Ite
         if old != new:
             old_text, new_text = (ABSENT if value is None else text_of(value) for value in (old, new))
             yield Difference(f"{path}[{name}]", old_text, new_text)
+
+
+def _compare_access(path: str, before: Access, after: Access) -> Iterator[Difference]:
+    roles = [(old, new) for _, old, new in changed(before.roles, after.roles)]
+    roles.sort(key=lambda pair: next(role.name for role in pair if role is not None))
+    yield from _compare_things(f"{path}.roles", *_sides(roles))
+    grants = [(old, new) for _, old, new in changed(before.grants, after.grants)]
+    named = [(next((g.role, g.resource) for g in pair if g is not None), pair) for pair in grants]
+    for (role, resource), pair in sorted(named):
+        texts = (ABSENT if grant is None else text_of(grant.permissions) for grant in pair)
+        yield Difference(f"{path}.grants[{role} on {resource}]", *texts)
 
 
 def _are_things(value: Any) -> bool:
@@ -127,8 +147,17 @@ def text_of(value: Any) -> str:
     if isinstance(value, Replication):
         return f"{value.text()} (of operation {value.apart})" if value.apart else value.text()
     if isinstance(value, msgspec.Struct):
-        inside = (f"{field}={text_of(getattr(value, field))}" for field in value.__struct_fields__)
+        inside = (f"{field}={_field_text(value, field)}" for field in value.__struct_fields__)
         return f"{type(value).__name__}({', '.join(inside)})"
     if isinstance(value, tuple):
         return f"[{', '.join(text_of(element) for element in value)}]"
     return str(value)
+
+
+def _field_text(value: msgspec.Struct, field: str) -> str:
+    found = getattr(value, field)
+    return _masked(found) if field in _SECRET else text_of(found)
+
+
+def _masked(secret: str) -> str:
+    return "***" if secret else ""

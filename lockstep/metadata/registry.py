@@ -40,6 +40,9 @@ class EntryKind(enum.IntEnum):
     EXCLUDE_NODES = 23
     INCLUDE_NODES = 24
     ENABLE_FEATURES = 30
+    ROLE_CHANGE = 31
+    ROLE_MEMBERSHIP = 32
+    PERMISSIONS = 33
 
 
 class Transformation(Protocol):

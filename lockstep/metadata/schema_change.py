@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import msgspec
 
+from lockstep.metadata import permissions
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.degraded import Degraded, carried, of_replications
 from lockstep.metadata.placing import moves_data, placements_for, refuse_while_locked
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import keyspace_busy
+from lockstep.metadata.roles import Access
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.schema.changes import AlterKeyspace, DropKeyspace, SchemaChange, apply_change
 from lockstep.schema.model import Schema
@@ -24,9 +26,11 @@ _REPLICATION_STAYS = "the replication of keyspaces cannot change"
 
 
 class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
-    """The body of a SCHEMA_CHANGE entry."""
+    """The body of a SCHEMA_CHANGE entry. `creator`: the role that may do everything with what the change
+    creates; empty for nobody."""
 
     change: SchemaChange
+    creator: str = ""
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
@@ -35,14 +39,23 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         if schema is cluster.schema:
             return cluster
         if cluster.schema.replicates_as(schema):
-            return msgspec.structs.replace(cluster, schema=schema)
+            return msgspec.structs.replace(cluster, schema=schema, access=self._access(cluster, schema))
         replications = tuple(sorted({keyspace.replication for keyspace in schema.keyspaces}))
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
         if placements is not cluster.placements:
             refuse_while_locked(cluster, _REPLICATION_STAYS)
         _refuse_moved_data(cluster, schema)
         degraded = of_replications(_carried(cluster, schema), replications)
-        return msgspec.structs.replace(cluster, schema=schema, placements=placements, degraded=degraded)
+        return msgspec.structs.replace(
+            cluster,
+            schema=schema,
+            placements=placements,
+            degraded=degraded,
+            access=self._access(cluster, schema),
+        )
+
+    def _access(self, cluster: ClusterMetadata, schema: Schema) -> Access:
+        return permissions.followed(cluster.access, cluster.schema, schema, self.change, self.creator)
 
     def _refuse_while_changing(self, cluster: ClusterMetadata) -> None:
         """Raises Rejected when a request is about the replication that this would change or drop."""

@@ -27,6 +27,7 @@ from lockstep.metadata.feature_names import NO_FEATURES, FeatureState
 from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds
 from lockstep.metadata.requests import Request, Requests
+from lockstep.metadata.roles import Grant, Role, access_of
 from lockstep.metadata.service import Service
 from lockstep.placement.placements import PlacedRange, Placements, RingPlacement
 from lockstep.schema.model import Replication, SchemaBuilder, SchemaImage
@@ -58,6 +59,8 @@ class Section(enum.IntEnum):
     EXCLUDED = 12
     DEGRADED = 13
     GENERATION = 14
+    ROLE = 15
+    GRANT = 16
     #: After all that may come.
     END = 255
 
@@ -133,6 +136,10 @@ def _items(cluster: ClusterMetadata) -> Iterator[tuple[Section, Any]]:
         yield Section.DEGRADED, degraded
     for generation in cluster.generations:
         yield Section.GENERATION, generation
+    for role in cluster.access.listed_roles():
+        yield Section.ROLE, role
+    for grant in cluster.access.listed_grants():
+        yield Section.GRANT, grant
 
 
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
@@ -150,6 +157,8 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     Section.EXCLUDED: codec.decoder(Exclusion),
     Section.DEGRADED: codec.decoder(Degraded),
     Section.GENERATION: codec.decoder(Generation),
+    Section.ROLE: codec.decoder(Role),
+    Section.GRANT: codec.decoder(Grant),
     Section.END: codec.decoder(int),
 }
 #: Sections whose items are in the order of the stream but belong to the item before them.
@@ -236,6 +245,7 @@ class SnapshotDecoder:
             degraded=tuple(parts[Section.DEGRADED]),
             features=head.features,
             generations=tuple(parts[Section.GENERATION]),
+            access=access_of(parts[Section.ROLE], parts[Section.GRANT]),
         )
 
     def _take_schema(self, image: SchemaImage) -> None:

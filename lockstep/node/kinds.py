@@ -13,6 +13,8 @@ from lockstep.metadata import (
     excluded,
     features,
     membership,
+    permissions,
+    role_changes,
     schema_change,
     snapshot_entries,
     transformations,
@@ -34,6 +36,8 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     force_remove.KINDS,
     excluded.KINDS,
     features.KINDS,
+    role_changes.KINDS,
+    permissions.KINDS,
     snapshot_entries.KINDS,
 )
 

@@ -40,6 +40,9 @@ def _fields(value: msgspec.Struct) -> str:
     parts = []
     for name in value.__struct_fields__:
         field = getattr(value, name)
+        if name == "salted_hash":
+            parts += ["password"] if field else []
+            continue
         if isinstance(field, tuple):
             if field:
                 parts.append(f"{name}={_elements(field)}")

@@ -333,3 +333,18 @@ CDC_RING_DELAY_MS: Final = 30_000
 #: Generations kept at once, with eight bytes a token each: more than two only when nodes join faster than
 #: generations take effect. Then the newest one that has not makes room.
 CDC_GENERATIONS_KEPT_MAX: Final = 8
+#: Roles of one cluster: applications, people and groups; they are in every snapshot of the metadata.
+ROLES_MAX: Final = 10_000
+#: Roles that one role is directly a member of.
+ROLE_MEMBERSHIPS_MAX: Final = 256
+ROLE_NAME_CHARACTERS_MAX: Final = 256
+#: (role, resource) pairs with permissions; a dropped table looks through all of them, some 100 ms at worst.
+GRANTS_MAX: Final = 100_000
+#: Passwords checked at once: each keeps a core busy for some 50 ms, and requests need the others.
+PASSWORD_CHECKS_AT_ONCE_MAX: Final = 2
+#: Logins that wait for their check; with two at once the last waits for some six seconds.
+PASSWORD_CHECKS_QUEUED_MAX: Final = 256
+#: Passwords lately found right, so that the other connections of a client's pools cost no check.
+PASSWORDS_KNOWN_MAX: Final = 1024
+#: Sets of permissions that one connection is known to have; a client repeats a few statements.
+ALLOWED_NEEDS_KEPT_MAX: Final = 1024
