@@ -26,6 +26,14 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "Bring about the state that the sentence asks for; --dry-run shows it beforehand.",
     ),
     "REQUEST": ("A CQL request failed.", "The codes that begin with CQL_ say more."),
+    "CQL_CREDENTIALS": (
+        "The login was refused: no such role, another password, or a role that may not log in.",
+        "LIST ROLES shows who may log in; ALTER ROLE ... WITH PASSWORD sets another password.",
+    ),
+    "CQL_UNAUTHORIZED": (
+        "The role has no permission for this, or was dropped since it logged in.",
+        "LIST ALL PERMISSIONS OF a role shows what it may do; GRANT gives more.",
+    ),
     "CQL_SYNTAX": ("The statement is not CQL.", "The sentence names line and column of the first bad word."),
     "CQL_INVALID": (
         "The statement is CQL, but it does not fit the schema or a rule.",

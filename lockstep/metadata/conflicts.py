@@ -128,6 +128,9 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.EXCLUDE_NODES: Wanted.FACTS,
     EntryKind.INCLUDE_NODES: Wanted.FACTS,
     EntryKind.PREPARE_MEMBERSHIP: Wanted.VOTERS,
+    EntryKind.ROLE_CHANGE: Wanted.SCHEMA,
+    EntryKind.ROLE_MEMBERSHIP: Wanted.SCHEMA,
+    EntryKind.PERMISSIONS: Wanted.SCHEMA,
     EntryKind.ADVANCE_MEMBERSHIP: Wanted.VOTERS,
     EntryKind.CANCEL_MEMBERSHIP: Wanted.VOTERS,
 }

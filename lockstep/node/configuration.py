@@ -17,6 +17,7 @@ import msgspec
 
 from lockstep.metadata.feature_names import SUPPORTED
 from lockstep.node import toml_text
+from lockstep.node.security_settings import AuthSection, TlsSection, problem
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import STREAM_FILE_BYTES, TOKENS_PER_NODE_MAX
 
@@ -196,6 +197,8 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_founder(self) -> bool:
         return self.internode_address in self.cluster.founders
 
+    auth: AuthSection = AuthSection()
+    tls: TlsSection = TlsSection()
 
 #: section -> key -> type, for unknown keys, close matches and the environment.
 _SECTIONS: Final[dict[str, dict[str, Any]]] = {
@@ -375,3 +378,6 @@ def _check(configuration: Configuration, source: str) -> None:
             f"{source}: raft.heartbeat_ticks is {raft.heartbeat_ticks}, not below "
             f"raft.election_ticks ({raft.election_ticks}): followers would elect while their leader lives"
         )
+    insecure = problem(configuration.auth, configuration.tls)
+    if insecure is not None:
+        raise ConfigurationError(f"{source}: {insecure[0]}", hint=insecure[1])

@@ -77,7 +77,15 @@ class MetadataParts(NodeFacts, abc.ABC):
         )
         self.guards = SessionGuards(self._cluster_now)
         self.voters = Voters(self.state, self.founders_file)
-        self.internode = Internode(runtime, self._hello, self._epoch_now, self._peer_epoch, self._accept, log)
+        self.internode = Internode(
+            runtime,
+            self._hello,
+            self._epoch_now,
+            self._peer_epoch,
+            self._accept,
+            log,
+            tls=self.configuration.tls.internode_files,
+        )
         self.raft_transport = RaftTransport(self.internode)
         self.histories = Histories(
             runtime,

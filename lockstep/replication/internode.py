@@ -21,7 +21,7 @@ from lockstep.replication.rivals import conflict
 from lockstep.replication.services import Service, Services
 from lockstep.replication.shut_out import NOBODY, kept_from, muted
 from lockstep.replication.waiters import CallbackWaiter, FutureWaiter, Waiter
-from lockstep.runtime.ports import Runtime, Server
+from lockstep.runtime.ports import Runtime, Server, Tls
 from lockstep.values.codec import UNREADABLE, encode
 from lockstep.values.errors import (
     FrameCorrupt,
@@ -101,6 +101,7 @@ class Internode(Services):
         accept: Callable[[Hello], str | None],
         log: Log,
         duplicate: Callable[[], bool] | None = None,
+        tls: Tls | None = None,
     ) -> None:
         super().__init__()
         self.runtime = runtime
@@ -108,6 +109,7 @@ class Internode(Services):
         self.epoch = epoch
         self.told_epoch = on_peer_epoch
         self.log = log
+        self.tls = tls
         #: Fault control: true means the frame is sent twice (and again on a later connection).
         self.duplicate = duplicate
         #: Fault control: nothing is sent to, or nothing is taken from these addresses.
@@ -125,7 +127,8 @@ class Internode(Services):
 
     async def start(self, host: str, port: int) -> None:
         """Listen for peers. ConfigurationError when the address is in use."""
-        self._server = await self.runtime.network.listen(host, port, self._incoming_connection)
+        listen = self.runtime.network.listen
+        self._server = await listen(host, port, self._incoming_connection, self.tls)
         self._running = True
 
     async def stop(self) -> None:

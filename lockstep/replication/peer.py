@@ -169,7 +169,7 @@ class Peer:
         try:
             async with asyncio.timeout(PEER_CONNECT_TIMEOUT_MS / 1000):
                 _, protocol = await self._node.runtime.network.connect(
-                    host, port, lambda: Connection(self, self._clock)
+                    host, port, lambda: Connection(self, self._clock), self._node.tls
                 )
                 assert isinstance(protocol, Connection), "the network returns the protocol it was given"
                 self._connection = protocol

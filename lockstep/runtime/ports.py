@@ -96,6 +96,16 @@ class Disk(Protocol):
     async def sync_names(self, directory: str) -> None: ...
 
 
+class Tls(msgspec.Struct, frozen=True):
+    """Paths of PEM files for encrypted connections. `ca`: who signs the certificates of the other side. A
+    side that listens wants the other's only when `mutual`; one that dials always does."""
+
+    certificate: str
+    key: str
+    ca: str = ""
+    mutual: bool = False
+
+
 class Server(Protocol):
     def close(self) -> None: ...
 
@@ -103,12 +113,14 @@ class Server(Protocol):
 class Network(Protocol):
     """Reliable ordered byte streams that may stall, break, or go silent for any length of time."""
 
-    async def listen(self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> Server:
-        """ConfigurationError when the address is in use."""
+    async def listen(
+        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: Tls | None = None
+    ) -> Server:
+        """ConfigurationError when the address is in use, or a file of `tls` cannot be used."""
         ...
 
     async def connect(
-        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]
+        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: Tls | None = None
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """OSError when refused; may hang: the caller owns the deadline."""
         ...

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lockstep.runtime.ports import Tls
 from lockstep.sim.clock import NS
 from lockstep.sim.dialing import Dialing, Factory, SimServer
 from lockstep.sim.links import Link, LinkSettings
@@ -303,10 +304,11 @@ class NetworkPort:
         self._dialing = fabric.dialing
         self._loop = loop
 
-    async def listen(self, host: str, port: int, protocol: Factory) -> SimServer:
+    async def listen(self, host: str, port: int, protocol: Factory, tls: Tls | None = None) -> SimServer:
+        """`tls` has no meaning here, nor in `connect`: nobody listens in."""
         return self._dialing.listen(self._loop, host, port, protocol)
 
     async def connect(
-        self, host: str, port: int, protocol: Factory
+        self, host: str, port: int, protocol: Factory, tls: Tls | None = None
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         return await self._dialing.connect(self._loop, host, port, protocol)

@@ -5,7 +5,9 @@ the outcome is known, and what to do next.
     ├── ConfigurationError            operator   bad or unknown setting, port in use, wrong directory
     ├── PreconditionError             operator   refused because of the cluster's present state
     ├── RequestError                  client     carries the CQL protocol error code
+    │   ├── BadCredentials            0x0100
     │   ├── SyntaxError_              0x2000
+    │   ├── Unauthorized              0x2100
     │   ├── InvalidRequest            0x2200
     │   │   └── ColumnsGone                      planned again by the coordinator, never sent to clients
     │   ├── ConfigurationInvalid      0x2300
@@ -91,6 +93,18 @@ class RequestError(LockstepError):
 class SyntaxError_(RequestError):
     code: ClassVar[str] = "CQL_SYNTAX"
     cql_code = 0x2000
+
+class BadCredentials(RequestError):
+    code: ClassVar[str] = "CQL_CREDENTIALS"
+    cql_code = 0x0100
+
+
+class Unauthorized(RequestError):
+    """The role of the connection has no permission for this, or is there no longer."""
+
+    code: ClassVar[str] = "CQL_UNAUTHORIZED"
+    cql_code = 0x2100
+
 
 
 class InvalidRequest(RequestError):

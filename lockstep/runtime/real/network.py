@@ -10,8 +10,13 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from lockstep.runtime.ports import Tls
 from lockstep.values.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import ssl
 
 _UNUSABLE = {
     errno.EADDRINUSE: ("is in use", "stop the other process or choose another port"),
@@ -54,15 +59,42 @@ class RealServer:
 class RealNetwork:
     """Network port."""
 
-    async def listen(self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> RealServer:
+    async def listen(
+        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: Tls | None = None
+    ) -> RealServer:
         loop = asyncio.get_running_loop()
+        secured = _context(tls, listens=True) if tls is not None else None
         try:
-            return RealServer(await loop.create_server(protocol, host, port), host)
+            return RealServer(await loop.create_server(protocol, host, port, ssl=secured), host)
         except OSError as error:
             raise _unusable(host, port, error) from error
 
     async def connect(
-        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]
+        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: Tls | None = None
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        transport, made = await asyncio.get_running_loop().create_connection(protocol, host, port)
+        loop = asyncio.get_running_loop()
+        secured = _context(tls, listens=False) if tls is not None else None
+        transport, made = await loop.create_connection(protocol, host, port, ssl=secured)
         return transport, made
+
+
+def _context(tls: Tls, *, listens: bool) -> ssl.SSLContext:
+    """What Python's ssl makes of the files; loaded only where connections are encrypted."""
+    import ssl
+
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if listens else ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Nodes are known by addresses that change, so a certificate proves who signed it and not where it is.
+    made.check_hostname = False
+    try:
+        made.load_cert_chain(tls.certificate, tls.key)
+        if tls.ca:
+            made.load_verify_locations(tls.ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"the certificate {tls.certificate}, its key or its authority cannot be used: {error}",
+            hint="they are PEM files that this user can read; the key has no passphrase",
+        ) from error
+    if tls.ca:
+        made.verify_mode = ssl.CERT_REQUIRED if tls.mutual or not listens else ssl.CERT_OPTIONAL
+    return made

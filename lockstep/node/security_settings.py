@@ -1,0 +1,79 @@
+"""Sections `auth` and `tls` of the configuration: who may connect, and how connections are encrypted.
+
+Invariant: `problem` names every combination that would let in whom the sections mean to keep out.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from lockstep.runtime.ports import Tls
+
+_PASSWORD: Final = ("password", "PasswordAuthenticator")
+_ROLE_BASED: Final = ("role-based", "CassandraAuthorizer")
+
+
+class AuthSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who clients are, and what they may do. Names of Cassandra's classes mean what they mean there."""
+
+    authenticator: Literal["allow-all", "password", "AllowAllAuthenticator", "PasswordAuthenticator"] = (
+        "allow-all"
+    )
+    authorizer: Literal["allow-all", "role-based", "AllowAllAuthorizer", "CassandraAuthorizer"] = "allow-all"
+
+    @property
+    def asks_password(self) -> bool:
+        return self.authenticator in _PASSWORD
+
+    @property
+    def checks_permissions(self) -> bool:
+        return self.authorizer in _ROLE_BASED
+
+
+class TlsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The clients' port speaks TLS 1.2 or later when there is a certificate. Paths of PEM files; the
+    certificate may be followed by its chain. `client_ca`: who signs the certificates of clients, which
+    `require_client_auth` asks for. With `internode_` ones the nodes' port speaks it too, and either side
+    shows a certificate that `internode_ca` signed: all nodes of a cluster have these or none."""
+
+    certificate: str = ""
+    key: str = ""
+    client_ca: str = ""
+    require_client_auth: bool = False
+    internode_certificate: str = ""
+    internode_key: str = ""
+    internode_ca: str = ""
+
+    @property
+    def files(self) -> Tls | None:
+        """What the port is opened with; None: as it is, without TLS."""
+        if not self.certificate:
+            return None
+        return Tls(self.certificate, self.key, self.client_ca, mutual=self.require_client_auth)
+
+    @property
+    def internode_files(self) -> Tls | None:
+        """What connections between nodes are opened with; None: as they are, without TLS."""
+        if not self.internode_certificate:
+            return None
+        return Tls(self.internode_certificate, self.internode_key, self.internode_ca, mutual=True)
+
+
+def problem(auth: AuthSection, tls: TlsSection) -> tuple[str, str] | None:
+    """What is wrong between these settings, and a hint; None when nothing is."""
+    if auth.checks_permissions and not auth.asks_password:
+        return (
+            "auth.authorizer checks permissions, but auth.authenticator lets everybody in without a name",
+            'set auth.authenticator = "password"',
+        )
+    if bool(tls.certificate) is not bool(tls.key):
+        return "tls.certificate and tls.key go together", "set both, or neither"
+    if not tls.certificate and (tls.client_ca or tls.require_client_auth):
+        return "tls has no certificate, so nothing is encrypted", "set tls.certificate and tls.key"
+    if tls.require_client_auth and not tls.client_ca:
+        return "tls.require_client_auth asks for certificates, and nothing says whose", "set tls.client_ca"
+    if len({bool(path) for path in (tls.internode_certificate, tls.internode_key, tls.internode_ca)}) > 1:
+        return "tls.internode_certificate, internode_key and internode_ca go together", "set all, or none"
+    return None
