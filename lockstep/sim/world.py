@@ -96,6 +96,7 @@ class World:
         self._blocking_stream = self.stream("blocking")
         self._context = contextvars.Context()
         self._graves: list[SimLoop] = []
+        self._freezes = True
         self._guard = Guard(self)
         self._housekeeping_due = _HOUSEKEEPING_STEPS
         self._housekeeping_rounds = 0
@@ -194,13 +195,17 @@ class World:
         gc.disable()
         if not self.steps:
             gc.collect()  # An earlier world of this process would be frozen, and stay for ever.
-        gc.freeze()
+            # Whoever froze what was there before this world wants it to stay so.
+            self._freezes = not gc.get_freeze_count()
+        if self._freezes:
+            gc.freeze()
         try:
             with self._guard:
                 self._spin(int(until_s * NS), done)
         finally:
             self.trace.flush()
-            gc.unfreeze()
+            if self._freezes:
+                gc.unfreeze()
             if was_collecting:
                 gc.enable()
 
