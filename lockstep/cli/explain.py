@@ -77,6 +77,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "Too few replicas confirmed in time. The write may or may not be applied, now or later.",
         "Write again with the same values and timestamp if that is harmless (not counters, not IF).",
     ),
+    "CQL_CAS_UNKNOWN": (
+        "A conditional write was proposed and then lost sight of: it may or may not be applied, now or later.",
+        "Read at SERIAL what is there; a condition that names the value expected makes another try safe.",
+    ),
     "CQL_READ_TIMEOUT": (
         "Too few replicas answered in time.",
         "Read again; lockstep status shows slow or lost nodes.",

@@ -74,6 +74,17 @@ class TimeoutsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read_ms: TimeoutMs = 5000
     range_read_ms: TimeoutMs = 10_000
     metadata_ms: TimeoutMs = 10_000
+    cas_contention_ms: TimeoutMs = 1000
+
+
+class ReadsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What clients are told of expensive reads. Tombstones are counted for each page on each replica, bytes
+    for each page at its coordinator; 0 turns a threshold off."""
+
+    tombstone_warn_threshold: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 1000
+    tombstone_failure_threshold: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 100_000
+    coordinator_read_size_warn_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
+    coordinator_read_size_fail_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
 
 
 class RaftSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -37,6 +37,14 @@ CATCH_UP: Final = frozenset((FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, H
 
 NAMES: Final = {
     HELLO: "hello",
+COUNTER: Final = 84
+CAS_PREPARE: Final = 70
+CAS_PROPOSE: Final = 71
+CAS_COMMIT: Final = 72
+REPAIR_TREE: Final = 76
+REPAIR_READ: Final = 77
+REPAIR_WRITE: Final = 78
+REPAIR_NOTE: Final = 79
     WRITE: "write",
     READ: "read",
     READ_REPAIR: "read-repair",
@@ -64,3 +72,11 @@ NAMES: Final = {
     GROUP_REPORT: "group-report",
     RANGE_SIZES: "range-sizes",
 }
+    COUNTER: "counter",
+    CAS_PREPARE: "cas-prepare",
+    CAS_PROPOSE: "cas-propose",
+    CAS_COMMIT: "cas-commit",
+    REPAIR_TREE: "repair-tree",
+    REPAIR_READ: "repair-read",
+    REPAIR_WRITE: "repair-write",
+    REPAIR_NOTE: "repair-note",

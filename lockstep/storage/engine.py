@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 from lockstep.runtime.ports import Runtime
 from lockstep.storage import keys
+from lockstep.storage.companions import with_ballots
+from lockstep.storage.counter_generation import begin_generation
 from lockstep.storage.fragments import fragments_of
 from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.merging import BackgroundMerge
@@ -148,6 +150,18 @@ class StorageEngine:
 
     def _sequence_behind(self, command: ReadCommand) -> int:
         if command.key is not None:
+    def peek(self, command: ReadCommand) -> ReadResult:
+        """As `read`, in this very step and durable or not: for whoever tells nobody of it before a later
+        write of his own is synced."""
+        snapshot = self._store.snapshot()
+        try:
+            reading = Reading(snapshot, command, self._ask_merge)
+            for _ in reading.steps():
+                pass
+        finally:
+            snapshot.close()
+        return reading.result()
+
             prefix = keys.partition_prefix(command.table_id, command.right, command.key)
             return self._commit.unsynced_partition(prefix)
         tokens = Range(command.left, command.right)
@@ -224,19 +238,21 @@ class StorageEngine:
 
     async def wipe(self, table_ids: Sequence[int], tokens: Range) -> None:
         """Forget a range of tables, durably: for ranges this node does not own."""
-        await self._delete_ranges([keys.token_bounds(table_id, tokens) for table_id in table_ids])
+        begin_generation(self)
+        await self._delete_ranges([keys.token_bounds(found, tokens) for found in with_ballots(table_ids)])
 
     def forget(self, table_ids: Sequence[int], tokens: Range) -> int:
         """As `wipe`, in this very step: the sequence to await with `synced`. Never refused for overload."""
-        return self._write_deletions([keys.token_bounds(table_id, tokens) for table_id in table_ids])
+        begin_generation(self)
+        return self._write_deletions([keys.token_bounds(found, tokens) for found in with_ballots(table_ids)])
 
     async def truncate(self, table_id: int) -> None:
         """Forget all content of a table, durably."""
-        await self._delete_ranges([keys.table_bounds(table_id)])
+        await self._delete_ranges([keys.table_bounds(found) for found in with_ballots((table_id,))])
 
     async def drop_tables(self, table_ids: Sequence[int]) -> None:
         """As truncate, of several; table ids are never given again."""
-        await self._delete_ranges([keys.table_bounds(table_id) for table_id in table_ids])
+        await self._delete_ranges([keys.table_bounds(found) for found in with_ballots(table_ids)])
 
     async def _delete_ranges(self, ranges: Sequence[tuple[bytes, bytes]]) -> None:
         self._commit.admit()

@@ -17,6 +17,7 @@ the outcome is known, and what to do next.
     │   ├── Unavailable               0x1000     nothing was sent: definite failure
     │   ├── Overloaded                0x1001
     │   ├── WriteTimeout              0x1100     outcome unknown
+    │   ├── ConditionalUnknown        0x1700     outcome unknown
     │   ├── ReadTimeout               0x1200
     │   ├── ReadFailure               0x1300
     │   ├── WriteFailure              0x1500
@@ -219,7 +220,9 @@ class WriteTimeout(RequestError):
     outcome_known = False
     cql_code = 0x1100
 
-    def __init__(self, consistency: int, received: int, required: int, write_type: str) -> None:
+    def __init__(
+        self, consistency: int, received: int, required: int, write_type: str, contentions: int = 0
+    ) -> None:
         super().__init__(f"Operation timed out - received only {received} responses.")
         self.consistency = consistency
         self.received = received
@@ -229,6 +232,26 @@ class WriteTimeout(RequestError):
 
 class ReadTimeout(RequestError):
     code: ClassVar[str] = "CQL_READ_TIMEOUT"
+        #: Of a conditional write: how often others were first.
+        self.contentions = contentions
+
+
+class ConditionalUnknown(RequestError):
+    """A conditional write was proposed, and it is not known whether it was or will be decided."""
+
+    code: ClassVar[str] = "CQL_CAS_UNKNOWN"
+    fault: ClassVar[Fault] = "server"
+    outcome_known = False
+    cql_code = 0x1700
+
+    def __init__(self, consistency: int, received: int, required: int) -> None:
+        super().__init__(
+            "CAS operation result is unknown - proposal accepted by "
+            f"{received} but not a quorum or decided since by others; it needs {required}"
+        )
+        self.consistency = consistency
+        self.received = received
+        self.required = required
     fault: ClassVar[Fault] = "server"
     retriable = True
     cql_code = 0x1200

@@ -149,6 +149,18 @@ SHORT_READ_ROUNDS_MAX: Final = 64
 #: Range streams one node serves at once; each pins a store snapshot and some files on disk.
 STREAMS_OPEN_MAX: Final = 64
 #: A stream nobody asks for this long is closed: its snapshot keeps old files on disk. A target that starts
+#: Origins of decided proposals that each new one names: more rounds than pass while one proposer is away for
+#: the time of a request, and some hundred bytes.
+BALLOT_CHAIN_MAX: Final = 16
+#: Attempts at rounds of one conditional request: with the pauses between them far above any deadline.
+BALLOT_ROUNDS_MAX: Final = 1000
+#: Longest pause before another ballot after losing to one: drawn below it, and below twice the last one.
+BALLOT_PAUSE_MS_MAX: Final = 100
+#: How long a partition's ballots are kept after its last round: nobody waits that long for an outcome, and no
+#: clock is that wrong.
+BALLOTS_KEPT_S: Final = 10 * 24 * 3600
+#: Conditional requests a coordinator has in flight, those included that wait for others of their partition.
+CONDITIONAL_IN_FLIGHT_MAX: Final = 4096
 #: again within that time goes on in the middle of a file.
 STREAM_IDLE_MS: Final = 60_000
 #: One request of a stream: reading and sending a part takes milliseconds, and nobody is let wait for longer

@@ -35,6 +35,8 @@ from lockstep.cql.wire.constants import (
     RESULT_SCHEMA_CHANGE,
     RESULT_SET_KEYSPACE,
     RESULT_VOID,
+    WRITE_TYPE_CAS,
+    has_conditional_errors,
     has_failures,
     has_key_indexes,
     has_metadata_id,
@@ -45,6 +47,7 @@ from lockstep.cql.wire.type_options import type_option
 from lockstep.schema.types import CqlType
 from lockstep.values.errors import (
     AlreadyExists,
+    ConditionalUnknown,
     FunctionFailure,
     LockstepError,
     ReadFailure,
@@ -250,6 +253,9 @@ def error(version: int, problem: LockstepError) -> bytes:
     """
     if isinstance(problem, ReadFailure | WriteFailure) and not has_failures(version):
         problem = _as_timeout(problem)
+    if isinstance(problem, ConditionalUnknown) and not has_conditional_errors(version):
+        counts = (problem.consistency, problem.received, problem.required)
+        problem = WriteTimeout(*counts, WRITE_TYPE_CAS)
     code = problem.cql_code if isinstance(problem, RequestError | Rejected) else ERROR_SERVER
     if code == ERROR_FUNCTION_FAILURE and not has_failures(version):
         code = ERROR_INVALID
@@ -268,7 +274,11 @@ def _error_details(version: int, code: int, problem: LockstepError) -> bytes:
         levels = pack_int(problem.required) + pack_int(problem.alive)
         return pack_short(problem.consistency) + levels
     if isinstance(problem, WriteTimeout):
-        return _counts(problem) + wire.string(problem.write_type)
+        told = _counts(problem) + wire.string(problem.write_type)
+        conditional = problem.write_type == WRITE_TYPE_CAS and has_conditional_errors(version)
+        return told + pack_short(min(problem.contentions, 0xFFFF)) if conditional else told
+    if isinstance(problem, ConditionalUnknown):
+        return _counts(problem)
     if isinstance(problem, ReadTimeout):
         return _counts(problem) + (b"\x01" if problem.data_present else b"\x00")
     if isinstance(problem, ReadFailure):
@@ -290,7 +300,9 @@ def _error_details(version: int, code: int, problem: LockstepError) -> bytes:
     return b""
 
 
-def _counts(problem: WriteTimeout | ReadTimeout | ReadFailure | WriteFailure) -> bytes:
+def _counts(
+    problem: WriteTimeout | ConditionalUnknown | ReadTimeout | ReadFailure | WriteFailure,
+) -> bytes:
     return pack_short(problem.consistency) + pack_int(problem.received) + pack_int(problem.required)
 
 

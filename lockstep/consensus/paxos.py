@@ -1,0 +1,153 @@
+"""One decision after another on one partition: what an acceptor does, and what a proposer may do next.
+
+Invariants. An acceptor that promised a ballot takes nothing under an older one. Two ballots of one time never
+both pass an acceptor, so every decided proposal has a time of its own, above those decided before. A value is
+proposed only when all that was decided before is known to the acceptors that promised. A proposal carries the
+origins of those decided before it, so that whoever lost sight of its own learns what became of it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import BALLOT_CHAIN_MAX
+
+
+class Ballot(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+    """`time_us` is above every time its node gave before, `draw` tells nodes apart that chose one time."""
+
+    time_us: int
+    draw: int
+
+
+#: Before every ballot.
+NO_BALLOT = Ballot(0, 0)
+
+
+class Proposal(msgspec.Struct, frozen=True, array_like=True):
+    """`origin` is the ballot under which the value was proposed first: whoever finishes it keeps that.
+    `chain`: origins of the newest decided before it, the oldest first."""
+
+    ballot: Ballot
+    origin: Ballot
+    value: bytes
+    chain: tuple[Ballot, ...] = ()
+
+    def under(self, ballot: Ballot) -> Proposal:
+        return Proposal(ballot, self.origin, self.value, self.chain)
+
+
+class Acceptor(msgspec.Struct, frozen=True, array_like=True):
+    """What one replica keeps of a partition. Each part only ever moves to a later ballot."""
+
+    promised: Ballot = NO_BALLOT
+    accepted: Proposal | None = None
+    committed: Proposal | None = None
+
+    @property
+    def in_progress(self) -> Proposal | None:
+        """What was accepted here and is not known to be decided."""
+        accepted, committed = self.accepted, self.committed
+        if accepted is None or (committed is not None and accepted.ballot <= committed.ballot):
+            return None
+        return accepted
+
+    @property
+    def floor(self) -> Ballot:
+        """What a new ballot must be later than."""
+        if self.committed is not None and self.committed.ballot > self.promised:
+            return self.committed.ballot
+        return self.promised
+
+
+def prepare(state: Acceptor, ballot: Ballot) -> tuple[Acceptor, bool]:
+    """The state after a request for a promise, and whether it was given. Asked again for the newest promise,
+    an acceptor repeats it."""
+    floor = state.floor
+    if ballot.time_us > floor.time_us:
+        return msgspec.structs.replace(state, promised=ballot), True
+    return state, ballot == floor == state.promised
+
+
+def accept(state: Acceptor, proposal: Proposal) -> tuple[Acceptor, bool]:
+    """The state after a proposal, and whether it was accepted."""
+    ballot, floor = proposal.ballot, state.floor
+    if ballot == floor or ballot.time_us > floor.time_us:
+        return msgspec.structs.replace(state, promised=ballot, accepted=proposal), True
+    return state, False
+
+
+def commit(state: Acceptor, proposal: Proposal) -> Acceptor:
+    """The state after hearing that a proposal was decided; the same when it says nothing new."""
+    known = state.committed
+    if known is not None and known.ballot >= proposal.ballot:
+        return state
+    return msgspec.structs.replace(state, committed=proposal)
+
+
+class Promises(msgspec.Struct, frozen=True):
+    """What a quorum of promises says. `lacking`: acceptors that do not know what was decided last."""
+
+    in_progress: Proposal | None
+    committed: Proposal | None
+    lacking: tuple[NodeId, ...]
+
+
+def judge(states: Mapping[NodeId, Acceptor]) -> Promises:
+    """`states`: of each acceptor of a quorum, by node, as it promised."""
+    in_progress: Proposal | None = None
+    committed: Proposal | None = None
+    for state in states.values():
+        if state.committed is not None and (committed is None or state.committed.ballot > committed.ballot):
+            committed = state.committed
+        found = state.accepted
+        if found is not None and (in_progress is None or found.ballot > in_progress.ballot):
+            in_progress = found
+    if in_progress is not None and committed is not None and in_progress.ballot <= committed.ballot:
+        in_progress = None
+    lacking = () if committed is None else tuple(n for n, state in states.items() if _lacks(state, committed))
+    return Promises(in_progress, committed, lacking)
+
+
+def _lacks(state: Acceptor, committed: Proposal) -> bool:
+    return state.committed is None or state.committed.ballot < committed.ballot
+
+
+def decided(committed: Proposal | None) -> tuple[Ballot, ...]:
+    """Origins of the newest decided proposals, the oldest first."""
+    return () if committed is None else (*committed.chain, committed.origin)[-BALLOT_CHAIN_MAX:]
+
+
+def propose(ballot: Ballot, value: bytes, committed: Proposal | None) -> Proposal:
+    """A value of one's own, to be decided behind `committed`."""
+    return Proposal(ballot, ballot, value, decided(committed))
+
+
+class Fate(enum.StrEnum):
+    """What became of a proposal of one's own whose round did not end."""
+
+    DECIDED = "decided"
+    #: Nothing was decided since: it may be proposed again as it is.
+    OPEN = "open"
+    #: Another one took its place: it never takes effect, and the request may be begun anew.
+    LOST = "lost"
+    #: So many were decided since that nobody knows.
+    UNKNOWN = "unknown"
+
+
+def fate(own: Proposal, committed: Proposal | None) -> Fate:
+    """Judged from a quorum of promises without anything in progress; `committed` is the newest of them."""
+    chain = decided(committed)
+    if own.origin in chain:
+        return Fate.DECIDED
+    base = own.chain[-1] if own.chain else None
+    newest = chain[-1] if chain else None
+    if newest == base:
+        return Fate.OPEN
+    if base in chain or (base is None and len(chain) < BALLOT_CHAIN_MAX):
+        return Fate.LOST
+    return Fate.UNKNOWN
