@@ -31,12 +31,6 @@ ASK_FOR_ME: Final = 56
 MANAGE: Final = 60
 GROUP_REPORT: Final = 61
 RANGE_SIZES: Final = 62
-
-#: What an excluded node may still say and be told: that it is there, and what it lacks of the log.
-CATCH_UP: Final = frozenset((FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, HASH_AT, MEMBERS, PING))
-
-NAMES: Final = {
-    HELLO: "hello",
 COUNTER: Final = 84
 CAS_PREPARE: Final = 70
 CAS_PROPOSE: Final = 71
@@ -45,6 +39,12 @@ REPAIR_TREE: Final = 76
 REPAIR_READ: Final = 77
 REPAIR_WRITE: Final = 78
 REPAIR_NOTE: Final = 79
+
+#: What an excluded node may still say and be told: that it is there, and what it lacks of the log.
+CATCH_UP: Final = frozenset((FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, HASH_AT, MEMBERS, PING))
+
+NAMES: Final = {
+    HELLO: "hello",
     WRITE: "write",
     READ: "read",
     READ_REPAIR: "read-repair",
@@ -71,7 +71,6 @@ REPAIR_NOTE: Final = 79
     MANAGE: "manage",
     GROUP_REPORT: "group-report",
     RANGE_SIZES: "range-sizes",
-}
     COUNTER: "counter",
     CAS_PREPARE: "cas-prepare",
     CAS_PROPOSE: "cas-propose",
@@ -80,3 +79,4 @@ REPAIR_NOTE: Final = 79
     REPAIR_READ: "repair-read",
     REPAIR_WRITE: "repair-write",
     REPAIR_NOTE: "repair-note",
+}

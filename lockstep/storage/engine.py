@@ -148,8 +148,6 @@ class StorageEngine:
             snapshot.close()
         return reading.result()
 
-    def _sequence_behind(self, command: ReadCommand) -> int:
-        if command.key is not None:
     def peek(self, command: ReadCommand) -> ReadResult:
         """As `read`, in this very step and durable or not: for whoever tells nobody of it before a later
         write of his own is synced."""
@@ -162,6 +160,8 @@ class StorageEngine:
             snapshot.close()
         return reading.result()
 
+    def _sequence_behind(self, command: ReadCommand) -> int:
+        if command.key is not None:
             prefix = keys.partition_prefix(command.table_id, command.right, command.key)
             return self._commit.unsynced_partition(prefix)
         tokens = Range(command.left, command.right)

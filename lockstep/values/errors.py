@@ -228,10 +228,6 @@ class WriteTimeout(RequestError):
         self.received = received
         self.required = required
         self.write_type = write_type
-
-
-class ReadTimeout(RequestError):
-    code: ClassVar[str] = "CQL_READ_TIMEOUT"
         #: Of a conditional write: how often others were first.
         self.contentions = contentions
 
@@ -252,6 +248,10 @@ class ConditionalUnknown(RequestError):
         self.consistency = consistency
         self.received = received
         self.required = required
+
+
+class ReadTimeout(RequestError):
+    code: ClassVar[str] = "CQL_READ_TIMEOUT"
     fault: ClassVar[Fault] = "server"
     retriable = True
     cql_code = 0x1200

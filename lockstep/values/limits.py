@@ -140,15 +140,6 @@ PLANS_CACHED_MAX: Final = 65_536
 WRITES_IN_FLIGHT_MAX: Final = 16_384
 #: Reads a coordinator has in flight; answers are held whole until they are merged.
 READS_IN_FLIGHT_MAX: Final = 4096
-#: Pause before a write or read asks a replica again whose connection failed.
-REPLICA_RETRY_MS: Final = 50
-#: A read asks one more replica when the answers take longer than this (or a quarter of its timeout).
-READ_EXTRA_AFTER_MS: Final = 200
-#: Rounds without a row that answers with hidden rows may cause; the asked rows double in each.
-SHORT_READ_ROUNDS_MAX: Final = 64
-#: Range streams one node serves at once; each pins a store snapshot and some files on disk.
-STREAMS_OPEN_MAX: Final = 64
-#: A stream nobody asks for this long is closed: its snapshot keeps old files on disk. A target that starts
 #: Origins of decided proposals that each new one names: more rounds than pass while one proposer is away for
 #: the time of a request, and some hundred bytes.
 BALLOT_CHAIN_MAX: Final = 16
@@ -161,6 +152,15 @@ BALLOT_PAUSE_MS_MAX: Final = 100
 BALLOTS_KEPT_S: Final = 10 * 24 * 3600
 #: Conditional requests a coordinator has in flight, those included that wait for others of their partition.
 CONDITIONAL_IN_FLIGHT_MAX: Final = 4096
+#: Pause before a write or read asks a replica again whose connection failed.
+REPLICA_RETRY_MS: Final = 50
+#: A read asks one more replica when the answers take longer than this (or a quarter of its timeout).
+READ_EXTRA_AFTER_MS: Final = 200
+#: Rounds without a row that answers with hidden rows may cause; the asked rows double in each.
+SHORT_READ_ROUNDS_MAX: Final = 64
+#: Range streams one node serves at once; each pins a store snapshot and some files on disk.
+STREAMS_OPEN_MAX: Final = 64
+#: A stream nobody asks for this long is closed: its snapshot keeps old files on disk. A target that starts
 #: again within that time goes on in the middle of a file.
 STREAM_IDLE_MS: Final = 60_000
 #: One request of a stream: reading and sending a part takes milliseconds, and nobody is let wait for longer

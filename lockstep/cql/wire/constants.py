@@ -86,10 +86,10 @@ EVENT_STATUS: Final = "STATUS_CHANGE"
 EVENT_SCHEMA: Final = "SCHEMA_CHANGE"
 EVENT_TYPES: Final = (EVENT_TOPOLOGY, EVENT_STATUS, EVENT_SCHEMA)
 
-ERROR_SERVER: Final = 0x0000
 #: The type of conditional writes in timeouts.
 WRITE_TYPE_CAS: Final = "CAS"
 
+ERROR_SERVER: Final = 0x0000
 ERROR_PROTOCOL: Final = 0x000A
 ERROR_UNAVAILABLE: Final = 0x1000
 ERROR_WRITE_TIMEOUT: Final = 0x1100
@@ -107,12 +107,12 @@ def uses_segments(version: int) -> bool:
     return version >= VERSION_5
 
 
-def has_warnings(version: int) -> bool:
 def has_conditional_errors(version: int) -> bool:
     """Whether timeouts of conditional writes count contentions, and unknown outcomes have their own code."""
     return version >= VERSION_5
 
 
+def has_warnings(version: int) -> bool:
     """Whether answers may carry warnings and a payload."""
     return version >= VERSION_4
 
