@@ -19,6 +19,7 @@ from lockstep.metadata.extensions import NO_EXTENSIONS, Extensions, extensions_o
 from lockstep.metadata.feature_names import NO_FEATURES, FeatureState
 from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
+from lockstep.metadata.repairs import NO_REPAIRS, Repairs
 from lockstep.metadata.requests import NO_REQUESTS, Request, Requests
 from lockstep.metadata.roles import NO_ACCESS, Access, Grant, Role, access_of
 from lockstep.metadata.service import NO_SERVICE, Service
@@ -67,6 +68,8 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
     features: FeatureState = NO_FEATURES
     #: Generations of change data capture, oldest first.
     generations: tuple[Generation, ...] = ()
+    #: Repairs, and what they found equal on all its replicas.
+    repairs: Repairs = NO_REPAIRS
     #: Roles, and what they may do.
     access: Access = NO_ACCESS
 
@@ -112,7 +115,12 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         return self.schema.tables_by_id.get(table_id)
 
     def session_open(self, session_id: str) -> bool:
-        return session_id in self.sessions_by_id
+        return session_id in self.sessions_by_id or self.repair_open(session_id)
+
+    def repair_open(self, session_id: str) -> bool:
+        """Whether it is the session of a repair that runs, driven by a node that has not left."""
+        repair = self.repairs.by_session.get(session_id)
+        return repair is not None and repair.driver in self.directory.present_ids
 
     def validate(self) -> None:
         """Assert what must hold of every value, whichever entries made it."""
@@ -183,6 +191,7 @@ class _ClusterImage(msgspec.Struct, frozen=True, array_like=True):
     degraded: tuple[Degraded, ...] = ()
     features: FeatureState = NO_FEATURES
     generations: tuple[Generation, ...] = ()
+    repairs: Repairs = NO_REPAIRS
     roles: tuple[Role, ...] = ()
     grants: tuple[Grant, ...] = ()
 
@@ -214,6 +223,7 @@ def encode_cluster(cluster: ClusterMetadata) -> bytes:
         cluster.degraded,
         cluster.features,
         cluster.generations,
+        cluster.repairs,
         tuple(cluster.access.listed_roles()),
         tuple(cluster.access.listed_grants()),
     )
@@ -242,5 +252,6 @@ def decode_cluster(data: bytes) -> ClusterMetadata:
         image.degraded,
         image.features,
         image.generations,
+        image.repairs,
         access_of(image.roles, image.grants),
     )

@@ -29,6 +29,7 @@ class Wanted(enum.StrEnum):
     MEMBERSHIP = "registration of a node, feature, extension"
     VOTERS = "change of the voters"
     FACTS = "address of a node, exclude list, snapshot, truncation, wish about the service"
+    REPAIR = "repair"
 
 
 class Held(enum.StrEnum):
@@ -106,6 +107,13 @@ _ROWS: Mapping[tuple[Wanted, Held], Conflict] = {
         Scope.SAME_NODE, "only a normal node gets a vote, not one that joins or leaves"
     ),
     (Wanted.VOTERS, Held.EXCLUSION): Conflict(Scope.SAME_NODE, "a node that is shut out gets no vote"),
+    (Wanted.REPAIR, Held.RING): Conflict(
+        Scope.SAME_RANGE, "replicas that get or give up a range are not made equal meanwhile"
+    ),
+    (Wanted.REPAIR, Held.REPLICATION): Conflict(
+        Scope.SAME_KEYSPACE, "replicas that get or give up a range are not made equal meanwhile"
+    ),
+    (Wanted.REPAIR, Held.FREEZE): _FROZEN,
 }
 
 #: The complete table.
@@ -133,6 +141,8 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.PERMISSIONS: Wanted.SCHEMA,
     EntryKind.ADVANCE_MEMBERSHIP: Wanted.VOTERS,
     EntryKind.CANCEL_MEMBERSHIP: Wanted.VOTERS,
+    EntryKind.BEGIN_REPAIR: Wanted.REPAIR,
+    EntryKind.END_REPAIR: Wanted.FACTS,
 }
 
 

@@ -73,6 +73,7 @@ def part_digests(cluster: ClusterMetadata) -> tuple[tuple[str, bytes], ...]:
         ("degraded", _joined(cluster.degraded)),
         ("features", blake(codec.encode(cluster.features))),
         ("generations", _joined(cluster.generations)),
+        ("repairs", part_digest(cluster.repairs)),
         ("access", cluster.access.digest),
         ("service", blake(codec.encode(cluster.service))),
         ("extensions", cluster.extensions.digest),

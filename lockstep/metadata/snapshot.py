@@ -26,6 +26,7 @@ from lockstep.metadata.extensions import extensions_of
 from lockstep.metadata.feature_names import NO_FEATURES, FeatureState
 from lockstep.metadata.operations import Lock, Operation, Session
 from lockstep.metadata.recent_ids import RecentIds
+from lockstep.metadata.repairs import Repair, Repairs, RepairState, TableRepairs
 from lockstep.metadata.requests import Request, Requests
 from lockstep.metadata.roles import Grant, Role, access_of
 from lockstep.metadata.service import Service
@@ -61,6 +62,8 @@ class Section(enum.IntEnum):
     GENERATION = 14
     ROLE = 15
     GRANT = 16
+    REPAIR = 17
+    TABLE_REPAIRS = 18
     #: After all that may come.
     END = 255
 
@@ -75,6 +78,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     recent_first_epoch: int
     next_request_id: int = 1
     features: FeatureState = NO_FEATURES
+    next_repair_id: int = 1
 
 
 def pieces(cluster: ClusterMetadata) -> Iterator[bytes]:
@@ -107,6 +111,7 @@ def _items(cluster: ClusterMetadata) -> Iterator[tuple[Section, Any]]:
             cluster.recent_ids.first_epoch,
             cluster.requests.next_id,
             cluster.features,
+            cluster.repairs.next_id,
         ),
     )
     for node in cluster.directory.nodes:
@@ -141,6 +146,11 @@ def _items(cluster: ClusterMetadata) -> Iterator[tuple[Section, Any]]:
     for grant in cluster.access.listed_grants():
         yield Section.GRANT, grant
 
+    for repair in (*cluster.repairs.ended, *cluster.repairs.running):
+        yield Section.REPAIR, repair
+    for repaired in cluster.repairs.tables:
+        yield Section.TABLE_REPAIRS, repaired
+
 
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     Section.HEAD: codec.decoder(_Head),
@@ -159,6 +169,8 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     Section.GENERATION: codec.decoder(Generation),
     Section.ROLE: codec.decoder(Role),
     Section.GRANT: codec.decoder(Grant),
+    Section.REPAIR: codec.decoder(Repair),
+    Section.TABLE_REPAIRS: codec.decoder(TableRepairs),
     Section.END: codec.decoder(int),
 }
 #: Sections whose items are in the order of the stream but belong to the item before them.
@@ -245,6 +257,12 @@ class SnapshotDecoder:
             degraded=tuple(parts[Section.DEGRADED]),
             features=head.features,
             generations=tuple(parts[Section.GENERATION]),
+            repairs=Repairs(
+                tuple(one for one in parts[Section.REPAIR] if one.state is RepairState.RUNNING),
+                tuple(one for one in parts[Section.REPAIR] if one.state is not RepairState.RUNNING),
+                tuple(parts[Section.TABLE_REPAIRS]),
+                head.next_repair_id,
+            ),
             access=access_of(parts[Section.ROLE], parts[Section.GRANT]),
         )
 

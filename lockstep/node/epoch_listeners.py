@@ -44,4 +44,5 @@ def _same_parts(before: ClusterMetadata, after: ClusterMetadata) -> bool:
         and before.operations is after.operations
         and before.placements is after.placements
         and before.excluded is after.excluded
+        and before.repairs is after.repairs
     )

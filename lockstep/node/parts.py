@@ -19,8 +19,12 @@ from lockstep.node.membership import Membership
 from lockstep.node.metadata_parts import MetadataParts
 from lockstep.node.processors.kinds import Factory
 from lockstep.node.range_sizes import RangeSizes
+from lockstep.node.repair_comparison import Comparison
+from lockstep.node.repair_questions import RepairQuestions
+from lockstep.node.repairs import RepairDriver
 from lockstep.node.work import WorkService
 from lockstep.replication.coordinator import Coordinator
+from lockstep.replication.repair_participant import RepairParticipant
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.stream_source import StreamService
 from lockstep.replication.stream_target import StreamClient
@@ -54,6 +58,9 @@ class Parts(MetadataParts):
         self.streams: StreamService
         self.stream_client: StreamClient
         self.sizes: RangeSizes
+        self.repair_participant: RepairParticipant
+        self.comparison: Comparison
+        self.repairs: RepairDriver
         self.membership: Membership
 
     def _build_request_path(self, generation: int) -> None:
@@ -76,6 +83,7 @@ class Parts(MetadataParts):
             self.liveness.prefers,
         )
         self._build_streaming()
+        self._build_repairs(generation)
         self.work = WorkService(
             runtime,
             state,
@@ -142,6 +150,36 @@ class Parts(MetadataParts):
 
         self.streams.clean()
         forget(state.current)
+        state.listen(applied, parts_only=True)
+
+    def _build_repairs(self, generation: int) -> None:
+        """Both roles in repairs: the participant, and the node that drives."""
+        runtime, state, internode, own_id = self.runtime, self.state, self.internode, self._own_id
+        participant = RepairParticipant(
+            runtime, internode, self.engine, self.guards, self._cluster_now, self.catch_up.reach, own_id
+        )
+        questions = RepairQuestions(runtime, internode, participant, self.guards, self._cluster_now, own_id)
+        self.repair_participant = participant
+        self.comparison = Comparison(
+            runtime, questions, self.streams.throttle, self._cluster_now, self.new_mutation_id
+        )
+        self.repairs = RepairDriver(
+            runtime,
+            state,
+            self.submitter,
+            questions,
+            self.comparison,
+            own_id,
+            generation,
+            self.liveness.alive,
+            self.log,
+        )
+
+        def applied(before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+            if before.repairs is not after.repairs:
+                participant.forget_closed(after.session_open)
+                self.repairs.end_lost(after)
+
         state.listen(applied, parts_only=True)
 
     def _founding(self) -> Founding | None:

@@ -31,6 +31,10 @@ ASK_FOR_ME: Final = 56
 MANAGE: Final = 60
 GROUP_REPORT: Final = 61
 RANGE_SIZES: Final = 62
+REPAIR_TREE: Final = 76
+REPAIR_READ: Final = 77
+REPAIR_WRITE: Final = 78
+REPAIR_NOTE: Final = 79
 COUNTER: Final = 84
 CAS_PREPARE: Final = 70
 CAS_PROPOSE: Final = 71
@@ -71,6 +75,10 @@ NAMES: Final = {
     MANAGE: "manage",
     GROUP_REPORT: "group-report",
     RANGE_SIZES: "range-sizes",
+    REPAIR_TREE: "repair-tree",
+    REPAIR_READ: "repair-read",
+    REPAIR_WRITE: "repair-write",
+    REPAIR_NOTE: "repair-note",
     COUNTER: "counter",
     CAS_PREPARE: "cas-prepare",
     CAS_PROPOSE: "cas-propose",

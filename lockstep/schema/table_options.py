@@ -69,8 +69,11 @@ DEFAULTS: dict[str, str] = {
     "min_index_interval": "128",
     "read_repair": "BLOCKING",
     "speculative_retry": "99p",
+    "tombstone_gc": map_text((("mode", "timeout"), ("propagation_delay_in_seconds", "3600"))),
 }
-MAP_OPTIONS = frozenset(("caching", "compaction", "compression", "extensions"))
+MAP_OPTIONS = frozenset(("caching", "compaction", "compression", "extensions", "tombstone_gc"))
+#: When tombstones may go: after the grace time, once a repair is recorded, never, or at once.
+TOMBSTONE_GC_MODES = ("timeout", "repair", "disabled", "immediate")
 #: Accepted and dropped, as current Cassandra does.
 _OBSOLETE = frozenset(("read_repair_chance", "dclocal_read_repair_chance"))
 
@@ -217,6 +220,18 @@ def _caching(name: str, value: OptionValue) -> str:
     return map_text(tuple(found.items()))
 
 
+def _tombstone_gc(name: str, value: OptionValue) -> str:
+    given = dict(value) if not isinstance(value, str) else {}
+    found = option_map(DEFAULTS[name])
+    for key, raw in given.items():
+        if key not in found:
+            raise _refused(f"Unknown sub-option '{key}' of {name}: there are {', '.join(found)}")
+        if key == "mode" and raw.lower() not in TOMBSTONE_GC_MODES:
+            raise _refused(f"Invalid value for {name} mode: {raw} is not one of {', '.join(TOMBSTONE_GC_MODES)}")
+        found[key] = raw.lower() if key == "mode" else _whole(0)(f"{name}.{key}", raw)
+    return map_text(tuple(found.items()))
+
+
 def _any_map(name: str, value: OptionValue) -> str:
     return map_text(value if not isinstance(value, str) else ())
 
@@ -241,4 +256,5 @@ _CHECKS: dict[str, Check] = {
     "min_index_interval": _whole(1),
     "read_repair": _read_repair,
     "speculative_retry": _policy,
+    "tombstone_gc": _tombstone_gc,
 }

@@ -16,7 +16,9 @@ from lockstep.storage.companions import with_ballots
 from lockstep.storage.counter_generation import begin_generation
 from lockstep.storage.fragments import fragments_of
 from lockstep.storage.group_commit import GroupCommit
+from lockstep.storage.leaf_digests import leaf_digests
 from lockstep.storage.merging import BackgroundMerge
+from lockstep.storage.pace import Pace
 from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.reconcile import is_empty
 from lockstep.storage.sizes import estimated_bytes
@@ -183,6 +185,19 @@ class StorageEngine:
             snapshot.close()
         await self._commit.synced(sequence)
         return digest.digest()
+
+    async def leaf_digests(self, table_id: int, leaves: Sequence[Range], before_s: int) -> bytes:
+        """The digests of `storage.leaf_digests`, joined; everything they cover is durable."""
+        bounds = [keys.token_bounds(table_id, leaf) for leaf in leaves]
+        sequence = self._commit.unsynced_between(bounds[0][0], bounds[-1][1])
+        snapshot = self._store.snapshot()
+        try:
+            pace = Pace(self._runtime.clock)
+            digests = await leaf_digests(snapshot, table_id, leaves, before_s, pace)
+        finally:
+            snapshot.close()
+        await self._commit.synced(sequence)
+        return digests
 
     async def fragments(self, table_id: int, tokens: Range, from_key: bytes = b"") -> RangeFragments:
         """A snapshot of a range's fragments, durable, from the store key `from_key` on."""

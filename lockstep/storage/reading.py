@@ -195,7 +195,9 @@ def slices_behind(slices: Sequence[Slice], clustering: bytes, reverse: bool) -> 
     return tuple(kept)
 
 
-def partitions_between(view: StoreSnapshot, lower: bytes, upper: bytes) -> Iterator[Partition | None]:
+def partitions_between(
+    view: StoreSnapshot, lower: bytes, upper: bytes, per_turn: int = limits.FRAGMENTS_PER_TURN_MAX
+) -> Iterator[Partition | None]:
     """Every partition whole, in key order; None between them is an invitation to give the loop a turn."""
     fold: PartitionFold | None = None
     for seen, pair in enumerate(view.scan(lower, upper), start=1):
@@ -205,7 +207,7 @@ def partitions_between(view: StoreSnapshot, lower: bytes, upper: bytes) -> Itera
             token, key, prefix = keys.split_partition(pair[0])
             fold = WholeFold(token, key, prefix)
         fold.add(pair)
-        if not seen % limits.FRAGMENTS_PER_TURN_MAX:
+        if not seen % per_turn:
             yield None
     if fold is not None:
         yield fold.finish()

@@ -107,6 +107,8 @@ UNSYNCED_PARTITIONS_MAX: Final = 65_536
 READ_RESULT_BYTES_MAX: Final = 4 * 1024 * 1024
 #: Fragments handled before the loop gets a turn: about 3 microseconds each, so below 3 ms.
 FRAGMENTS_PER_TURN_MAX: Final = 1000
+#: As that, for work in the background: below 1 ms.
+BACKGROUND_FRAGMENTS_PER_TURN: Final = 250
 #: Rows waiting for their fragments to be merged; further ones are found again by their next read.
 MERGES_QUEUED_MAX: Final = 1024
 #: Key combinations one statement may ask for with IN, as Cassandra's guardrail order of magnitude: each
@@ -336,6 +338,37 @@ SIZE_PAIRS_PER_QUESTION_MAX: Final = 40_000
 SIZE_PAIRS_PER_RANGE_MIN: Final = 100
 #: Sentences of one story that are told, the newest ones: some screens full.
 STORY_EVENTS_MAX: Final = 500
+#: Repairs that run at once: each is driven by one node, which compares two ranges at a time.
+REPAIRS_RUNNING_MAX: Final = 16
+#: Repairs that ended which the metadata remembers; each is some 200 bytes of every snapshot.
+REPAIRS_ENDED_KEPT_MAX: Final = 64
+#: Ranges of one table whose last repair is recorded apart; with more, neighbours share the older one.
+REPAIRED_RANGES_KEPT_MAX: Final = 1024
+#: Leaves of one tree of hashes: 64 KiB of digests, compared in one go.
+REPAIR_LEAVES_MAX: Final = 4096
+#: What a leaf should cover, by the estimate of what a range holds: read and compared in some milliseconds.
+REPAIR_LEAF_BYTES: Final = 64 * 1024
+#: Ranges of a ring with the same replicas that are compared as one.
+REPAIR_RANGES_AT_ONCE_MAX: Final = 256
+#: Trees that one node builds at once, whoever asks: each reads all it covers.
+REPAIR_TREES_AT_ONCE_MAX: Final = 2
+#: Trees of a node that are built or wait to be built or taken; further ones are asked for again.
+REPAIR_TREES_KEPT_MAX: Final = 64
+#: Ranges that one repair compares at once, and differing leaves that it mends at once.
+REPAIR_UNITS_AT_ONCE: Final = 2
+REPAIR_LEAVES_AT_ONCE: Final = 4
+#: Attempts to ask a participant before its ranges are given up: with the pauses some six seconds.
+REPAIR_ATTEMPTS_MAX: Final = 8
+#: How long a question for a tree is held open; well below the question's own time.
+REPAIR_TREE_WAIT_MS: Final = 1000
+#: One question of a repair: a page of READ_RESULT_BYTES_MAX, or a batch of changes with its sync.
+REPAIR_TIMEOUT_MS: Final = 5000
+#: Bytes of changes in one message of a repair; one change goes even when it is larger.
+REPAIR_WRITE_BYTES: Final = 1024 * 1024
+#: Changes in one message of a repair: applied in one turn, some milliseconds.
+REPAIR_WRITES_MAX: Final = 64
+#: Ranges that one repair may name.
+REPAIR_RANGES_NAMED_MAX: Final = 1024
 #: How far a write to a table with change data capture may be ahead of a coordinator's clock, and the clock of
 #: a coordinator ahead of another's: clocks that time servers keep differ by far less.
 CDC_LEEWAY_MS: Final = 5000

@@ -1,0 +1,29 @@
+"""From which moment on tombstones of a table are needed no more, by its options and by recorded repairs.
+
+Invariant: it only grows while a table's options stay and time goes on, but for a range that was never
+repaired: there, in mode `repair`, nothing may go.
+"""
+
+from __future__ import annotations
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.repairs import oldest
+from lockstep.schema.model import Table
+from lockstep.schema.table_options import option, option_map
+from lockstep.values.tokens import Range
+
+
+def purge_before_s(cluster: ClusterMetadata, table: Table, tokens: Range, now_s: int) -> int:
+    """Tombstones made, and content expired, before this second may go; 0: none may."""
+    wanted = option_map(option(table.options, "tombstone_gc"))
+    mode = wanted["mode"]
+    if mode == "immediate":
+        return now_s
+    if mode == "timeout":
+        return max(0, now_s - int(option(table.options, "gc_grace_seconds")))
+    if mode == "disabled":
+        return 0
+    found = oldest(cluster.repairs.by_table.get(table.id, ()), tokens)
+    if found is None or not found.before_s:
+        return 0
+    return max(0, found.before_s - int(wanted["propagation_delay_in_seconds"]))

@@ -1,0 +1,255 @@
+"""The entries that begin and end a repair, and who repairs what with whom.
+
+Invariant: ranges on their way to other replicas are not repaired, and what changed hands while it was
+repaired is not recorded. A range stops being degraded in the same entry that records the last of its tables.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.conflicts import Held, Wanted, refuse_during
+from lockstep.metadata.degraded import Degraded
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.repairs import (
+    Repair,
+    Repaired,
+    RepairPart,
+    Repairs,
+    RepairState,
+    joined_ranges,
+    oldest,
+)
+from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.placement.placements import RingPlacement
+from lockstep.schema.model import Keyspace, Replication
+from lockstep.topology.force_remove import MarkRepaired
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import REPAIRS_RUNNING_MAX, SERVICE_TEXT_CHARACTERS_MAX
+from lockstep.values.tokens import Range
+
+_WAIT = "wait for its end (`lockstep topology watch`)"
+
+
+class BeginRepair(msgspec.Struct, frozen=True, array_like=True):
+    """`nodes` empty: every replica takes part. `began_s`: the driver's clock in seconds."""
+
+    driver: NodeId
+    parts: tuple[RepairPart, ...]
+    began_s: int
+    nodes: tuple[NodeId, ...] = ()
+    incremental: bool = False
+    run: int = 0
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        repairs = without_lost(cluster, epoch)
+        self._refuse(cluster, repairs)
+        repair = Repair(
+            repairs.next_id,
+            self.driver,
+            self.parts,
+            self.nodes,
+            self.incremental,
+            self.began_s,
+            self.run,
+            epoch,
+        )
+        return msgspec.structs.replace(cluster, repairs=repairs.begun(repair))
+
+    def _refuse(self, cluster: ClusterMetadata, repairs: Repairs) -> None:
+        driver = cluster.node(self.driver)
+        if driver is None or driver.state is NodeState.LEFT:
+            raise Rejected(f"there is no node {self.driver} to drive a repair")
+        if not any(part.tables and part.ranges for part in self.parts):
+            raise Rejected("there is nothing to repair")
+        refuse_during(cluster, Wanted.REPAIR, Held.FREEZE, "nothing is repaired", "`lockstep cms thaw`")
+        if len(repairs.running) >= REPAIRS_RUNNING_MAX:
+            raise Rejected(f"{len(repairs.running)} repairs are running, which are as many as may")
+        for part in self.parts:
+            _refuse_part(cluster, repairs, part)
+
+
+class EndRepair(msgspec.Struct, frozen=True, array_like=True):
+    """`ranges`, by part: what was made equal, on all participants and in all tables of the part.
+
+    `before_s`: everything written before this second had reached its replicas or was on the way to none; 0:
+    that is not known.
+    """
+
+    repair: int
+    state: RepairState
+    ranges: tuple[tuple[Range, ...], ...] = ()
+    before_s: int = 0
+    reason: str = ""
+    ended_s: int = 0
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        repair = next((one for one in cluster.repairs.running if one.id == self.repair), None)
+        if repair is None:
+            raise Rejected(f"repair {self.repair} is not running")
+        if self.state is RepairState.RUNNING or len(self.reason) > SERVICE_TEXT_CHARACTERS_MAX:
+            raise Rejected("this is no end of a repair")
+        ended = msgspec.structs.replace(
+            repair, state=self.state, reason=self.reason, ended_epoch=epoch, ended_s=self.ended_s
+        )
+        found = self._found(cluster, repair)
+        known = (table.id for keyspace in cluster.schema.keyspaces for table in keyspace.tables)
+        repairs = cluster.repairs.without(ended).with_repaired(found, known)
+        after = msgspec.structs.replace(cluster, repairs=repairs)
+        for replication, range_ in mended(after):
+            after = MarkRepaired(replication, range_).apply(after, epoch)
+        return after
+
+    def _found(self, cluster: ClusterMetadata, repair: Repair) -> dict[int, list[Repaired]]:
+        found: dict[int, list[Repaired]] = {}
+        if repair.nodes:
+            return found
+        for part, ranges in zip(repair.parts, self.ranges, strict=False):
+            for range_ in _unchanged(cluster, repair, part, ranges):
+                for table in part.tables:
+                    if cluster.table(table) is not None:
+                        entry = Repaired(range_, repair.began_s, self.before_s, repair.began_epoch)
+                        found.setdefault(table, []).append(entry)
+        return found
+
+
+def without_lost(cluster: ClusterMetadata, epoch: int) -> Repairs:
+    """The repairs, those ended whose driver has left."""
+    repairs = cluster.repairs
+    for repair in repairs.running:
+        info = cluster.node(repair.driver)
+        if info is None or info.state is NodeState.LEFT:
+            reason = f"node {repair.driver}, which drove it, has left"
+            repairs = repairs.without(
+                msgspec.structs.replace(repair, state=RepairState.FAILED, reason=reason, ended_epoch=epoch)
+            )
+    return repairs
+
+
+def _refuse_part(cluster: ClusterMetadata, repairs: Repairs, part: RepairPart) -> None:
+    keyspace = cluster.schema.by_name.get(part.keyspace)
+    if keyspace is None or keyspace.replication != part.replication:
+        raise Rejected(f"keyspace {part.keyspace} is replicated otherwise by now")
+    for operation in cluster.operations:
+        if operation.keyspace and operation.keyspace == part.keyspace:
+            raise Rejected(f"keyspace {part.keyspace} is not repaired during {operation.title()}", hint=_WAIT)
+    for lock in cluster.locks:
+        for range_ in part.ranges:
+            held = lock.conflict(part.replication, range_)
+            if held is not None:
+                title = cluster.operations_by_id[lock.operation_id].title()
+                where = f"({held.left}, {held.right}]"
+                raise Rejected(f"{title} moves {where} of keyspace {part.keyspace}", hint=_WAIT)
+    for other in repairs.running:
+        shared = other.overlap(part)
+        if shared is not None:
+            raise Rejected(
+                f"{other.title()} holds ({shared.left}, {shared.right}] of keyspace {part.keyspace}",
+                hint=f"wait for it, or end it: `lockstep repair --cancel {other.id}`",
+            )
+
+
+def _unchanged(
+    cluster: ClusterMetadata, repair: Repair, part: RepairPart, ranges: Sequence[Range]
+) -> tuple[Range, ...]:
+    """What of the ranges has the replicas that it had when the repair began."""
+    keyspace = cluster.schema.by_name.get(part.keyspace)
+    if keyspace is None or keyspace.replication != part.replication or keyspace.epoch > repair.began_epoch:
+        return ()
+    ring = cluster.placements.ring(part.replication)
+    kept = (
+        shared
+        for range_ in ranges
+        for placed in ring.overlapping(range_)
+        if placed.group.epoch <= repair.began_epoch
+        and (shared := placed.range.intersection(range_)) is not None
+    )
+    return joined_ranges(kept)
+
+
+def mended(cluster: ClusterMetadata) -> Iterator[tuple[Replication, Range]]:
+    """Degraded ranges of which every table was repaired since."""
+    cuts = {
+        bound
+        for ranges in cluster.repairs.by_table.values()
+        for one in ranges
+        for bound in (one.range.left, one.range.right)
+    }
+    for line in cluster.degraded:
+        tables = [table.id for keyspace in _about(cluster, line) for table in keyspace.tables]
+        inside = sorted(cut for cut in cuts if line.range.left < cut < line.range.right)
+        bounds = [line.range.left, *inside, line.range.right]
+        whole = (Range(a, b) for a, b in itertools.pairwise(bounds))
+        mended_ = joined_ranges(piece for piece in whole if _is_mended(cluster, line, tables, piece))
+        for piece in mended_:
+            yield line.replication, piece
+
+
+def _about(cluster: ClusterMetadata, line: Degraded) -> list[Keyspace]:
+    return [
+        keyspace
+        for keyspace in cluster.schema.keyspaces
+        if keyspace.replication == line.replication and line.is_about(keyspace.name)
+    ]
+
+
+def _is_mended(cluster: ClusterMetadata, line: Degraded, tables: Sequence[int], piece: Range) -> bool:
+    if any(
+        other.replication == line.replication
+        and other.range.intersects(piece)
+        and other.since_epoch > line.since_epoch
+        for other in cluster.degraded
+    ):
+        # The entry that mends does not tell two lines of one range apart.
+        return False
+    found = [oldest(cluster.repairs.by_table.get(table, ()), piece) for table in tables]
+    return bool(found) and all(one is not None and one.epoch > line.since_epoch for one in found)
+
+
+class RepairUnit(msgspec.Struct, frozen=True):
+    """Ranges of one table that have the same replicas, compared in one go."""
+
+    part: int
+    table: int
+    nodes: tuple[NodeId, ...]
+    ranges: tuple[Range, ...]
+
+
+def units(cluster: ClusterMetadata, repair: Repair, ranges_max: int) -> tuple[RepairUnit, ...]:
+    """The repair's work, by table and replicas."""
+    found: list[RepairUnit] = []
+    for number, part in enumerate(repair.parts):
+        ring = cluster.placements.ring(part.replication)
+        by_nodes: dict[tuple[NodeId, ...], list[Range]] = {}
+        for range_ in part.ranges:
+            for nodes, piece in _placed(ring, range_, repair.nodes):
+                by_nodes.setdefault(nodes, []).append(piece)
+        for table in part.tables:
+            for nodes, pieces in by_nodes.items():
+                for at in range(0, len(pieces), ranges_max):
+                    found.append(RepairUnit(number, table, nodes, tuple(pieces[at : at + ranges_max])))
+    return tuple(found)
+
+
+def _placed(
+    ring: RingPlacement, wanted: Range, only: Sequence[NodeId]
+) -> Iterator[tuple[tuple[NodeId, ...], Range]]:
+    for placed in ring.overlapping(wanted):
+        piece = placed.range.intersection(wanted)
+        if piece is not None:
+            nodes = sorted(node for node in placed.group.writes if not only or node in only)
+            yield tuple(nodes), piece
+
+
+KINDS: dict[int, type] = {
+    EntryKind.BEGIN_REPAIR: BeginRepair,
+    EntryKind.END_REPAIR: EndRepair,
+}
