@@ -333,6 +333,8 @@ class Expressions:
                 f"Cannot use selection function {call.name} on PRIMARY KEY part {column.name}"
             )
         kind = self.shape.types[column.name]
+        if kind.name == "counter":
+            raise InvalidRequest(f"Cannot use selection function {call.name} on counters")
         is_ttl = call.name == "ttl"
         fact = evaluation.time_to_live if is_ttl else evaluation.write_time
         returns = evaluation.INT if is_ttl else evaluation.BIGINT

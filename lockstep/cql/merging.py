@@ -6,20 +6,31 @@ wins; at equal timestamps a tombstone, then an expiring cell, then the larger va
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import msgspec
+
+from lockstep.values.errors import InvalidRequest
+from lockstep.values.limits import COUNTER_BOUND
 from lockstep.values.rows import Cell, ColumnDeletion, Deletion, Liveness, Mutation, Row
 
+#: What two cells of one place become.
+Both = Callable[[Cell, Cell], Cell]
 
-def merged_mutations(parts: Sequence[Mutation]) -> tuple[Mutation, ...]:
-    """One mutation for each (table, key), in order of first appearance."""
+
+def merged_mutations(parts: Sequence[Mutation], *, adds: bool = False) -> tuple[Mutation, ...]:
+    """One mutation for each (table, key), in order of first appearance. `adds`: cells are changes of
+    counters, all of which count."""
     groups: dict[tuple[int, bytes], list[Mutation]] = {}
     for part in parts:
         groups.setdefault((part.table_id, part.key), []).append(part)
-    return tuple(group[0] if len(group) == 1 else _merged(group) for group in groups.values())
+    return tuple(
+        group[0] if len(group) == 1 else _merged(group, _sum if adds else _winner)
+        for group in groups.values()
+    )
 
 
-def _merged(group: Sequence[Mutation]) -> Mutation:
+def _merged(group: Sequence[Mutation], both: Both) -> Mutation:
     first = group[0]
     deletion: Deletion | None = None
     static: Row | None = None
@@ -27,10 +38,10 @@ def _merged(group: Sequence[Mutation]) -> Mutation:
     for part in group:
         deletion = _newer_deletion(deletion, part.deletion)
         if part.static is not None:
-            static = part.static if static is None else _merged_rows(static, part.static)
+            static = part.static if static is None else _merged_rows(static, part.static, both)
         for row in part.rows:
             earlier = rows.get(row.clustering)
-            rows[row.clustering] = row if earlier is None else _merged_rows(earlier, row)
+            rows[row.clustering] = row if earlier is None else _merged_rows(earlier, row, both)
     return Mutation(
         first.table_id,
         first.token,
@@ -44,12 +55,12 @@ def _merged(group: Sequence[Mutation]) -> Mutation:
     )
 
 
-def _merged_rows(a: Row, b: Row) -> Row:
+def _merged_rows(a: Row, b: Row, both: Both) -> Row:
     cells: dict[tuple[int, bytes], Cell] = {}
     for cell in (*a.cells, *b.cells):
         place = (cell.column, cell.path or b"")
         earlier = cells.get(place)
-        cells[place] = cell if earlier is None else _winner(earlier, cell)
+        cells[place] = cell if earlier is None else both(earlier, cell)
     deletions: dict[int, ColumnDeletion] = {}
     for found in (*a.column_deletions, *b.column_deletions):
         known = deletions.get(found.column)
@@ -62,6 +73,14 @@ def _merged_rows(a: Row, b: Row) -> Row:
         tuple(cells[place] for place in sorted(cells)),
         tuple(deletions[column] for column in sorted(deletions)),
     )
+
+
+def _sum(a: Cell, b: Cell) -> Cell:
+    assert a.value is not None and b.value is not None, "a change of a counter has a value"
+    total = int.from_bytes(a.value, "big", signed=True) + int.from_bytes(b.value, "big", signed=True)
+    if not -COUNTER_BOUND <= total < COUNTER_BOUND:
+        raise InvalidRequest("The changes of one counter in a batch overflow it")
+    return msgspec.structs.replace(a, value=total.to_bytes(8, "big", signed=True))
 
 
 def _winner(a: Cell, b: Cell) -> Cell:

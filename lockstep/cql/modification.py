@@ -12,8 +12,10 @@ import msgspec
 
 from lockstep.cql import tree
 from lockstep.cql.catalog import TableShape
+from lockstep.cql.counters import check_batch, check_statement
 from lockstep.cql.json_row import Given, JsonRow
 from lockstep.cql.operations import (
+    AddToCounter,
     Operation,
     SetValue,
     assignment_operation,
@@ -63,6 +65,13 @@ class ModificationPlan(msgspec.Struct, frozen=True):
     json: JsonRow | None = None
 
     @property
+    def counts(self) -> bool:
+        """Whether counters are changed: such a change is planned by a replica that knows their values."""
+        return any(
+            isinstance(operation, AddToCounter) for operation in (*self.operations, *self.static_operations)
+        )
+
+    @property
     def reads_lists(self) -> bool:
         """Whether lists must be read before this can be planned."""
         return any(operation.reads_list for operation in (*self.operations, *self.static_operations))
@@ -75,6 +84,8 @@ class ModificationPlan(msgspec.Struct, frozen=True):
 
 def compile_modification(statement: tree.Modification, shape: TableShape, scope: Scope) -> ModificationPlan:
     """InvalidRequest when the statement does not fit the table or is not supported."""
+    if shape.table.is_counter:
+        check_statement(statement)
     _refuse_conditions(statement)
     if isinstance(statement, tree.Insert):
         return _insert(statement, shape, scope)
@@ -289,11 +300,16 @@ class BatchPlan(msgspec.Struct, frozen=True):
     parts: tuple[ModificationPlan, ...]
     timestamp: TermPlan | None
 
+    @property
+    def counts(self) -> bool:
+        """Whether counters are changed."""
+        return any(part.counts for part in self.parts)
+
 
 def compile_batch(batch: tree.Batch, shapes: Sequence[TableShape], scope: Scope) -> BatchPlan:
     """`shapes`: the table of each statement. InvalidRequest for what a batch does not allow."""
-    if batch.kind == "COUNTER":
-        raise InvalidRequest("Counter batches are not supported")
+    tables = [shape.table for shape in shapes]
+    check_batch(batch.kind, tables, has_timestamp=batch.using.timestamp is not None)
     if batch.using.ttl is not None:
         raise InvalidRequest("Global TTL on the BATCH statement is not supported.")
     timestamp = None

@@ -48,7 +48,7 @@ def plan_modification(
     moment = _at_batch_time(plan, values, context)
     ids = ListIds(context, lists)
     parts = [_general(part, values, moment, ids) for part in plan.parts]
-    return merged_mutations([mutation for found in parts for mutation in found])
+    return merged_mutations([mutation for found in parts for mutation in found], adds=plan.counts)
 
 
 def plan_batch(
@@ -57,6 +57,7 @@ def plan_batch(
     """Mutations of a protocol BATCH of prepared statements, merged to one a partition."""
     ids = ListIds(context, lists)
     found: list[Mutation] = []
+    adds = False
     for prepared, values in entries:
         if not isinstance(prepared.plan, ModificationPlan):
             raise InvalidRequest(
@@ -64,7 +65,8 @@ def plan_batch(
             )
         prepared.check_values(list(values))
         found.extend(_general(prepared.plan, values, context, ids))
-    return merged_mutations(found)
+        adds = adds or prepared.plan.counts
+    return merged_mutations(found, adds=adds)
 
 
 def _at_batch_time(plan: BatchPlan, values: Values, context: Context) -> Context:

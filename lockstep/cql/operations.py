@@ -24,6 +24,7 @@ from lockstep.schema.types import (
     parse_type,
 )
 from lockstep.values.errors import InvalidRequest
+from lockstep.values.limits import COUNTER_BOUND
 from lockstep.values.rows import Cell, ColumnDeletion, Deletion
 
 
@@ -270,11 +271,30 @@ class Discard(Operation):
                 row.erase(self.column.id, cell.path)
 
 
+class AddToCounter(Operation):
+    """A change of a counter: one cell with the difference, which a replica turns into a cell of its own."""
+
+    def __init__(self, column: Column, kind: CqlType, term: TermPlan, sign: int) -> None:
+        super().__init__(column, kind, term)
+        self.sign = sign
+
+    def write(self, row: RowWriter) -> None:
+        value = self.value(row)
+        if value is UNSET:
+            return
+        if not isinstance(value, bytes) or not value:
+            raise InvalidRequest("Invalid null value for counter increment")
+        difference = self.sign * int.from_bytes(value, "big", signed=True)
+        if not -COUNTER_BOUND <= difference < COUNTER_BOUND:
+            raise InvalidRequest(f"The negation of {-difference} overflows supported counter precision")
+        row.put(self.column.id, difference.to_bytes(8, "big", signed=True))
+
+
 class ClearColumn(Operation):
     """DELETE of a column."""
 
     def write(self, row: RowWriter) -> None:
-        if self.kind.is_multicell:
+        if self.kind.is_multicell or self.kind.name == "counter":
             row.clear(self.column.id, row.timestamp_us)
         else:
             row.erase(self.column.id)
@@ -318,6 +338,9 @@ def assignment_operation(shape: TableShape, assignment: tree.Assignment, scope: 
     if assignment.operation == "element":
         return _element_assignment(column, kind, assignment, scope)
     sign = "-" if assignment.operation == "remove" else "+"
+    if kind.name == "counter" and assignment.operation != "prepend":
+        term = compile_term(assignment.value, kind, name, scope)
+        return AddToCounter(column, kind, term, -1 if sign == "-" else 1)
     if not kind.is_collection:
         raise InvalidRequest(f"Invalid operation ({name} = {name} {sign} ...) for non counter column {name}")
     if not kind.is_multicell:

@@ -5,7 +5,7 @@ Invariant: a record has one entry a slot of the selection; a column without a li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from lockstep.cql.select import SelectPrepared
@@ -13,6 +13,7 @@ from lockstep.cql.selection import Record
 from lockstep.schema.clustering import decode
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import CollectionType, CqlType, UserDefinedType
+from lockstep.values.limits import COUNTER_BOUND
 from lockstep.values.rows import Cell, Partition, Row
 
 
@@ -34,7 +35,8 @@ class RecordReader:
                 self._clustering_slots.append((slot, column.position))
             else:
                 self._value_slots[column.id] = slot
-                if shape.types[column.name].is_multicell:
+                kind = shape.types[column.name]
+                if kind.is_multicell or kind.name == "counter":
                     self._collections[slot] = shape.types[column.name]
         # Outputs count cell slots from the end of the record.
         last = self._width - 1
@@ -96,6 +98,8 @@ def _assembled(kind: CqlType, cells: Sequence[Cell]) -> bytes:
     """Serialised collection of its cells; `join` brings sets and maps into their order."""
     if isinstance(kind, UserDefinedType):
         return kind.joined_cells((_path(cell), cell.value or b"") for cell in cells)
+    if kind.name == "counter":
+        return counter_sum(cell.value or b"" for cell in cells)
     assert isinstance(kind, CollectionType)
     if kind.name == "list":
         return kind.join([cell.value or b"" for cell in sorted(cells, key=_path)])
@@ -105,6 +109,12 @@ def _assembled(kind: CqlType, cells: Sequence[Cell]) -> bytes:
     for cell in cells:
         parts += (cell.path, cell.value)
     return kind.join(parts)
+
+
+def counter_sum(shards: Iterable[bytes]) -> bytes:
+    """What a counter shows: the sum of what was counted by each node, in 64 bits."""
+    total = sum(int.from_bytes(shard, "big", signed=True) for shard in shards)
+    return ((total + COUNTER_BOUND) % (2 * COUNTER_BOUND) - COUNTER_BOUND).to_bytes(8, "big", signed=True)
 
 
 def _path(cell: Cell) -> bytes:

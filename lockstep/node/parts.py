@@ -23,9 +23,18 @@ from lockstep.node.repair_comparison import Comparison
 from lockstep.node.repair_questions import RepairQuestions
 from lockstep.node.repairs import RepairDriver
 from lockstep.node.work import WorkService
+from lockstep.replication.ballots import BallotService
+from lockstep.replication.conditional import Conditionals
 from lockstep.replication.coordinator import Coordinator
+from lockstep.replication.counter_leader import CounterLeader
+from lockstep.replication.counters import Counters
+from lockstep.replication.hint_delivery import HintDelivery
+from lockstep.replication.hint_store import HintStore
+from lockstep.replication.hints import HintPolicy, Hints
+from lockstep.replication.plans import PlanBook
 from lockstep.replication.repair_participant import RepairParticipant
 from lockstep.replication.replica import ReplicaService
+from lockstep.replication.scanned import Thresholds
 from lockstep.replication.stream_source import StreamService
 from lockstep.replication.stream_target import StreamClient
 from lockstep.runtime.ports import Runtime
@@ -55,6 +64,10 @@ class Parts(MetadataParts):
         self.engine: StorageEngine
         self.replica: ReplicaService
         self.coordinator: Coordinator
+        self.conditionals: Conditionals
+        self.counters: Counters
+        self.hints: Hints
+        self.hint_delivery: HintDelivery
         self.streams: StreamService
         self.stream_client: StreamClient
         self.sizes: RangeSizes
@@ -81,7 +94,14 @@ class Parts(MetadataParts):
             self._own_id,
             self.new_mutation_id,
             self.liveness.prefers,
+            Thresholds(
+                self.configuration.reads.tombstone_warn_threshold,
+                self.configuration.reads.tombstone_failure_threshold,
+            ),
         )
+        self._build_conditionals()
+        self._build_counters()
+        self._build_hints()
         self._build_streaming()
         self._build_repairs(generation)
         self.work = WorkService(
@@ -124,6 +144,37 @@ class Parts(MetadataParts):
             self.log,
         )
         self.membership.founding = self._founding()
+
+    def _build_counters(self) -> None:
+        runtime, internode, cluster = self.runtime, self.internode, self._cluster_now
+        reach, alive, own = self.catch_up.reach, self.liveness.alive, self._own_id
+        writes = self.coordinator.writes
+        leader = CounterLeader(
+            runtime, internode, self.engine, self.replica, writes, cluster, reach, alive, own
+        )
+        self.counters = Counters(runtime, internode, PlanBook(cluster, own), leader, reach, alive, own)
+
+    def _build_hints(self) -> None:
+        settings, liveness = self.configuration.hints, self.liveness
+        policy = HintPolicy(
+            settings.hinted_handoff_enabled,
+            settings.max_hint_window_ms,
+            settings.max_bytes_per_node,
+            settings.max_bytes,
+            settings.throttle_bytes_s,
+        )
+        plans = PlanBook(self._cluster_now, self._own_id)
+        self.hints = Hints(self.runtime, HintStore(self.engine), plans, liveness.silent_s, policy)
+        self.hint_delivery = HintDelivery(
+            self.runtime,
+            self.internode,
+            self.hints,
+            self.replica,
+            self.catch_up.reach,
+            liveness.alive,
+            self._own_id,
+        )
+        self.coordinator.keep_hints(self.hints)
 
     def _build_streaming(self) -> None:
         """Both ends of range streams; what is left of closed sessions goes now, and whenever one closes."""
@@ -181,6 +232,31 @@ class Parts(MetadataParts):
                 self.repairs.end_lost(after)
 
         state.listen(applied, parts_only=True)
+
+    def _build_conditionals(self) -> None:
+        """Both sides of conditional writes."""
+        runtime, cluster, catch_up = self.runtime, self._cluster_now, self.catch_up.reach
+        ballots = BallotService(
+            runtime,
+            self.internode,
+            self.engine,
+            cluster,
+            catch_up,
+            self._own_id,
+            self.new_mutation_id,
+            self.replica.refusals,
+        )
+        self.conditionals = Conditionals(
+            runtime,
+            self.internode,
+            PlanBook(cluster, self._own_id),
+            ballots,
+            self.coordinator.writes,
+            catch_up,
+            self.liveness.alive,
+            self._own_id,
+            self.new_mutation_id,
+        )
 
     def _founding(self) -> Founding | None:
         founders = self._founders()

@@ -10,10 +10,13 @@ from collections.abc import Awaitable, Callable
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.replication.handshake import Address
+from lockstep.replication.hints import Hints
 from lockstep.replication.internode import Internode
 from lockstep.replication.plans import PlanBook
 from lockstep.replication.reads import Reads
 from lockstep.replication.replica import ReplicaService
+from lockstep.replication.scanned import Thresholds
+from lockstep.replication.speculation import Counters
 from lockstep.replication.writes import Told, Writes
 from lockstep.runtime.ports import Runtime
 from lockstep.values.ids import Consistency
@@ -36,6 +39,7 @@ class Coordinator:
         own_id: Callable[[], int],
         new_mutation_id: Callable[[], bytes],
         prefers: Callable[[int], bool] | None = None,
+        thresholds: Thresholds | None = None,
     ) -> None:
         plans = PlanBook(metadata, own_id)
         self._writes = Writes(runtime, internode, plans, replica, catch_up, alive, own_id)
@@ -50,7 +54,17 @@ class Coordinator:
             own_id,
             self._writes,
             new_mutation_id,
+            thresholds if thresholds is not None else Thresholds(),
         )
+
+    def keep_hints(self, hints: Hints) -> None:
+        """From now on replicas that do not acknowledge a write get a hint."""
+        self._writes.hints = hints
+
+    @property
+    def writes(self) -> Writes:
+        """For those who write what they have worked out themselves."""
+        return self._writes
 
     async def write(
         self,
@@ -98,6 +112,10 @@ class Coordinator:
     def catch_ups(self) -> tuple[int, int]:
         """How often (a write, a read) was refused by a replica ahead, and this node learned of it first."""
         return self._writes.catch_ups, self._reads.catch_ups
+
+    def extra_requests(self) -> Counters:
+        """What came of asking more replicas than a read's level needs."""
+        return self._reads.counters
 
     def stop(self) -> None:
         """End everything in flight as timed out."""

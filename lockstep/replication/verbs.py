@@ -8,6 +8,12 @@ HELLO: Final = 0
 WRITE: Final = 1
 READ: Final = 2
 READ_REPAIR: Final = 3
+HINT: Final = 4
+HINTS_HANDOVER: Final = 5
+BATCH_KEEP: Final = 6
+BATCH_FORGET: Final = 7
+FORWARD: Final = 8
+FORWARDED: Final = 9
 RAFT: Final = 10
 SUBMIT: Final = 20
 FETCH_LOG: Final = 21
@@ -31,10 +37,6 @@ ASK_FOR_ME: Final = 56
 MANAGE: Final = 60
 GROUP_REPORT: Final = 61
 RANGE_SIZES: Final = 62
-REPAIR_TREE: Final = 76
-REPAIR_READ: Final = 77
-REPAIR_WRITE: Final = 78
-REPAIR_NOTE: Final = 79
 COUNTER: Final = 84
 CAS_PREPARE: Final = 70
 CAS_PROPOSE: Final = 71
@@ -52,6 +54,12 @@ NAMES: Final = {
     WRITE: "write",
     READ: "read",
     READ_REPAIR: "read-repair",
+    HINT: "hint",
+    HINTS_HANDOVER: "hints-handover",
+    BATCH_KEEP: "batch-keep",
+    BATCH_FORGET: "batch-forget",
+    FORWARD: "forward",
+    FORWARDED: "forwarded",
     RAFT: "raft",
     SUBMIT: "submit",
     FETCH_LOG: "fetch-log",
@@ -75,10 +83,6 @@ NAMES: Final = {
     MANAGE: "manage",
     GROUP_REPORT: "group-report",
     RANGE_SIZES: "range-sizes",
-    REPAIR_TREE: "repair-tree",
-    REPAIR_READ: "repair-read",
-    REPAIR_WRITE: "repair-write",
-    REPAIR_NOTE: "repair-note",
     COUNTER: "counter",
     CAS_PREPARE: "cas-prepare",
     CAS_PROPOSE: "cas-propose",

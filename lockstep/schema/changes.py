@@ -15,7 +15,12 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from lockstep.schema.column_types import check_key_type, check_nested
+from lockstep.schema.column_types import (
+    check_added_counter,
+    check_counters,
+    check_key_type,
+    check_nested,
+)
 from lockstep.schema.model import (
     Column,
     ColumnKind,
@@ -39,6 +44,7 @@ from lockstep.schema.summaries import (
 )
 from lockstep.schema.table_options import OptionValue, checked_options, option
 from lockstep.schema.type_changes import TypeChange, apply_type_change
+from lockstep.schema.types import CqlType
 from lockstep.values.errors import Rejected
 
 ALREADY_EXISTS: Final = 0x2400
@@ -275,16 +281,17 @@ def create_table(schema: Schema, change: CreateTable, epoch: int) -> Applied:
 
 def _check_columns(change: CreateTable, space: Keyspace) -> None:
     seen: dict[str, NewColumn] = {}
+    declared: list[tuple[ColumnKind, CqlType]] = []
     for column in change.columns:
         if column.name in seen:
             raise Rejected(f"Duplicate column '{column.name}' declaration for table '{change.name}'")
         seen[column.name] = column
         kind = declared_type(space, column.type)
         check_nested(kind)
-        if kind.name == "counter":
-            raise Rejected(f"Counter columns are not supported (column '{column.name}')")
+        declared.append((column.kind, kind))
         if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
             check_key_type(column.name, kind)
+    check_counters(declared, int(option(checked_options(change.options), "default_time_to_live")))
     kinds = [column.kind for column in change.columns]
     if ColumnKind.PARTITION_KEY not in kinds:
         raise Rejected(
@@ -338,6 +345,8 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
         altered = _rename_columns(table, change)
     else:
         options = checked_options(change.options, table.options)
+        if table.is_counter and int(option(options, "default_time_to_live")):
+            raise Rejected("Cannot set default_time_to_live on a table with counters")
         held = all(option(options, name) == option(table.options, name) for name, _ in options)
         altered = table if held else replace(table, options=options)
     if altered is table:
@@ -361,8 +370,7 @@ def _add_columns(space: Keyspace, table: Table, change: AddColumns) -> Table:
             raise Rejected("Cannot add PRIMARY KEY columns to a table")
         kind = declared_type(space, column.type)
         check_nested(kind)
-        if kind.name == "counter":
-            raise Rejected(f"Cannot add a counter column ({column.name}) in a non counter column family")
+        check_added_counter(table, column.name, kind)
         added.append(column)
     if not added:
         return table

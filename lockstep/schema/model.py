@@ -91,6 +91,11 @@ class Table(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def regular(self) -> tuple[Column, ...]:
         return tuple(c for c in self.columns if c.kind is ColumnKind.REGULAR)
 
+    @cached_property
+    def is_counter(self) -> bool:
+        """Whether it counts: then all columns outside its key are counters."""
+        return any(column.type == "counter" for column in self.columns)
+
     def option(self, name: str, default: str) -> str:
         return dict(self.options).get(name, default)
 

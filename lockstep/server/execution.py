@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lockstep.cql.context import Context
+from lockstep.cql.counters import check_batch
 from lockstep.cql.modification import BatchPlan
 from lockstep.cql.modify import plan_batch, plan_modification
 from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire import responses
-from lockstep.cql.wire.constants import BATCH_COUNTER, BATCH_LOGGED
+from lockstep.cql.wire.constants import BATCH_LOGGED, BATCH_NAMES
 from lockstep.cql.wire.messages import (
     Batch,
     BatchStatement,
@@ -31,6 +32,9 @@ from lockstep.cql.wire.messages import (
 from lockstep.replication.writes import Told
 from lockstep.server.capture import refuse_uncapturable
 from lockstep.server.catalogs import Catalogs
+from lockstep.server.counter_writes import at_server_time, change_counters, counts, tables_of
+from lockstep.server.permits import Permits, Session
+from lockstep.server.role_statements import RoleStatements
 from lockstep.server.schema_statements import SchemaStatements
 from lockstep.server.selects import Selects
 from lockstep.server.statements import Statement, Statements
@@ -60,13 +64,6 @@ if TYPE_CHECKING:
 _WRITE_LEVELS_REFUSED = (Consistency.SERIAL, Consistency.LOCAL_SERIAL)
 
 
-class Session(msgspec.Struct):
-    """What a connection has agreed on; `keyspace` follows USE."""
-
-    version: int
-    keyspace: str | None = None
-
-
 class Answer(msgspec.Struct, frozen=True):
     """Body of a RESULT, and warnings for the client."""
 
@@ -78,9 +75,16 @@ _VOID = Answer(responses.VOID)
 
 
 class Executor:
-    """`virtual` answers for the system tables."""
+    """`virtual` answers for the system tables; `permits` is None where clients do not log in."""
 
-    def __init__(self, node: Node, virtual: VirtualTables, schema_statements: SchemaStatements) -> None:
+    def __init__(
+        self,
+        node: Node,
+        virtual: VirtualTables,
+        schema_statements: SchemaStatements,
+        roles: RoleStatements,
+        permits: Permits | None,
+    ) -> None:
         self._node = node
         self._runtime = node.runtime
         self._write_ms = node.configuration.timeouts.write_ms
@@ -89,6 +93,8 @@ class Executor:
         self.statements = Statements(self.catalogs.current)
         self.selects = Selects(node, virtual)
         self._schema = schema_statements
+        self._roles = roles
+        self._permits = permits
         self.tracer = Tracer(node, self.catalogs.current, self.statements, self.context)
 
     # -- time and identity ------------------------------------------------------------------------
@@ -113,6 +119,8 @@ class Executor:
     # -- requests ---------------------------------------------------------------------------------
 
     def prepare(self, session: Session, request: Prepare) -> Answer:
+        if self._permits is not None:
+            self._permits.admit(session)
         statement = self.statements.prepare(request.text, request.keyspace or session.keyspace)
         prepared = statement.prepared
         body = responses.prepared(
@@ -125,7 +133,7 @@ class Executor:
         )
         return Answer(body)
 
-    def begin_execute(self, request: Execute, told: Told) -> bool:
+    def begin_execute(self, session: Session, request: Execute, told: Told) -> bool:
         """Start a prepared write of one partition; False when the request needs `run`.
 
         `told` hears once of the end, perhaps before this returns. Raises what is known before anything
@@ -135,6 +143,8 @@ class Executor:
         parameters = request.parameters
         if not statement.is_direct or parameters.names is not None:
             return False
+        if self._permits is not None:
+            self._permits.require(session, statement.needs)
         consistency = parameters.consistency
         if consistency in _WRITE_LEVELS_REFUSED:
             raise _serial_write(consistency)
@@ -213,12 +223,14 @@ class Executor:
         self, session: Session, statement: Statement, parameters: QueryParameters, execute: Execute | None
     ) -> Answer:
         prepared = statement.prepared
+        if self._permits is not None:
+            self._permits.require(session, statement.needs)
         values = _positional(prepared, parameters)
         kind = prepared.kind
         if kind == "SELECT":
             context = self.context(parameters)
             return Answer(
-                await self.selects.run(session.version, statement, values, context, parameters, execute)
+                *await self.selects.run(session.version, statement, values, context, parameters, execute)
             )
         if kind in ("MODIFY", "BATCH"):
             return await self._modify(statement, values, parameters)
@@ -227,9 +239,11 @@ class Executor:
             session.keyspace = prepared.keyspace
             return Answer(responses.set_keyspace(prepared.keyspace))
         if kind in ("DDL", "TRUNCATE"):
-            return Answer(*await self._schema.run(prepared, self.context(parameters)))
+            checks = self._permits is not None and self._permits.checks
+            creator = (session.user or "") if checks else ""
+            return Answer(*await self._schema.run(prepared, self.context(parameters), creator))
         if kind == "ROLE":
-            raise InvalidRequest("Statements about roles and permissions are not supported")
+            return Answer(*await self._roles.run(session, prepared))
         assert kind == "DESCRIBE", f"a statement of kind {kind}"
         return Answer(self._schema.describe(session.version, prepared, self.catalogs.current()))
 
@@ -239,6 +253,9 @@ class Executor:
         self, statement: Statement, values: Sequence[Value], parameters: QueryParameters
     ) -> Answer:
         context, prepared = self.context(parameters), statement.prepared
+        if counts(prepared):
+            changes = plan_modification(prepared, values, at_server_time(context))
+            return await self._count(changes, parameters.consistency)
         lists = await self.selects.lists([(prepared, values)], context, parameters.consistency)
         mutations = plan_modification(prepared, values, context, lists)
         if statement.captured:
@@ -252,19 +269,31 @@ class Executor:
         await self._write_all(mutations, parameters.consistency, "SIMPLE", once=lists is not None)
         return _VOID
 
+    async def _count(self, changes: Sequence[Mutation], consistency: Consistency) -> Answer:
+        if consistency in _WRITE_LEVELS_REFUSED:
+            raise _serial_write(consistency)
+        await change_counters(self._node, changes, consistency, self._write_ms)
+        return _VOID
+
     def _executed(self, statement_id: bytes, begun: bool) -> Statement:
         """What was begun is ended here: its client is not sent away to prepare it again."""
         return self.statements.planned_anew(statement_id) if begun else self.statements.by_id(statement_id)
 
     async def _run_batch(self, session: Session, batch: Batch, begun: bool) -> Answer:
-        if batch.kind == BATCH_COUNTER:
-            raise InvalidRequest("Counter batches are not supported")
         if len(batch.statements) > BATCH_STATEMENTS_MAX:
             raise InvalidRequest(f"A batch holds at most {BATCH_STATEMENTS_MAX} statements")
         keyspace = batch.parameters.keyspace or session.keyspace
         parts = [self._batched(entry, keyspace, begun) for entry in batch.statements]
+        if self._permits is not None:
+            for part in parts:
+                self._permits.require(session, part.needs)
         entries = [(part.prepared, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
         context = self.context(batch.parameters)
+        check_batch(BATCH_NAMES[batch.kind], tables_of(parts))
+        if any(counts(part.prepared) for part in parts):
+            return await self._count(
+                plan_batch(entries, at_server_time(context)), batch.parameters.consistency
+            )
         lists = await self.selects.lists(entries, context, batch.parameters.consistency)
         mutations = plan_batch(entries, context, lists)
         captured = [part.captured for part in parts if part.captured]

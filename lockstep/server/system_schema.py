@@ -45,6 +45,8 @@ _TABLE_TYPES = {
     name: parse_type(text)
     for name, _, text in (column.strip().partition(" ") for column in _TABLES.split(";"))
 }
+_FLAGS = Serialized(_TABLE_TYPES["flags"].serialize(["compound"]))
+_COUNTER_FLAGS = Serialized(_TABLE_TYPES["flags"].serialize(["compound", "counter"]))
 #: Tables that are empty because what they list cannot be made (yet): name, columns, clustering key.
 _EMPTY = (
     (
@@ -216,6 +218,8 @@ class _TableRows:
             "keyspace_name": table.keyspace,
             "table_name": table.name,
             "id": parse_uuid(table.uuid),
+            # Without `compound` drivers take a table for one with compact storage.
+            "flags": _COUNTER_FLAGS if table.is_counter else _FLAGS,
         }
 
 
@@ -236,8 +240,6 @@ def _option_values(table: Table) -> VirtualRow:
         "dclocal_read_repair_chance": 0.0,
         "default_time_to_live": int(text("default_time_to_live")),
         "extensions": {name: value.encode() for name, value in json.loads(text("extensions")).items()},
-        # Without `compound` drivers take a table for one with compact storage.
-        "flags": ["compound"],
         "gc_grace_seconds": int(text("gc_grace_seconds")),
         "incremental_backups": text("incremental_backups") == "true",
         "max_index_interval": int(text("max_index_interval")),

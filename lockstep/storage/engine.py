@@ -287,6 +287,26 @@ class StorageEngine:
         self._commit.wrote(Family.LOCAL.key(name), sequence)
         return sequence
 
+    def write_records(self, family: Family, batch: Batch) -> int:
+        """Write records of a family of this node's own, visible at once: the sequence to await with `synced`.
+        Overloaded when too much is unsynced."""
+        self._commit.admit()
+        try:
+            sequence = self._store.write(batch)
+        except DiskRefused as error:
+            self._commit.fail(error)
+            raise
+        self._commit.wrote(family.value, sequence)
+        return sequence
+
+    def records(self, lower: bytes, upper: bytes, count: int) -> list[Pair]:
+        """The first records with lower <= key < upper, durable or not."""
+        cursor = self._store.cursor(lower, upper)
+        try:
+            return cursor.take(count)
+        finally:
+            cursor.close()
+
     def _write_deletions(self, ranges: Sequence[tuple[bytes, bytes]]) -> int:
         sequence = 0
         for lower, upper in ranges:

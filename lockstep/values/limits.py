@@ -140,6 +140,13 @@ REQUESTS_PASSED_MAX: Final = 16
 PLANS_CACHED_MAX: Final = 65_536
 #: Writes a coordinator has in flight; above it clients are told to slow down. Each holds its mutation.
 WRITES_IN_FLIGHT_MAX: Final = 16_384
+#: Counters are signed 64-bit numbers.
+COUNTER_BOUND: Final = 1 << 63
+#: Changes of counters whose ids a replica remembers, so that one delivered again is not added again: more than
+#: a peer ever sends twice, and a minute's worth of them.
+COUNTER_IDS_KEPT_MAX: Final = 65_536
+#: Changes of one partition's counters that wait for each other; each takes a read and a sync.
+COUNTER_WAITERS_MAX: Final = 1024
 #: Reads a coordinator has in flight; answers are held whole until they are merged.
 READS_IN_FLIGHT_MAX: Final = 4096
 #: Origins of decided proposals that each new one names: more rounds than pass while one proposer is away for
@@ -156,8 +163,22 @@ BALLOTS_KEPT_S: Final = 10 * 24 * 3600
 CONDITIONAL_IN_FLIGHT_MAX: Final = 4096
 #: Pause before a write or read asks a replica again whose connection failed.
 REPLICA_RETRY_MS: Final = 50
-#: A read asks one more replica when the answers take longer than this (or a quarter of its timeout).
+#: A read asks one more replica when the answers take longer than this (or a quarter of its timeout), while
+#: too little is known of how long such reads take.
 READ_EXTRA_AFTER_MS: Final = 200
+#: Requests after which what is known of their times is halved: some hundred of the last ones decide.
+LATENCY_SAMPLES_MAX: Final = 2000
+#: Requests that say enough about the slowest hundredth not to be misled by the first few.
+LATENCY_SAMPLES_MIN: Final = 50
+#: Tables of which a node remembers how long their requests took; each costs about a kilobyte.
+LATENCY_TABLES_MAX: Final = 1024
+#: An answer above this is told by its digest where only agreement is asked: below it a digest costs as much
+#: as the answer, and a disagreement a second question.
+DIGEST_OVER_BYTES: Final = 1024
+#: Of a statement's text, what a warning about it repeats; as much as Cassandra does.
+WARNED_QUERY_CHARACTERS_MAX: Final = 512
+#: Plans that one request's notes keep for its client: a batch of that many partitions.
+PLANS_NOTED_MAX: Final = 64
 #: Rounds without a row that answers with hidden rows may cause; the asked rows double in each.
 SHORT_READ_ROUNDS_MAX: Final = 64
 #: Range streams one node serves at once; each pins a store snapshot and some files on disk.
@@ -378,6 +399,20 @@ CDC_RING_DELAY_MS: Final = 30_000
 #: Generations kept at once, with eight bytes a token each: more than two only when nodes join faster than
 #: generations take effect. Then the newest one that has not makes room.
 CDC_GENERATIONS_KEPT_MAX: Final = 8
+#: Hints sent to one node at once; each holds its mutation until it is answered.
+HINTS_AT_ONCE_MAX: Final = 64
+#: Hints read from the store in one go: some milliseconds at 1 KiB each.
+HINTS_PAGE: Final = 256
+#: Between two rounds of hints to nodes that are back.
+HINTS_ROUND_MS: Final = 1000
+#: One hint's answer; a replica that needs longer gets it again.
+HINT_TIMEOUT_MS: Final = 2000
+#: Ranges of one table and node that are remembered as lacking hints; more become the whole ring.
+DROPPED_HINT_RANGES_MAX: Final = 64
+#: Writes that have been answered and still wait for their last replicas; above it those get a hint at once.
+WRITES_LINGERING_MAX: Final = 8192
+#: How long a node that leaves goes on to hand over what it keeps for others.
+LEAVING_FAREWELL_MS: Final = 10_000
 #: Roles of one cluster: applications, people and groups; they are in every snapshot of the metadata.
 ROLES_MAX: Final = 10_000
 #: Roles that one role is directly a member of.
@@ -393,3 +428,5 @@ PASSWORD_CHECKS_QUEUED_MAX: Final = 256
 PASSWORDS_KNOWN_MAX: Final = 1024
 #: Sets of permissions that one connection is known to have; a client repeats a few statements.
 ALLOWED_NEEDS_KEPT_MAX: Final = 1024
+#: Bytes of hints in one message of a node that leaves; with one more it stays below an internode frame.
+HINTS_HANDED_BYTES_MAX: Final = 1024 * 1024

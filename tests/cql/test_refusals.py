@@ -146,7 +146,7 @@ _FILTERING = "Cannot execute this query as it might involve data filtering"
         ("DELETE FROM t WHERE c = 1", "Some partition key parts are missing: k"),
         (
             "BEGIN COUNTER BATCH UPDATE t SET s = 1 WHERE k = 1 APPLY BATCH",
-            "Counter batches are not supported",
+            "Cannot include non-counter statement in a counter batch",
         ),
     ],
 )
