@@ -150,7 +150,15 @@ assignment: name "=" term -> assign
     | name "-=" term -> assign_minus
     | name "[" term "]" "=" term -> assign_element
     | name "." name "=" term -> assign_field
-conditions: if_exists | "IF" relation ("AND" relation)* -> if_conditions
+conditions: if_exists | "IF" condition ("AND" condition)* -> if_conditions
+?condition: name operator term -> compare
+    | name "IN" in_values -> compare_in
+    | name "CONTAINS" term -> contains
+    | name "CONTAINS" "KEY" term -> contains_key
+    | name "[" term "]" operator term -> compare_element
+    | name "[" term "]" "IN" in_values -> compare_element_in
+    | name "." name operator term -> compare_field
+    | name "." name "IN" in_values -> compare_field_in
 delete: "DELETE" deletions? "FROM" table_name using? where conditions?
 deletions: deletion ("," deletion)*
 deletion: name | name "[" term "]" -> deletion_element | name "." name -> deletion_field

@@ -218,6 +218,25 @@ def _compare_element(children: Children) -> Relation:
     return Relation("element", (name,), operator, value, element=element)
 
 
+def _compare_element_in(children: Children) -> Relation:
+    name, element, given = children
+    if isinstance(given, Bind):
+        return Relation("element", (name,), "IN", given, element=element)
+    return Relation("element", (name,), "IN", None, given, element=element)
+
+
+def _compare_field(children: Children) -> Relation:
+    name, field, operator, value = children
+    return Relation("field", (name,), operator, value, field=field)
+
+
+def _compare_field_in(children: Children) -> Relation:
+    name, field, given = children
+    if isinstance(given, Bind):
+        return Relation("field", (name,), "IN", given, field=field)
+    return Relation("field", (name,), "IN", None, given, field=field)
+
+
 def _select(children: Children) -> Select:
     fields: dict[str, Any] = {}
     using = Using()
@@ -379,6 +398,9 @@ _RELATIONS: dict[str, Handler] = {
     "compare_names": _relation("tuple"),
     "compare_names_in": _relation_in("tuple"),
     "compare_element": _compare_element,
+    "compare_element_in": _compare_element_in,
+    "compare_field": _compare_field,
+    "compare_field_in": _compare_field_in,
     "op_eq": constant("="),
     "op_lt": constant("<"),
     "op_le": constant("<="),

@@ -142,9 +142,9 @@ class Using(Struct, frozen=True):
 
 
 class Relation(Struct, frozen=True):
-    """`shape`: single, token, tuple, element. `operator`: = < <= > >= != IN CONTAINS, CONTAINS KEY,
-    IS NOT NULL, LIKE. For IN, `value` is the Bind of a whole list, or `values` holds the listed terms.
-    """
+    """`shape`: single, token, tuple, element, field (of IF only). `operator`: = < <= > >= != IN CONTAINS,
+    CONTAINS KEY, IS NOT NULL, LIKE. For IN, `value` is the Bind of a whole list, or `values` holds the listed
+    terms."""
 
     shape: str
     names: tuple[str, ...]
@@ -152,6 +152,7 @@ class Relation(Struct, frozen=True):
     value: Term | None = None
     values: tuple[Term, ...] = ()
     element: Term | None = None
+    field: str | None = None
 
 
 # Data statements
