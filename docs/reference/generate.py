@@ -75,6 +75,11 @@ MEANINGS = {
     "cms.replace_after_ms": "a voter that is unreachable for longer loses its vote to another node; 0: never",
     "streaming.throughput_bytes_s": "what this node sends at most over all streams; 0 for no bound",
     "streaming.file_bytes": "where a sorted file ends",
+    "hints.hinted_handoff_enabled": "keep writes for replicas that did not acknowledge them",
+    "hints.max_hint_window_ms": "no more are kept for a node that has been away for longer",
+    "hints.max_bytes_per_node": "nor when those for one node are this large",
+    "hints.max_bytes": "nor when all together are",
+    "hints.throttle_bytes_s": "what this node brings at most to nodes that are back; 0 for no bound",
     "topology.barrier_minimum_level": "`quorum`: a barrier may let go of quorums within data centres",
     "topology.barrier_relax_after_ms": "how long it waits before it does",
     "gossip.phi_threshold": "how unlikely a silence must be (one in ten to this power) before its node is "

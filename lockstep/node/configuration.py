@@ -127,6 +127,21 @@ class StreamingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file_bytes: Annotated[int, msgspec.Meta(ge=256, le=1 << 30)] = STREAM_FILE_BYTES
 
 
+class HintsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Writes that are kept for replicas that did not acknowledge them.
+
+    A node that is away for longer than `max_hint_window_ms` needs a repair anyway, and by then hints would
+    cost more than it. `throttle_bytes_s`: what this node replays at most, 0 for no bound; by default 1 MiB,
+    as in Cassandra, for who is back has enough to do.
+    """
+
+    hinted_handoff_enabled: bool = True
+    max_hint_window_ms: Annotated[int, msgspec.Meta(ge=0, le=604_800_000)] = 10_800_000
+    max_bytes_per_node: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 1024 * 1024 * 1024
+    max_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 4 * 1024 * 1024 * 1024
+    throttle_bytes_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 1024 * 1024
+
+
 class CmsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`processor`: what makes log entries of changes on this node. raft (it may be chosen as a voter), remote
     (it never is, and forwards), local (it is the whole service of a cluster that it founds alone), or a kind
@@ -189,6 +204,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metadata: MetadataSection = MetadataSection()
     cms: CmsSection = CmsSection()
     streaming: StreamingSection = StreamingSection()
+    hints: HintsSection = HintsSection()
     gossip: GossipSection = GossipSection()
     topology: TopologySection = TopologySection()
     testing: TestingSection = TestingSection()

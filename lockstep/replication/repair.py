@@ -28,6 +28,9 @@ class RepairWrite(Write):
 
     __slots__ = ("_parts",)
 
+    #: What a read saw to be lacking is no write of a client: the next read sees it again.
+    leaves_hints = False
+
     def __init__(
         self,
         owner: Writes,

@@ -88,6 +88,7 @@ class ReplicaService:
         self._failed: LockstepError | None = None
         internode.register_fast(verbs.WRITE, WriteRequest, WriteReply, self._receive_write)
         internode.register_fast(verbs.READ_REPAIR, WriteRequest, WriteReply, self._receive_write)
+        internode.register_fast(verbs.HINT, WriteRequest, WriteReply, self._receive_write)
         internode.register_fast(verbs.READ, ReadRequest, ReadReply, self._receive_read)
 
     # -- writes -----------------------------------------------------------------------------------

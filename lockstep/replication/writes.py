@@ -15,10 +15,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from lockstep.replication import verbs
 from lockstep.replication.deadlines import Deadlines
 from lockstep.replication.handshake import Address
+from lockstep.replication.hints import Hints
 from lockstep.replication.internode import Internode
 from lockstep.replication.messages import WriteReply, WriteRequest
 from lockstep.replication.plans import Plan, PlanBook, Target
 from lockstep.replication.replica import ReplicaService
+from lockstep.replication.unacknowledged import Unacknowledged
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
@@ -87,6 +89,10 @@ class Writes:
         self.own_id = own_id
         self.reach = runtime.probes.reach
         self.in_flight = Deadlines(runtime.clock)
+        #: Writes whose end was told, and of which replicas may still answer.
+        self.lingering = Deadlines(runtime.clock)
+        #: Keeps what replicas did not acknowledge; None: nothing is kept.
+        self.hints: Hints | None = None
         #: Plans that were replaced by one that differs in something that matters.
         self.replans = 0
         #: Refusals that made this node learn a newer epoch first.
@@ -115,12 +121,14 @@ class Writes:
         if len(self.in_flight) >= WRITES_IN_FLIGHT_MAX:
             raise Overloaded("too many writes in flight on this node")
         plan = self.plans.write_plan(mutation.table_id, mutation.token, consistency)
-        require_alive(plan, self.alive)
+        if consistency is not Consistency.ANY or self.hints is None or not self.hints.policy.enabled:
+            require_alive(plan, self.alive)
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
         Write(self, plan, mutation, deadline_s, write_type, told).start()
 
     def stop(self) -> None:
         self.in_flight.stop()
+        self.lingering.stop()
 
 
 def require_alive(plan: Plan, alive: Callable[[int], bool]) -> None:
@@ -131,19 +139,17 @@ def require_alive(plan: Plan, alive: Callable[[int], bool]) -> None:
     raise Unavailable(plan.consistency, plan.required, plan.counted(seeming))
 
 
-class Write:
-    """One write in flight; hears its replicas as an internode Waiter, with the target as context."""
+class Write(Unacknowledged):
+    """One write in flight; hears its replicas as an internode Waiter, with the target as context.
+
+    Its end is told before all have answered; then it goes on as replication.unacknowledged says.
+    """
 
     __slots__ = (
-        "_accepted",
         "_body",
         "_failures",
         "_moving",
-        "_mutation",
-        "_number",
-        "_outstanding",
         "_owner",
-        "_plan",
         "_plans_made",
         "_request",
         "_retry",
@@ -151,7 +157,6 @@ class Write:
         "_verb",
         "_write_type",
         "deadline_s",
-        "done",
     )
 
     def __init__(
@@ -163,19 +168,12 @@ class Write:
         write_type: str,
         told: Told,
     ) -> None:
+        super().__init__(plan, mutation)
         self._owner = owner
-        self._plan = plan
-        self._mutation = mutation
         self._write_type = write_type
         self._verb = verbs.WRITE
         self.deadline_s = deadline_s
-        #: Whether `told` has heard of the end.
-        self.done = False
         self._told = told
-        #: Node -> epoch at which it accepted.
-        self._accepted: dict[NodeId, int] = {}
-        #: Node -> requests to it that have not ended.
-        self._outstanding: dict[NodeId, int] = {}
         self._failures: dict[NodeId, LockstepError] = {}
         self._plans_made = 1
         self._retry: asyncio.TimerHandle | None = None
@@ -185,6 +183,8 @@ class Write:
 
     def start(self) -> None:
         self._send_missing()
+        if self._plan.consistency is Consistency.ANY and not self.done:
+            self._hint_dead(self._owner)
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -243,12 +243,13 @@ class Write:
     # -- answers ----------------------------------------------------------------------------------
 
     def replied(self, context: Target, reply: WriteReply, sender_epoch: int) -> None:
-        if self.done:
-            return
         node = context.node
         self._outstanding.pop(node, None)
         if reply.accepted_epoch > self._accepted.get(node, -1):
             self._accepted[node] = reply.accepted_epoch
+        if self.done:
+            self._answered_late(self._owner)
+            return
         self._judge()
         if reply.accepted_epoch < self._plan.needs_epoch and not self._moving and not self.done:
             self._owner.reach("write.answered_before_plan")
@@ -330,9 +331,10 @@ class Write:
             self._send_missing()
 
     def failed(self, context: Target, error: LockstepError) -> None:
-        if self.done:
-            return
         self._outstanding.pop(context.node, None)
+        if self.done:
+            self._answered_late(self._owner)
+            return
         if isinstance(error, StaleEpoch):
             if error.epoch <= self._plan.epoch:
                 self._owner.reach("write.refused_before_plan")
@@ -390,10 +392,18 @@ class Write:
     # -- the end ----------------------------------------------------------------------------------
 
     def expired(self) -> None:
+        if self.done:
+            self._outstanding.clear()
+            self._linger(self._owner)
+            return
         self._owner.reach("write.expired")
         plan = self._plan
         received = plan.counted(self._counting())
-        self._end(WriteTimeout(plan.consistency, received, plan.required, self._write_type))
+        timeout = WriteTimeout(plan.consistency, received, plan.required, self._write_type)
+        self._outstanding.clear()
+        if plan.consistency is Consistency.ANY and self._hint(self._owner, plan.targets, timeout):
+            return
+        self._end(timeout)
 
     def _end(self, error: LockstepError | None) -> None:
         if self._retry is not None:
@@ -403,3 +413,5 @@ class Write:
         if not self.done:
             self.done = True
             self._told(error)
+            if error is None or isinstance(error, WriteTimeout | WriteFailure):
+                self._linger(self._owner)

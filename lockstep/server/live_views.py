@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from lockstep.schema.types import parse_uuid
+from lockstep.server.hint_views import DROPPED_COLUMNS, PENDING_COLUMNS, dropped_rows, pending_rows
 from lockstep.server.keyed_rows import KeyedRows
 from lockstep.server.stream_views import CLUSTERING, COLUMNS, PARTITION, stream_rows
 from lockstep.server.virtual import VirtualTable, define
@@ -67,6 +68,22 @@ class LiveTables:
                 CLUSTERING,
                 lambda: stream_rows(self._node),
                 "Range streams from and to this node that are under way",
+            ),
+            view(
+                "pending_hints",
+                PENDING_COLUMNS,
+                ("host_id",),
+                (),
+                lambda: pending_rows(self._node),
+                "Writes that this node keeps for replicas that did not acknowledge them",
+            ),
+            view(
+                "dropped_hints",
+                DROPPED_COLUMNS,
+                ("keyspace_name", "table_name"),
+                ("node_id", "start_token", "end_token"),
+                lambda: dropped_rows(self._node),
+                "Ranges of which a node lacks writes that this node will not bring it: they need a repair",
             ),
             view(
                 "cms_members",

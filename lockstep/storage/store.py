@@ -34,6 +34,10 @@ class Family(enum.Enum):
     JOURNAL = b"\x20"
     #: Node-local facts, never streamed.
     LOCAL = b"\x30"
+    #: Hints: writes that other replicas lack, and marks of ranges whose hints were given up.
+    HINTS = b"\x40"
+    #: Logged batches that this node keeps for their coordinators.
+    BATCH_LOG = b"\x41"
 
     def key(self, rest: bytes) -> bytes:
         return self.value + rest

@@ -1,0 +1,182 @@
+"""Hints: a coordinator keeps, durably, what a replica did not acknowledge, until that replica has it.
+
+Invariants. Whoever did not acknowledge a write of a plan has a hint here, or its range is marked as lacking
+writes. Nothing is sent that is older than the table's gc_grace_seconds, so a hint never brings back what a
+purged tombstone deleted. Limits refuse a hint; they never take one back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from lockstep.replication.hint_records import DroppedHints, Hint
+from lockstep.replication.hint_store import HintStore
+from lockstep.replication.plans import PlanBook, Target
+from lockstep.runtime.ports import Runtime
+from lockstep.values.errors import InvalidRequest, LockstepError
+from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.rows import Mutation
+
+GC_GRACE_S_DEFAULT = 864_000
+#: Why hints were not kept, or given up.
+DISABLED = "hints are disabled"
+WINDOW = "the node was away for longer than the hint window"
+FULL_FOR_NODE = "as many bytes of hints as one node may have"
+FULL = "as many bytes of hints as are allowed"
+REFUSED = "the disk took no hint"
+EXPIRED = "older than gc_grace_seconds"
+REASONS = (DISABLED, WINDOW, FULL_FOR_NODE, FULL, REFUSED, EXPIRED)
+
+
+class HintPolicy(msgspec.Struct, frozen=True):
+    """As the settings of [hints]."""
+
+    enabled: bool = True
+    window_ms: int = 10_800_000
+    bytes_per_node_max: int = 1 << 30
+    bytes_max: int = 1 << 32
+    throttle_bytes_s: int = 1 << 20
+
+
+class Left(msgspec.Struct, frozen=True):
+    """What became of hints: `sequence` is to be awaited for those that are kept; `whole`: all are."""
+
+    sequence: int
+    kept: int
+    whole: bool
+
+
+class Hints:
+    """`silent_s(node)`: how long nothing was heard of it; None when nothing ever was."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        store: HintStore,
+        plans: PlanBook,
+        silent_s: Callable[[int], float | None],
+        policy: HintPolicy,
+    ) -> None:
+        self._runtime = runtime
+        self.store = store
+        self.plans = plans
+        self._silent_s = silent_s
+        self.policy = policy
+        self.left = 0
+        #: The newest sequence that is to be made durable, and whether that is under way.
+        self._sequence = 0
+        self._syncing = False
+        #: Reason -> hints that were not kept or given up.
+        self.dropped = dict.fromkeys(REASONS, 0)
+        #: Called when hints were left.
+        self.on_left: Callable[[], None] = lambda: None
+
+    def leave(
+        self, mutation: Mutation, epoch: int, targets: Sequence[Target], *, forced: bool = False
+    ) -> Left:
+        """Keep hints for replicas of a plan made at `epoch`. `forced`: whatever the settings and the window.
+
+        What is not kept is marked. Nothing is owed to replicas of a table that is gone.
+        """
+        gc_grace_s = self.gc_grace_s(mutation.table_id)
+        if gc_grace_s is None:
+            return Left(0, 0, True)
+        now_us = self._runtime.clock.wall_us()
+        hint = Hint(now_us, epoch, gc_grace_s, mutation)
+        size = sum(len(cell.value or b"") for row in mutation.rows for cell in row.cells)
+        kept: list[tuple[NodeId, Hint]] = []
+        for target in targets:
+            reason = self._refusal(target.node, now_us, size, forced) if gc_grace_s else EXPIRED
+            if reason is None:
+                kept.append((target.node, hint))
+            else:
+                self._drop(reason, target.node, mutation, now_us)
+        sequence = 0
+        if kept:
+            try:
+                sequence = self.store.put(kept, fresh=True)
+            except LockstepError:
+                for node, _ in kept:
+                    self._drop(REFUSED, node, mutation, now_us)
+                return Left(0, 0, False)
+            self.left += len(kept)
+            self._sync_later(sequence)
+            self._runtime.probes.reach("hints.left")
+            self.on_left()
+        return Left(sequence, len(kept), len(kept) == len(targets))
+
+    def _sync_later(self, sequence: int) -> None:
+        """Have it made durable although nobody waits for it."""
+        self._sequence = max(self._sequence, sequence)
+        if not self._syncing:
+            self._syncing = True
+            self._runtime.tasks.spawn(self._sync(), "hints.sync")
+
+    async def _sync(self) -> None:
+        synced = 0
+        try:
+            while synced < self._sequence:
+                synced = self._sequence
+                await self.store.synced(synced)
+        except LockstepError:
+            # The store says itself that it died.
+            self._runtime.probes.reach("hints.sync_failed")
+        finally:
+            self._syncing = False
+
+    def gc_grace_s(self, table_id: int) -> int | None:
+        """For how long a hint of the table may be kept; None when the table is gone."""
+        table = self.plans.cluster.table(table_id)
+        if table is None:
+            return None
+        return int(table.option("gc_grace_seconds", str(GC_GRACE_S_DEFAULT)))
+
+    def oldest_us(self) -> int | None:
+        """When the oldest hint that is still to be delivered was left; None without hints.
+
+        Its write may be older by the write timeout, and what it wrote by any timestamp that a client gave.
+        """
+        return self.store.oldest_us()
+
+    def _refusal(self, node: NodeId, now_us: int, size: int, forced: bool) -> str | None:
+        policy, pending = self.policy, self.store.pending.get(node)
+        if self.store.bytes + size > policy.bytes_max:
+            return FULL
+        if pending is not None and pending.bytes + size > policy.bytes_per_node_max:
+            return FULL_FOR_NODE
+        if forced:
+            return None
+        if not policy.enabled:
+            return DISABLED
+        silent_s = self._silent_s(node)
+        if silent_s is not None and silent_s * 1000 > policy.window_ms:
+            return WINDOW
+        if pending is not None and now_us - pending.oldest_us > policy.window_ms * 1000:
+            return WINDOW
+        return None
+
+    def _drop(self, reason: str, node: NodeId, mutation: Mutation, now_us: int) -> None:
+        self.dropped[reason] += 1
+        self._runtime.probes.reach("hints.dropped")
+        try:
+            self._sync_later(self.store.mark([self.mark_of(reason, node, mutation, now_us)]))
+        except LockstepError:
+            # A store that takes nothing ends this node, and with it what it knows of others.
+            self._runtime.probes.reach("hints.mark_refused")
+
+    def mark_of(self, reason: str, node: NodeId, mutation: Mutation, newest_us: int) -> DroppedHints:
+        """The mark of the range that a write is in."""
+        try:
+            found = self.plans.write_plan(mutation.table_id, mutation.token, Consistency.ONE).range
+            left, right = found.left, found.right
+        except InvalidRequest:
+            left, right = mutation.token - 1, mutation.token
+        return DroppedHints(mutation.table_id, node, left, right, reason, newest_us, newest_us, 1)
+
+    def expired(self, node: NodeId, hint: Hint) -> DroppedHints:
+        """Count a hint that is too old to be sent; the mark to write as it is deleted."""
+        self.dropped[EXPIRED] += 1
+        self._runtime.probes.reach("hints.expired")
+        return self.mark_of(EXPIRED, node, hint.mutation, hint.created_us)

@@ -1,0 +1,86 @@
+"""Hints that this node keeps, and those that it gave up, as rows of `system_views` and as metrics.
+
+Invariant: read from what the hints themselves count; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lockstep.schema.types import parse_uuid
+from lockstep.server.samples import Sample
+from lockstep.server.virtual_rows import VirtualRow
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+#: As in Cassandra, with `hints`; the hints of a node count as one file, for they lie in the store.
+PENDING_COLUMNS = (
+    "host_id uuid; address inet; port int; rack text; dc text; status text; files int; newest timestamp; "
+    "oldest timestamp; total_files_size bigint; corrupted_files int; total_corrupted_files_size bigint; "
+    "hints bigint"
+)
+DROPPED_COLUMNS = (
+    "keyspace_name text; table_name text; node_id int; start_token bigint; end_token bigint; reason text; "
+    "since timestamp; newest timestamp; hints bigint"
+)
+
+
+def pending_rows(node: Node) -> Iterator[VirtualRow]:
+    for target, pending in list(node.hints.store.pending.items()):
+        info = node.cluster.directory.by_id.get(target)
+        if info is None:
+            continue
+        yield {
+            "host_id": parse_uuid(info.host_id),
+            "address": info.address,
+            "port": info.internode_port,
+            "rack": info.rack,
+            "dc": info.dc,
+            "status": "UP" if node.liveness.alive(target) else "DOWN",
+            "files": 1,
+            "newest": pending.newest_us // 1000,
+            "oldest": pending.oldest_us // 1000,
+            "total_files_size": pending.bytes,
+            "corrupted_files": 0,
+            "total_corrupted_files_size": 0,
+            "hints": pending.count,
+        }
+
+
+def dropped_rows(node: Node) -> Iterator[VirtualRow]:
+    for mark in list(node.hints.store.marks()):
+        table = node.cluster.table(mark.table_id)
+        if table is None:
+            continue
+        yield {
+            "keyspace_name": table.keyspace,
+            "table_name": table.name,
+            "node_id": mark.node,
+            "start_token": mark.left,
+            "end_token": mark.right,
+            "reason": mark.reason,
+            "since": mark.since_us // 1000,
+            "newest": mark.newest_us // 1000,
+            "hints": mark.count,
+        }
+
+
+def hint_samples(node: Node) -> Iterator[Sample]:
+    hints, delivery = node.hints, node.hint_delivery
+    for target, pending in list(hints.store.pending.items()):
+        labels = (("node", str(target)),)
+        yield Sample("lockstep_hints_pending", "Hints kept for a node", "gauge", pending.count, labels)
+        yield Sample("lockstep_hints_pending_bytes", "Their size", "gauge", pending.bytes, labels)
+    yield Sample("lockstep_hints_left_total", "Hints kept since the start", "counter", hints.left)
+    yield Sample("lockstep_hints_delivered_total", "Hints brought", "counter", delivery.delivered)
+    yield Sample("lockstep_hints_failed_total", "Attempts that failed", "counter", delivery.failed)
+    for reason, count in hints.dropped.items():
+        yield Sample(
+            "lockstep_hints_dropped_total",
+            "Hints that were not kept, or were given up",
+            "counter",
+            count,
+            (("reason", reason),),
+        )

@@ -1,0 +1,206 @@
+"""Hints: a replica that was away gets what it missed, without a read; nobody keeps what is of others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from lockstep.metadata.membership import ServiceWish, SetService
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.node import Node
+from lockstep.replication.hints import DISABLED, EXPIRED, WINDOW
+from lockstep.schema.changes import AlterOptions
+from lockstep.sim.door import command_for, mutation_for
+from lockstep.sim.history import Change, Look
+from lockstep.values.errors import Unavailable
+from lockstep.values.ids import Consistency, NodeId
+from tests.node.support import Outcome, Town, decommission
+from tests.node.test_requests_while_moving import founded, table_of
+
+TIMEOUT_MS = 1000
+COUNT = 8
+KEYS = [b"p%d" % number for number in range(COUNT)]
+QUORUM, ANY, ONE = Consistency.QUORUM, Consistency.ANY, Consistency.ONE
+
+
+def write_all(town: Town, number: int, level: Consistency = QUORUM) -> Outcome:
+    """One row of each key through a node."""
+
+    async def work(node: Node) -> None:
+        for key in KEYS:
+            at = node.runtime.clock.wall_us()
+            change = Change("t", key, at, level, TIMEOUT_MS, ((0, b"v"),))
+            made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
+            await node.coordinator.write(made, level, TIMEOUT_MS)
+
+    return town.finish(town.begin(number, work))
+
+
+def held(town: Town, number: int) -> int:
+    """How many of the keys a node holds by itself, without a read of any other."""
+
+    async def work(node: Node) -> int:
+        found = 0
+        for key in KEYS:
+            command = command_for(Look("t", key, None, ONE, TIMEOUT_MS), table_of(node), 1, None)
+            found += bool((await node.engine.read(command)).partitions)
+        return found
+
+    return int(town.finish(town.begin(number, work)).value)
+
+
+def pending(town: Town, *numbers: int) -> int:
+    return sum(town.node(number).hints.store.count() for number in numbers)
+
+
+def away(town: Town, number: int, others: Sequence[int] = (1, 2)) -> None:
+    """Stop a node, until the others take it for dead."""
+    town.process(number).crash()
+    node_id = int(town.node(number).node_id)
+    town.until(lambda: not any(town.node(other).liveness.alive(node_id) for other in others))
+
+
+def back(town: Town, number: int) -> None:
+    """Start a node again, and let it hear of the others."""
+    town.start(number)
+    town.until(lambda: town.ready(number))
+    town.wait(0.6)
+
+
+def test_a_replica_that_was_down_gets_what_it_missed_without_a_read() -> None:
+    with founded(1) as town:
+        away(town, 3)
+        assert write_all(town, 1).error is None
+        assert pending(town, 1) == COUNT
+        back(town, 3)
+        town.until(lambda: pending(town, 1) == 0)
+        assert held(town, 3) == COUNT
+        assert town.node(1).hint_delivery.delivered == COUNT
+
+
+def test_a_replica_that_does_not_answer_in_time_gets_a_hint_after_the_client_got_its_answer() -> None:
+    with founded(2) as town:
+        town.process(3).pause()
+        outcome = write_all(town, 1)
+        assert outcome.error is None and outcome.done_s - outcome.begun_s < 0.5
+        town.wait(TIMEOUT_MS / 1000 + 0.1)
+        assert pending(town, 1) == COUNT
+        town.process(3).resume()
+        town.until(lambda: pending(town, 1) == 0)
+        assert held(town, 3) == COUNT
+
+
+def test_hints_survive_a_power_loss_of_their_coordinator() -> None:
+    with founded(3) as town:
+        away(town, 3)
+        write_all(town, 1)
+        town.wait(0.2)
+        town.process(1).crash("power")
+        back(town, 1)
+        assert pending(town, 1) == COUNT
+        back(town, 3)
+        town.until(lambda: pending(town, 1) == 0)
+        assert held(town, 3) == COUNT
+
+
+def test_a_write_at_any_is_content_with_a_durable_hint() -> None:
+    with founded(4) as town:
+        away(town, 3)
+        away(town, 2, [1])
+        town.node(1).replica.write = _refuses  # type: ignore[method-assign, assignment]
+        assert isinstance(write_all(town, 1, QUORUM).error, Unavailable)
+        assert write_all(town, 1, ANY).error is None
+        town.process(1).crash("power")
+        back(town, 1)
+        assert pending(town, 1) >= 2 * COUNT
+        back(town, 2)
+        back(town, 3)
+        town.until(lambda: pending(town, 1) == 0)
+        assert [held(town, number) for number in (1, 2, 3)][1:] == [COUNT, COUNT]
+
+
+def _refuses(_request: object, _answer: object) -> None:
+    raise Unavailable(1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("[hints]\nhinted_handoff_enabled=false\n", DISABLED),
+        ("[hints]\nmax_hint_window_ms=1\n", WINDOW),
+    ],
+)
+def test_a_hint_that_is_not_kept_leaves_a_mark_that_survives(lines: str, reason: str) -> None:
+    with founded(5) as town:
+        town.extra_lines["n1"] = lines
+        town.process(1).crash()
+        back(town, 1)
+        away(town, 3)
+        write_all(town, 1)
+        assert pending(town, 1) == 0
+        assert town.node(1).hints.dropped[reason] == COUNT
+        town.wait(0.2)
+        town.process(1).crash("power")
+        back(town, 1)
+        marks = list(town.node(1).hints.store.marks())
+        assert {(mark.node, mark.reason) for mark in marks} == {(town.node(3).node_id, reason)}
+        table = table_of(town.node(1))
+        now_us = town.node(1).runtime.clock.wall_us()
+        for mark in marks:
+            town.node(1).hints.store.repaired(table.id, mark.left, mark.right, mark.newest_us)
+        assert list(town.node(1).hints.store.marks()) == marks, "a repair that began before is not enough"
+        town.wait(0.1)
+        for mark in marks:
+            town.node(1).hints.store.repaired(table.id, mark.left, mark.right, now_us + 1_000_000)
+        assert not list(town.node(1).hints.store.marks())
+
+
+def test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked() -> None:
+    with founded(6) as town:
+        grace = ChangeSchema(AlterOptions("ks", "t", (("gc_grace_seconds", "20"),)))
+        assert town.finish(town.submit(1, grace)).error is None
+        away(town, 3)
+        write_all(town, 1)
+        assert pending(town, 1) == COUNT
+        town.wait(25)
+        back(town, 3)
+        town.until(lambda: pending(town, 1) == 0)
+        assert held(town, 3) == 0
+        assert town.node(1).hints.dropped[EXPIRED] == COUNT
+        assert {mark.reason for mark in town.node(1).hints.store.marks()} == {EXPIRED}
+
+
+def test_hints_of_a_range_that_moved_reach_its_new_replicas_and_nobody_else() -> None:
+    """A node comes while another one is away, and the one that is away leaves for good."""
+    with founded(7) as town:
+        away(town, 3)
+        write_all(town, 1)
+        back_id = NodeId(town.node(3).node_id)
+        back(town, 3)
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.finish(town.submit(1, SetService(ServiceWish.LEAVE, node=back_id)))
+        town.finish(town.submit(1, decommission(back_id)))
+        town.until(lambda: "n3" in town.ended)
+        town.until(lambda: pending(town, 1, 2, 4) == 0)
+        assert [held(town, number) for number in (1, 2, 4)] == [COUNT] * 3
+
+
+def test_a_node_that_leaves_hands_its_hints_over() -> None:
+    with founded(8) as town:
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        leaver = NodeId(town.node(1).node_id)
+        town.finish(town.submit(2, SetService(ServiceWish.LEAVE, node=leaver)))
+        away(town, 3, [1, 2, 4])
+        write_all(town, 1)
+        mine = pending(town, 1)
+        assert mine > 0
+        town.until(lambda: town.node(2).liveness.alive(int(leaver)))
+        given = town.begin(1, lambda node: node.hint_delivery.hand_over())
+        town.until(lambda: given.done)
+        assert given.value is True
+        assert pending(town, 1) == 0 and pending(town, 2, 4) >= mine
+        back(town, 3)
+        town.until(lambda: pending(town, 2, 4) == 0)
