@@ -77,6 +77,16 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def exclude(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         return self.admin.post("/v1/excluded", dict(wanted))
 
+    def repair(self, repair_id: int) -> dict[str, Any]:
+        return self.admin.get(f"/v1/repairs/{repair_id}")
+
+    def begin_repair(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a repair, or ask what it would do."""
+        return self.admin.post("/v1/repairs", dict(wanted))
+
+    def cancel_repair(self, repair_id: int) -> dict[str, Any]:
+        return self.admin.delete(f"/v1/repairs/{repair_id}")
+
     def story(self, kind: str, name: str, **more: str | None) -> dict[str, Any]:
         """What the log did to a thing. `more`: keyspace and table of a token."""
         return self.admin.get("/v1/story", kind=kind, id=name, **more)

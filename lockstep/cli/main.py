@@ -46,6 +46,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Change a running cluster",
         "Change who owns what; plan, watch and cancel it.",
     ),
+    "repair": (
+        "repair:repair",
+        "Change a running cluster",
+        "Make replicas equal that missed writes.",
+    ),
     "recovery": (
         "recovery:recovery",
         "Ask a running cluster",

@@ -27,6 +27,7 @@ from lockstep.server.http import (
 )
 from lockstep.server.metrics import CONTENT_TYPE, exposition
 from lockstep.server.operations import Operation, Parameter, Registry
+from lockstep.server.repairs import RepairRequests
 from lockstep.server.requests import LIVE_PATH, Requests
 from lockstep.server.stories import Stories
 from lockstep.values.errors import (
@@ -189,6 +190,7 @@ class Admin:
             ),
             get("/v1/metadata/diff", "What changed between two epochs", later(self._diff), _FROM, _TO),
             *self._request_operations(),
+            *RepairRequests(node).operations(),
             *self._recovery_operations(),
             *self._service.operations(),
             get("/openapi.json", "This document", now(lambda *_: self.registry.openapi())),

@@ -13,6 +13,7 @@ import msgspec
 from lockstep.schema.types import parse_uuid
 from lockstep.server.hint_views import DROPPED_COLUMNS, PENDING_COLUMNS, dropped_rows, pending_rows
 from lockstep.server.keyed_rows import KeyedRows
+from lockstep.server.repair_views import REPAIRED, REPAIRS, repair_rows, repaired_rows
 from lockstep.server.stream_views import CLUSTERING, COLUMNS, PARTITION, stream_rows
 from lockstep.server.virtual import VirtualTable, define
 from lockstep.server.virtual_rows import VirtualRow
@@ -84,6 +85,22 @@ class LiveTables:
                 ("node_id", "start_token", "end_token"),
                 lambda: dropped_rows(self._node),
                 "Ranges of which a node lacks writes that this node will not bring it: they need a repair",
+            ),
+            view(
+                "repairs",
+                REPAIRS,
+                ("id",),
+                ("keyspace_name",),
+                lambda: repair_rows(self._node),
+                "Repairs that run, and that ended lately",
+            ),
+            view(
+                "repaired_ranges",
+                REPAIRED,
+                ("keyspace_name",),
+                ("table_name", "start_token"),
+                lambda: repaired_rows(self._node),
+                "When ranges of tables were last made equal on all their replicas",
             ),
             view(
                 "cms_members",

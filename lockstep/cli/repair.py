@@ -1,0 +1,153 @@
+"""Owns `lockstep repair`: make replicas equal that missed writes, and watch it happen.
+
+Invariant: a wait that ends early never says the repair failed; it prints the id and exits 5.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+
+from lockstep.cli import client, options, render
+from lockstep.cli.client import ClusterClient
+from lockstep.cli.plans import show_changes
+from lockstep.values.errors import OutcomeUnknown, PeerError
+
+POLL_S: Final = 0.2
+_COLOURS: Final = {"done": "green", "failed": "red", "cancelled": "yellow"}
+
+
+@click.command()
+@click.argument("what", metavar="[KEYSPACE[.TABLE]]", default="")
+@click.option("--full", "mode", flag_value="full", default=True, help="Compare all there is (the default).")
+@click.option("--incremental", "mode", flag_value="incremental", help="Only what changed since.")
+@click.option("--dc", "dcs", multiple=True, metavar="DC", help="Only replicas in these; records nothing.")
+@click.option("--hosts", multiple=True, metavar="NODE", help="Only these replicas; records nothing.")
+@click.option("--range", "ranges", multiple=True, metavar="LEFT:RIGHT", help="Tokens above LEFT up to RIGHT.")
+@click.option("--preview", is_flag=True, help="As --dry-run.")
+@click.option("--cancel", type=int, metavar="ID", help="End this repair instead.")
+@options.of_change
+def repair(
+    what: str,
+    mode: str,
+    dcs: tuple[str, ...],
+    hosts: tuple[str, ...],
+    ranges: tuple[str, ...],
+    preview: bool,
+    cancel: int | None,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> int:
+    """Make the replicas of a table, a keyspace or everything equal, wherever they missed writes.
+
+    The node that is asked compares hashes of all replicas and sends each what it lacks. With all replicas
+    taking part, it is recorded that the ranges were repaired, and they are degraded no more.
+    """
+    cluster = client.connect(host, call_timeout_s)
+    if cancel is not None:
+        return _shown(cluster.cancel_repair(cancel), output)
+    keyspace, _, table = what.partition(".")
+    body: dict[str, Any] = {
+        "keyspace": keyspace,
+        "table": table,
+        "incremental": mode == "incremental",
+        "dcs": list(dcs),
+        "ranges": [_range(text) for text in ranges],
+    }
+    if hosts:
+        nodes = cluster.nodes().get("nodes", [])
+        body["hosts"] = [client.node_id(nodes, name) for text in hosts for name in text.split(",")]
+    if dry_run or preview:
+        _show_plan(cluster.begin_repair({**body, "dry_run": True}), output)
+        return 0
+    begun = cluster.begin_repair(body)
+    return _shown(follow(cluster, int(begun["id"]), timeout_s) if wait else begun, output)
+
+
+def follow(
+    cluster: ClusterClient, repair_id: int, timeout_s: float, poll_s: float = POLL_S
+) -> dict[str, Any]:
+    """The repair once it has ended; how far it is goes to stderr. OutcomeUnknown when that takes too long."""
+    deadline, told = time.monotonic() + timeout_s, ""
+    while True:
+        try:
+            found = cluster.repair(repair_id)
+            line = _headline(found)
+        except PeerError as error:
+            found, line = {}, f"no answer: {error.message}"
+        if found and found.get("state") != "running":
+            return found
+        if line != told:
+            click.echo(line, err=True)
+            told = line
+        if time.monotonic() >= deadline:
+            raise OutcomeUnknown(
+                f"repair {repair_id} still runs after {timeout_s:g} s",
+                hint=f"it goes on; end it with `lockstep repair --cancel {repair_id}`",
+            )
+        time.sleep(poll_s)
+
+
+def _range(text: str) -> list[int]:
+    left, separator, right = text.rpartition(":")
+    try:
+        if separator:
+            return [int(left), int(right)]
+    except ValueError:
+        pass
+    raise click.UsageError(f"{text!r} is not LEFT:RIGHT, two tokens")
+
+
+def _shown(found: Mapping[str, Any], output: str) -> int:
+    state = str(found.get("state"))
+    if output == "json":
+        render.json_out(found, "repair/1")
+    else:
+        click.echo(render.styled(_headline(found), _COLOURS.get(state, "")))
+        if found.get("reason"):
+            click.echo(f"  {found['reason']}")
+    return 1 if state == "failed" else 0
+
+
+def _headline(found: Mapping[str, Any]) -> str:
+    progress = found.get("progress") or {}
+    facts = [f"repair {found.get('id')} {found.get('state')}"]
+    if progress:
+        facts.append(f"{progress.get('ranges_done')} of {render.counted(progress.get('ranges', 0), 'range')}")
+        facts.append(f"{progress.get('leaves_different')} of {progress.get('leaves')} leaves differed")
+        sent = render.bytes_text(progress.get("bytes_sent", 0))
+        facts.append(f"{render.counted(progress.get('changes_sent', 0), 'change')} sent ({sent})")
+    return ", ".join(facts)
+
+
+def _show_plan(plan: Mapping[str, Any], output: str) -> None:
+    if output == "json":
+        render.json_out(plan, "repair-plan/1")
+        return
+    if plan.get("refused"):
+        click.echo(f"would be refused: {plan['refused']}")
+    kind = "incremental" if plan.get("incremental") else "full"
+    click.echo(f"{kind} repair, driven by node {plan.get('driver')}")
+    render.table(
+        ["keyspace", "tables", "ranges"],
+        [[one["keyspace"], ", ".join(one["tables"]), one["ranges"]] for one in plan.get("keyspaces", [])],
+    )
+    render.table(
+        ["participant", "compares"],
+        [
+            [f"node {one['node']}", "unknown" if one["bytes"] is None else render.bytes_text(one["bytes"])]
+            for one in plan.get("participants", [])
+        ],
+    )
+    for number, step in enumerate(plan.get("steps", []), start=1):
+        click.echo(f"{number}. {step}")
+    click.echo(f"records: {plan.get('records')}")
+    click.echo(f"way back: {plan.get('way_back')}")
+    show_changes("the first entry would change", plan.get("changes") or [])

@@ -1,0 +1,84 @@
+"""Repairs as rows of `system_views.repairs` and `system_views.repaired_ranges`, and as metrics.
+
+Invariant: rows are read from the metadata, and counters from the parts that count; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lockstep.server.samples import Sample
+from lockstep.server.virtual_rows import VirtualRow
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+REPAIRS = (
+    "id int; keyspace_name text; state text; incremental boolean; driver int; tables int; ranges int; "
+    "began_epoch bigint; ended_epoch bigint; began_at timestamp; ended_at timestamp; reason text; "
+    "ranges_done int; ranges_total int; changes_sent bigint; bytes_sent bigint"
+)
+REPAIRED = (
+    "keyspace_name text; table_name text; start_token bigint; end_token bigint; repaired_at timestamp; "
+    "purge_before timestamp; epoch bigint"
+)
+
+
+def repair_rows(node: Node) -> Iterator[VirtualRow]:
+    """How far one is, only its driver knows."""
+    repairs = node.cluster.repairs
+    for repair in (*repairs.running, *repairs.ended):
+        progress = node.repairs.progress.get(repair.id)
+        for part in repair.parts:
+            yield {
+                "id": repair.id,
+                "keyspace_name": part.keyspace,
+                "state": repair.state.value,
+                "incremental": repair.incremental,
+                "driver": int(repair.driver),
+                "tables": len(part.tables),
+                "ranges": len(part.ranges),
+                "began_epoch": repair.began_epoch,
+                "ended_epoch": repair.ended_epoch or None,
+                "began_at": repair.began_s * 1000,
+                "ended_at": repair.ended_s * 1000 or None,
+                "reason": repair.reason or None,
+                "ranges_done": progress.ranges_done if progress is not None else None,
+                "ranges_total": progress.ranges if progress is not None else None,
+                "changes_sent": progress.changes_sent if progress is not None else None,
+                "bytes_sent": progress.bytes_sent if progress is not None else None,
+            }
+
+
+def repaired_rows(node: Node) -> Iterator[VirtualRow]:
+    cluster = node.cluster
+    for entry in cluster.repairs.tables:
+        table = cluster.table(entry.table)
+        if table is None:
+            continue
+        for one in entry.ranges:
+            yield {
+                "keyspace_name": table.keyspace,
+                "table_name": table.name,
+                "start_token": one.range.left,
+                "end_token": one.range.right,
+                "repaired_at": one.at_s * 1000,
+                "purge_before": one.before_s * 1000 or None,
+                "epoch": one.epoch,
+            }
+
+
+def repair_samples(node: Node) -> Iterator[Sample]:
+    running = sum(repair.driver == node.node_id for repair in node.cluster.repairs.running)
+    yield Sample("lockstep_repair_running", "Repairs that this node drives", "gauge", running)
+    driven, taken = node.comparison.total, node.repair_participant.counts
+    for name, words, value in (
+        ("leaves_compared", "Leaves of trees that this node compared", driven.leaves),
+        ("leaves_different", "Leaves that were not the same everywhere", driven.leaves_different),
+        ("changes_sent", "Changes sent to replicas that lacked them", driven.changes_sent),
+        ("bytes_sent", "Bytes of these changes", driven.bytes_sent),
+        ("trees_built", "Trees of what this node holds", taken.trees),
+        ("changes_taken", "Changes that this node lacked", taken.changes_taken),
+    ):
+        yield Sample(f"lockstep_repair_{name}_total", words, "counter", value)
