@@ -24,14 +24,21 @@ class WriteReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReadRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`digest_over_bytes`: a larger answer is wanted as its digest only; 0 for none."""
+
     epoch: int
     needs_epoch: int
     command: ReadCommand
+    digest_over_bytes: int = 0
 
 
 class ReadReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """With a `digest` the result is empty and stands for the one that has it. `dead`: tombstones scanned."""
+
     accepted_epoch: int
     result: ReadResult
+    digest: bytes = b""
+    dead: int = 0
 
 
 class StreamOpen(msgspec.Struct, frozen=True, array_like=True):

@@ -23,9 +23,11 @@ from lockstep.placement.quorums import (
     required_writes,
 )
 from lockstep.replication.handshake import Address
-from lockstep.schema.model import Replication
+from lockstep.replication.speculation import Policy, policy_of
+from lockstep.schema.model import Replication, Table
+from lockstep.schema.table_options import option
 from lockstep.topology.running import passing
-from lockstep.values.errors import InvalidRequest
+from lockstep.values.errors import InvalidRequest, Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import PLANS_CACHED_MAX
 from lockstep.values.tokens import Range
@@ -110,6 +112,17 @@ class Plan:
         )
         return self.required - _least(left)
 
+    def shortage(self, alive: Iterable[NodeId]) -> Unavailable:
+        """What too few live replicas are answered with; a level of each data centre names the one that lacks
+        them, with its own counts."""
+        held = tuple(alive)
+        if self.consistency is Consistency.EACH_QUORUM:
+            for need, (count, voters) in zip(self.needs, self._counts, strict=True):
+                live = len(voters.intersection(held))
+                if need.dc and live < count:
+                    return Unavailable(self.consistency, count, live, need.dc)
+        return Unavailable(self.consistency, self.required, self.counted(held))
+
 
 def _least(needs: Iterable[Requirement]) -> int:
     """How many answers may do: one counts for its data centre and for the whole."""
@@ -144,9 +157,21 @@ def needs_of(
 class TablePlacement:
     """Where one table's tokens live in one metadata value, with the plans made so far."""
 
-    __slots__ = ("changed_epoch", "epoch", "plans", "replication", "rights", "ring")
+    __slots__ = (
+        "additional_write",
+        "changed_epoch",
+        "epoch",
+        "plans",
+        "repairs",
+        "replication",
+        "rights",
+        "ring",
+        "speculation",
+    )
 
-    def __init__(self, epoch: int, changed_epoch: int, replication: Replication, ring: RingPlacement) -> None:
+    def __init__(
+        self, epoch: int, changed_epoch: int, replication: Replication, ring: RingPlacement, table: Table
+    ) -> None:
         #: Of the metadata value.
         self.epoch = epoch
         #: When the table or its keyspace last changed.
@@ -155,6 +180,11 @@ class TablePlacement:
         self.ring = ring
         self.rights = ring.rights
         self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
+        #: When a read, or the repair that it needs, turns to one more replica.
+        self.speculation: Policy = policy_of(option(table.options, "speculative_retry"))
+        self.additional_write: Policy = policy_of(option(table.options, "additional_write_policy"))
+        #: Whether reads repair what replicas lack before they answer.
+        self.repairs = option(table.options, "read_repair") == "BLOCKING"
 
     def group_for(self, token: int) -> ReplicaGroup:
         return self.ring.ranges[bisect_left(self.rights, token)].group
@@ -198,7 +228,7 @@ class PlanBook:
         keyspace = cluster.schema.by_name[table.keyspace]
         ring = cluster.placements.ring(keyspace.replication)
         changed_epoch = max(table.epoch, keyspace.epoch)
-        found = TablePlacement(cluster.epoch, changed_epoch, keyspace.replication, ring)
+        found = TablePlacement(cluster.epoch, changed_epoch, keyspace.replication, ring, table)
         self._tables[table_id] = found
         return found
 

@@ -1,7 +1,10 @@
 """One question to enough replicas: ask, count answers, ask another when one fails or is slow.
 
+One replica is asked for its answer, the others of the quorum may say by a digest that they have the same. Who
+has another one is asked for it.
+
 Invariant: the future ends once, with answers that satisfy the plan, or with StaleEpoch from the first
-replica that knows a change that matters, or with ReadTimeout or ReadFailure.
+replica that knows a change that matters, or with ReadTimeout or ReadFailure. No answer in it is a digest.
 """
 
 from __future__ import annotations
@@ -9,15 +12,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from lockstep.replication import verbs
+from lockstep.replication.digests import digest_of, filled_in
+from lockstep.replication.failure_codes import reasons_of
 from lockstep.replication.handshake import Address
 from lockstep.replication.messages import ReadReply, ReadRequest
 from lockstep.replication.plans import Plan, Target, first_choice
+from lockstep.replication.speculation import Policy
 from lockstep.replication.writes import TRANSIENT
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError, ReadFailure, ReadTimeout, StaleEpoch
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import READ_EXTRA_AFTER_MS, REPLICA_RETRY_MS
+from lockstep.values.limits import DIGEST_OVER_BYTES, READ_EXTRA_AFTER_MS, REPLICA_RETRY_MS
 
 if TYPE_CHECKING:
     from lockstep.replication.reads import Reads
@@ -41,28 +49,40 @@ class ReadRound:
     __slots__ = (
         "_answers",
         "_asked",
-        "_body",
+        "_bodies",
         "_extra",
+        "_extras",
         "_failures",
         "_number",
         "_ordered",
         "_owner",
         "_plan",
+        "_policy",
         "_request",
         "_retry",
+        "_started_s",
         "deadline_s",
         "future",
         "stale_source",
     )
 
     def __init__(
-        self, owner: Reads, plan: Plan, ordered: list[Target], request: ReadRequest, deadline_s: float
+        self,
+        owner: Reads,
+        plan: Plan,
+        ordered: list[Target],
+        request: ReadRequest,
+        deadline_s: float,
+        policy: Policy,
     ) -> None:
         self._owner = owner
         self._plan = plan
         self._ordered = ordered
         self._request = request
-        self._body = encode(request)
+        #: The request as sent: for the answer, and for a digest of a large one.
+        self._bodies = [b"", b""]
+        self._policy = policy
+        self._started_s = owner.runtime.clock.monotonic_s()
         self.deadline_s = deadline_s
         self.future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         #: Who raised StaleEpoch, to catch up from.
@@ -73,24 +93,38 @@ class ReadRound:
         self._failures: dict[NodeId, LockstepError] = {}
         #: Number of the reminder to ask another replica; 0 for none.
         self._extra = 0
+        #: Replicas asked since others were slow.
+        self._extras = 0
         self._retry: asyncio.TimerHandle | None = None
         self._number = owner.in_flight.add(self)
 
     def start(self) -> None:
         chosen = first_choice(self._plan, self._ordered)
+        # Ranges differ somewhere too often for a second question each time.
+        by_digest = self._request.command.key is not None
         # This node is first in order and answers last: it may answer at once, while the others work.
         for target in reversed(chosen):
-            self._ask(target)
-        self._remind()
+            self._ask(target, by_digest=by_digest and target is not chosen[0])
+        if self._policy.always:
+            self._ask_extra()
+        else:
+            self._remind()
 
     def _remind(self) -> None:
         """Come back after a while when there are replicas that were not asked."""
-        if len(self._asked) < len(self._ordered) and not self.future.done():
-            now_s = self._owner.runtime.clock.monotonic_s()
-            wait_s = min(READ_EXTRA_AFTER_MS / 1000, max(self.deadline_s - now_s, 0.0) / 4)
-            self._extra = self._owner.slow.add(_Slow(self, now_s + wait_s))
+        if len(self._asked) >= len(self._ordered) or self.future.done():
+            return
+        command, now_s = self._request.command, self._owner.runtime.clock.monotonic_s()
+        left_s = self.deadline_s - now_s
+        wait_s = self._owner.latencies.wait_s(command.table_id, self._policy, left_s)
+        if wait_s is None:
+            return
+        if command.key is None:
+            # How long questions about single partitions take says nothing of ranges.
+            wait_s = min(READ_EXTRA_AFTER_MS / 1000, max(left_s, 0.0) / 4)
+        self._extra = self._owner.slow.add(_Slow(self, now_s + wait_s))
 
-    def _ask(self, target: Target) -> None:
+    def _ask(self, target: Target, *, by_digest: bool = False) -> None:
         self._asked[target.node] = None
         owner = self._owner
         if target.node == owner.own_id():
@@ -104,7 +138,15 @@ class ReadRound:
             else:
                 owner.runtime.tasks.spawn(self._read_here(target), "read-here")
         else:
-            owner.internode.submit(target.address, verbs.READ, self._body, self.deadline_s, self, target)
+            body = self._bodies[by_digest] or self._encoded(by_digest=by_digest)
+            owner.internode.submit(target.address, verbs.READ, body, self.deadline_s, self, target)
+
+    def _encoded(self, *, by_digest: bool) -> bytes:
+        request = self._request
+        if by_digest:
+            request = msgspec.structs.replace(request, digest_over_bytes=DIGEST_OVER_BYTES)
+        body = self._bodies[by_digest] = encode(request)
+        return body
 
     async def _read_here(self, target: Target) -> None:
         try:
@@ -116,8 +158,18 @@ class ReadRound:
 
     def waited_long(self) -> None:
         self._extra = 0
+        self._ask_extra()
+
+    def _ask_extra(self) -> None:
+        """One more replica, and again when that is not enough."""
+        if self.future.done():
+            return
         if self.ask_another():
+            self._extras += 1
+            self._owner.counters.asked += 1
             self._remind()
+        else:
+            self._owner.counters.insufficient += 1
 
     def ask_another(self) -> bool:
         """One more replica, the best one not asked yet that a need still misses; False when none is left."""
@@ -142,9 +194,41 @@ class ReadRound:
     def replied(self, context: Target, reply: ReadReply, sender_epoch: int) -> None:
         if self.future.done():
             return
-        self._answers[context.node] = (context, reply)
-        if len(self._answers) >= self._plan.required and self._plan.satisfied_by(self._answers):
-            self._end(None)
+        answers = self._answers
+        answers[context.node] = (context, reply)
+        if reply.digest or len(answers) > 1:
+            self._fill_in()
+        if len(answers) >= self._plan.required and self._plan.satisfied_by(answers):
+            digests = [target for target, reply in answers.values() if reply.digest]
+            if digests:
+                self._ask_for_content(digests)
+            else:
+                self._end(None)
+
+    def _fill_in(self) -> None:
+        """Put answers at hand in the places of digests that stand for them."""
+        answers = self._answers
+        digests = [answer for answer in answers.values() if answer[1].digest]
+        if not digests:
+            return
+        known = {digest_of(reply.result): reply.result for _, reply in answers.values() if not reply.digest}
+        for target, reply in digests:
+            whole = filled_in(reply, known)
+            if whole is not None:
+                answers[target.node] = (target, whole)
+
+    def _ask_for_content(self, digests: list[Target]) -> None:
+        """Enough have answered, but not all as somebody whose answer is at hand."""
+        if self._has_data():
+            self._owner.counters.digest_mismatches += 1
+            self._owner.reach("digests.differ")
+        else:
+            # Whoever was asked for the answer failed: perhaps the others agree with the first of these.
+            digests = digests[:1]
+        for target in digests:
+            del self._answers[target.node]
+        for target in digests:
+            self._ask(target)
 
     def failed(self, context: Target, error: LockstepError) -> None:
         if self.future.done():
@@ -165,8 +249,17 @@ class ReadRound:
         if not self._plan.satisfied_by(possible):
             plan = self._plan
             self._owner.reach("read.hopeless")
-            received = plan.counted(self._answers)
-            self._end(ReadFailure(plan.consistency, received, plan.required, len(hopeless), self._has_data()))
+            failures = {node: self._failures[node] for node in hopeless}
+            self._end(
+                ReadFailure(
+                    plan.consistency,
+                    plan.counted(self._answers),
+                    plan.required,
+                    len(hopeless),
+                    self._has_data(),
+                    reasons_of(plan.targets, failures),
+                )
+            )
 
     def _ask_failed_again(self) -> None:
         self._retry = None
@@ -180,13 +273,23 @@ class ReadRound:
                 self._ask(target)
 
     def _has_data(self) -> bool:
-        return any(reply.result.partitions for _, reply in self._answers.values())
+        """Whether a replica gave its answer, be it that there is nothing."""
+        return any(not reply.digest for _, reply in self._answers.values())
 
     def expired(self) -> None:
         self._owner.reach("read.expired")
+        if self._extras:
+            self._owner.counters.missed += 1
+        self._note_time()
         plan = self._plan
         received = plan.counted(self._answers)
         self._end(ReadTimeout(plan.consistency, received, plan.required, self._has_data()))
+
+    def _note_time(self) -> None:
+        command = self._request.command
+        if command.key is not None:
+            took_s = self._owner.runtime.clock.monotonic_s() - self._started_s
+            self._owner.latencies.add(command.table_id, took_s)
 
     def _end(self, error: LockstepError | None) -> None:
         if self._extra:
@@ -197,6 +300,7 @@ class ReadRound:
         if self.future.done():
             return
         if error is None:
+            self._note_time()
             self.future.set_result(list(self._answers.values()))
         else:
             self.future.set_exception(error)

@@ -17,11 +17,14 @@ from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.replication.merging import merge_answers
 from lockstep.replication.messages import ReadRequest
+from lockstep.replication.notes import NOTES
 from lockstep.replication.page import Page
 from lockstep.replication.plans import Plan, PlanBook, Target
 from lockstep.replication.read_round import Answer, ReadRound
-from lockstep.replication.repair import repair
+from lockstep.replication.repair import Additional, repair
 from lockstep.replication.replica import ReplicaService
+from lockstep.replication.scanned import Scanned, Thresholds
+from lockstep.replication.speculation import NEVER, Counters, Latencies
 from lockstep.replication.writes import Writes, require_alive
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import (
@@ -60,6 +63,7 @@ class Reads:
         own_id: Callable[[], int],
         writes: Writes,
         new_mutation_id: Callable[[], bytes],
+        thresholds: Thresholds,
     ) -> None:
         self.runtime = runtime
         self.internode = internode
@@ -71,6 +75,7 @@ class Reads:
         self._prefers = prefers
         self._writes = writes
         self._new_mutation_id = new_mutation_id
+        self._thresholds = thresholds
         self.reach = runtime.probes.reach
         #: Questions asked anew because something that matters had changed when the answers were in.
         self.replans = 0
@@ -79,6 +84,10 @@ class Reads:
         self.in_flight = Deadlines(runtime.clock)
         #: Rounds that ask another replica when those asked are slow.
         self.slow = Deadlines(runtime.clock)
+        #: How long questions about a partition took, and repairs of what replicas lacked.
+        self.latencies = Latencies()
+        self.repair_latencies = Latencies()
+        self.counters = Counters()
 
     def stop(self) -> None:
         self.in_flight.stop()
@@ -93,6 +102,7 @@ class Reads:
             raise Overloaded("too many reads in flight on this node")
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
         page = Page(command)
+        scanned = Scanned(self._thresholds)
         left, after = command.left, command.after
         #: Short rounds in a row of one data range, and those of them that gave no row.
         short = barren = 0
@@ -101,6 +111,7 @@ class Reads:
                 left = max(left, after.token - 1)
             piece = _piece(command, left, after, page.room() << min(short, SHORT_READ_ROUNDS_MAX))
             answers, asked, plan = await self._ask(piece, consistency, deadline_s)
+            scanned.add(plan, answers)
             partitions, end = await self._reconcile(asked, plan, answers, deadline_s)
             held = page.count()
             page.add(partitions, end)
@@ -124,19 +135,30 @@ class Reads:
     ) -> tuple[tuple[Partition, ...], Position | None]:
         results = [reply.result for _, reply in answers]
         first = results[0]
-        if all(result == first for result in results[1:]):
-            return first.partitions, first.end if first.more else None
-        partitions, end = merge_answers(results, command.reverse)
-        await repair(
-            self._writes,
-            self._new_mutation_id,
-            command.table_id,
-            partitions,
-            answers,
-            plan.consistency,
-            deadline_s,
-        )
-        return partitions, end
+        differ = not all(result == first for result in results[1:])
+        notes = NOTES.get()
+        if not differ:
+            found = first.partitions, first.end if first.more else None
+        else:
+            found = merge_answers(results, command.reverse)
+        placement = self.plans.placement(command.table_id)
+        repaired = False
+        if differ and placement is not None and placement.repairs:
+            repaired = True
+            await repair(
+                self._writes,
+                self._new_mutation_id,
+                command.table_id,
+                found[0],
+                answers,
+                plan.consistency,
+                deadline_s,
+                Additional(placement.additional_write, self.repair_latencies, self.counters),
+            )
+        if notes is not None:
+            responders = [(target.node, reply.accepted_epoch) for target, reply in answers]
+            notes.read(plan, command, responders, repaired=repaired)
+        return found
 
     # -- one piece --------------------------------------------------------------------------------
 
@@ -190,7 +212,9 @@ class Reads:
             answer = await self._answer_here(plan, ordered[0], request, deadline_s)
             if answer is not None:
                 return [answer]
-        round_ = ReadRound(self, plan, ordered, request, deadline_s)
+        placement = self.plans.placement(request.command.table_id)
+        policy = placement.speculation if placement is not None else NEVER
+        round_ = ReadRound(self, plan, ordered, request, deadline_s, policy)
         round_.start()
         try:
             return await round_.future

@@ -14,19 +14,32 @@ from lockstep.replication import verbs
 from lockstep.replication.merging import lacking
 from lockstep.replication.messages import ReadReply, WriteRequest
 from lockstep.replication.plans import Plan, Target
+from lockstep.replication.speculation import Counters, Latencies, Policy
 from lockstep.replication.writes import Told, Write, Writes, settle
 from lockstep.storage.difference import repair_mutation
 from lockstep.values.codec import encode
-from lockstep.values.errors import ReadFailure, ReadTimeout, WriteFailure, WriteTimeout
+from lockstep.values.errors import LockstepError, ReadFailure, ReadTimeout, WriteFailure, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.limits import READ_EXTRA_AFTER_MS, REPAIRS_AT_ONCE_MAX
+from lockstep.values.limits import REPAIRS_AT_ONCE_MAX
 from lockstep.values.rows import Mutation, Partition
+
+
+class Additional:
+    """When a repair turns to replicas that did not answer the read: the table's policy, and what it needs."""
+
+    __slots__ = ("counters", "latencies", "policy")
+
+    def __init__(self, policy: Policy, latencies: Latencies, counters: Counters) -> None:
+        self.policy = policy
+        self.latencies = latencies
+        self.counters = counters
 
 
 class RepairWrite(Write):
     """Sends each replica that answered what it lacks, and others the whole when those do not suffice."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_additional", "_parts", "_started_s")
+    noted_as = "read-repair"
 
     #: What a read saw to be lacking is no write of a client: the next read sees it again.
     leaves_hints = False
@@ -40,9 +53,12 @@ class RepairWrite(Write):
         holders: dict[NodeId, int],
         deadline_s: float,
         told: Told,
+        additional: Additional,
     ) -> None:
         super().__init__(owner, plan, whole, deadline_s, "SIMPLE", told)
         self._verb = verbs.READ_REPAIR
+        self._additional = additional
+        self._started_s = owner.runtime.clock.monotonic_s()
         self._parts = parts
         self._accepted.update(holders)
 
@@ -60,9 +76,22 @@ class RepairWrite(Write):
                 else:
                     self._send((target,))
         if self._retry is None and not self.done:
-            loop = asyncio.get_running_loop()
-            self._retry = loop.call_later(READ_EXTRA_AFTER_MS / 1000, self._try_again)
+            policy, table_id = self._additional.policy, self._mutation.table_id
+            left_s = self.deadline_s - self._started_s
+            wait_s = self._additional.latencies.wait_s(table_id, policy, left_s)
+            if wait_s is not None:
+                self._retry = asyncio.get_running_loop().call_later(wait_s, self._ask_others)
         self._judge()
+
+    def _ask_others(self) -> None:
+        self._additional.counters.repairs_extended += 1
+        self._try_again()
+
+    def _end(self, error: LockstepError | None) -> None:
+        if error is None or isinstance(error, WriteTimeout):
+            took_s = self._owner.runtime.clock.monotonic_s() - self._started_s
+            self._additional.latencies.add(self._mutation.table_id, took_s)
+        super()._end(error)
 
     def _still_fits(self) -> bool:
         # Cells of dropped columns are repaired like others: nobody sees them.
@@ -97,6 +126,7 @@ async def repair(
     answers: Sequence[tuple[Target, ReadReply]],
     consistency: Consistency,
     deadline_s: float,
+    additional: Additional,
 ) -> None:
     """Bring what `merged` says to enough replicas. ReadTimeout or ReadFailure when that fails."""
     results = [reply.result for _, reply in answers]
@@ -112,7 +142,7 @@ async def repair(
             else:
                 parts[target.node] = repair_mutation(table_id, one, new_mutation_id())
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        write = RepairWrite(writes, plan, whole, parts, holders, deadline_s, settle(future))
+        write = RepairWrite(writes, plan, whole, parts, holders, deadline_s, settle(future), additional)
         writes.runtime.probes.reach("read.repaired")
         write.start()
         waiting.append(future)
@@ -132,7 +162,7 @@ async def _all_done(writes: Writes, waiting: list[asyncio.Future[None]], consist
         if isinstance(outcome, WriteFailure):
             writes.reach("read.repair_failed")
             raise ReadFailure(
-                consistency, outcome.received, outcome.required, outcome.failures, True
+                consistency, outcome.received, outcome.required, outcome.failures, True, outcome.reasons
             ) from outcome
         if isinstance(outcome, BaseException):
             raise outcome

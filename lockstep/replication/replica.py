@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import ReplicaGroup
 from lockstep.replication import verbs
+from lockstep.replication.digests import reply_to
 from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.internode import Internode, Respond
 from lockstep.replication.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
@@ -205,7 +206,7 @@ class ReplicaService:
         """As `read`, when the engine can answer in this very step; None when it cannot."""
         accepted_epoch = self._check_read(request)
         result = self._engine.read_now(request.command)
-        return None if result is None else ReadReply(accepted_epoch, result)
+        return None if result is None else reply_to(request, accepted_epoch, result)
 
     async def read(self, request: ReadRequest) -> ReadReply:
         """Read while this node is a read replica of everything asked, under a plan that still holds.
@@ -215,7 +216,7 @@ class ReplicaService:
         accepted_epoch = self._check_read(request)
         result = await self._engine.read(request.command)
         self._check_read(request)
-        return ReadReply(accepted_epoch, result)
+        return reply_to(request, accepted_epoch, result)
 
     def _check_read(self, request: ReadRequest) -> int:
         command = request.command

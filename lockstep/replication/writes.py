@@ -14,10 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from lockstep.replication import verbs
 from lockstep.replication.deadlines import Deadlines
+from lockstep.replication.failure_codes import reasons_of
 from lockstep.replication.handshake import Address
 from lockstep.replication.hints import Hints
 from lockstep.replication.internode import Internode
 from lockstep.replication.messages import WriteReply, WriteRequest
+from lockstep.replication.notes import NOTES
 from lockstep.replication.plans import Plan, PlanBook, Target
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.unacknowledged import Unacknowledged
@@ -32,7 +34,6 @@ from lockstep.values.errors import (
     PeerError,
     RequestError,
     StaleEpoch,
-    Unavailable,
     WriteFailure,
     WriteTimeout,
 )
@@ -136,7 +137,7 @@ def require_alive(plan: Plan, alive: Callable[[int], bool]) -> None:
     seeming = [target.node for target in plan.targets if alive(target.node)]
     if plan.attainable and (len(seeming) == len(plan.targets) or plan.satisfied_by(seeming)):
         return
-    raise Unavailable(plan.consistency, plan.required, plan.counted(seeming))
+    raise plan.shortage(seeming)
 
 
 class Write(Unacknowledged):
@@ -145,10 +146,13 @@ class Write(Unacknowledged):
     Its end is told before all have answered; then it goes on as replication.unacknowledged says.
     """
 
+    noted_as = "write"
+
     __slots__ = (
         "_body",
         "_failures",
         "_moving",
+        "_notes",
         "_owner",
         "_plans_made",
         "_request",
@@ -173,6 +177,7 @@ class Write(Unacknowledged):
         self._write_type = write_type
         self._verb = verbs.WRITE
         self.deadline_s = deadline_s
+        self._notes = NOTES.get()
         self._told = told
         self._failures: dict[NodeId, LockstepError] = {}
         self._plans_made = 1
@@ -386,7 +391,14 @@ class Write(Unacknowledged):
             self._owner.reach("write.hopeless")
             received = plan.counted(self._counting())
             self._end(
-                WriteFailure(plan.consistency, received, plan.required, len(self._failures), self._write_type)
+                WriteFailure(
+                    plan.consistency,
+                    received,
+                    plan.required,
+                    len(self._failures),
+                    self._write_type,
+                    reasons_of(plan.targets, self._failures),
+                )
             )
 
     # -- the end ----------------------------------------------------------------------------------
@@ -412,6 +424,9 @@ class Write(Unacknowledged):
         self._owner.in_flight.remove(self._number)
         if not self.done:
             self.done = True
+            if self._notes is not None:
+                counting = {node: self._accepted[node] for node in self._counting()}
+                self._notes.wrote(self.noted_as, self._plan, self._mutation, counting, error)
             self._told(error)
             if error is None or isinstance(error, WriteTimeout | WriteFailure):
                 self._linger(self._owner)

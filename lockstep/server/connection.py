@@ -14,6 +14,7 @@ from lockstep.cql.wire import responses
 from lockstep.cql.wire.compression import ALGORITHMS
 from lockstep.cql.wire.constants import (
     EVENT_STREAM,
+    FLAG_PAYLOAD,
     FLAG_TRACING,
     VERSION_4,
     VERSION_MAX,
@@ -31,11 +32,14 @@ from lockstep.cql.wire.messages import (
     Register,
     Request,
     Startup,
+    custom_payload,
     decode_request,
 )
 from lockstep.cql.wire.segments import SegmentReader, encode_segments
+from lockstep.replication.notes import NOTES, Notes
 from lockstep.server.execution import Answer, Session
 from lockstep.server.greeting import endpoint_of, startup_options
+from lockstep.server.plan_payload import PLAN_KEY, plan_payload
 from lockstep.server.tracing import Trace
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation
 from lockstep.values.limits import (
@@ -165,7 +169,7 @@ class CqlConnection(asyncio.Protocol):
             )
             if self.session is None:
                 self._handshake(envelope.version, stream, request)
-            elif envelope.opcode == _EXECUTE and not envelope.flags & FLAG_TRACING:
+            elif envelope.opcode == _EXECUTE and not envelope.flags & (FLAG_TRACING | FLAG_PAYLOAD):
                 assert isinstance(request, Execute)
                 self._execute(self.session, stream, request, len(envelope.body))
             else:
@@ -208,7 +212,9 @@ class CqlConnection(asyncio.Protocol):
             self._in_flight += 1
             self._bytes_in_flight += len(envelope.body)
             traced = bool(envelope.flags & FLAG_TRACING)
-            self._spawn(session, stream, request, len(envelope.body), traced)
+            payload = custom_payload(envelope.flags, envelope.body)
+            notes = Notes(wants_plans=True) if PLAN_KEY in payload and has_warnings(self._version) else None
+            self._spawn(session, stream, request, len(envelope.body), traced, notes=notes)
 
     def _execute(self, session: Session, stream: int, request: Execute, size: int) -> None:
         """The hot path: a prepared write of one partition needs neither a task nor a future."""
@@ -238,28 +244,38 @@ class CqlConnection(asyncio.Protocol):
         size: int,
         traced: bool = False,
         begun: bool = False,
+        notes: Notes | None = None,
     ) -> None:
-        """Run a request that is counted as in flight."""
-        work = self._run(session, stream, request, size, traced, begun)
+        """Run a request that is counted as in flight. With `notes` its client is told its plans."""
+        work = self._run(session, stream, request, size, traced, begun, notes)
         self._server.runtime.tasks.spawn(work, "cql.request")
 
     async def _run(
-        self, session: Session, stream: int, request: Request, size: int, traced: bool, begun: bool
+        self,
+        session: Session,
+        stream: int,
+        request: Request,
+        size: int,
+        traced: bool,
+        begun: bool,
+        notes: Notes | None,
     ) -> None:
         executor = self._server.executor
+        NOTES.set(notes)  # a task has a context of its own
         trace: Trace | None = None
         try:
             if traced:
                 trace = await executor.tracer.begin(request, self.peer[0])
             if trace is not None:
-                self._answer(stream, await executor.run_traced(session, request, trace), trace.id)
+                self._answer(stream, await executor.run_traced(session, request, trace), trace.id, notes)
                 return
             answer = await executor.run(session, request, begun=begun)
             warned = Answer(answer.body, (*answer.warnings, _TRACING_WARNING)) if traced else answer
-            self._answer(stream, warned)
+            self._answer(stream, warned, None, notes)
         except LockstepError as error:
             body = responses.error(self._version, error)
-            flags, body = responses.with_prefix(body, trace_id=trace.id if trace is not None else None)
+            trace_id = trace.id if trace is not None else None
+            flags, body = responses.with_prefix(body, trace_id=trace_id, payload=plan_payload(notes))
             self._send(_ERROR, stream, body, flags)
         except Exception as error:
             self._fault(stream, error)
@@ -295,11 +311,14 @@ class CqlConnection(asyncio.Protocol):
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def _answer(self, stream: int, answer: Answer, trace_id: bytes | None = None) -> None:
+    def _answer(
+        self, stream: int, answer: Answer, trace_id: bytes | None = None, notes: Notes | None = None
+    ) -> None:
         flags, body, warnings = 0, answer.body, answer.warnings
-        if warnings or trace_id is not None:
+        if warnings or trace_id is not None or notes is not None:
             warnings = warnings if has_warnings(self._version) else ()
-            flags, body = responses.with_prefix(body, trace_id=trace_id, warnings=warnings)
+            payload = plan_payload(notes)
+            flags, body = responses.with_prefix(body, trace_id=trace_id, warnings=warnings, payload=payload)
         self._send(_RESULT, stream, body, flags)
 
     def send_event(self, body: bytes) -> None:

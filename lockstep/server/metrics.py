@@ -96,6 +96,7 @@ def _requests_and_epochs(node: Node) -> Iterator[Sample]:
         "counter",
         refusals.waits,
     )
+    yield from _extra_requests(node)
     for name, words, counts in (
         (
             "replans",
@@ -106,6 +107,31 @@ def _requests_and_epochs(node: Node) -> Iterator[Sample]:
     ):
         for kind, count in zip(("write", "read"), counts, strict=True):
             yield Sample(f"lockstep_replication_{name}_total", words, "counter", count, (("kind", kind),))
+
+
+def _extra_requests(node: Node) -> Iterator[Sample]:
+    """Requests to more replicas than a level needs, and answers that differed."""
+    counters = node.coordinator.extra_requests()
+    for name, words, count in (
+        ("speculative_retries", "Reads that asked one more replica since others were slow", counters.asked),
+        ("speculative_failed_retries", "Reads that timed out although they had", counters.missed),
+        (
+            "speculative_insufficient_replicas",
+            "Reads that were slow and had no more replica to ask",
+            counters.insufficient,
+        ),
+        (
+            "read_repair_additional_writes",
+            "Read repairs sent to more replicas since others were slow",
+            counters.repairs_extended,
+        ),
+        (
+            "digest_mismatches",
+            "Reads of which a replica's digest was not that of the answer",
+            counters.digest_mismatches,
+        ),
+    ):
+        yield Sample(f"lockstep_replication_{name}_total", words, "counter", count)
 
 
 def exposition(node: Node, cql: CqlServer) -> bytes:

@@ -19,10 +19,12 @@ from lockstep.cql.select import SelectPrepared, plan_select
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.constants import has_metadata_id
 from lockstep.cql.wire.messages import Execute, QueryParameters, Value
+from lockstep.replication.notes import NOTES, Notes
 from lockstep.schema.user_types import types_of_table
+from lockstep.server.read_warnings import size_warning, tombstone_warning, worded
 from lockstep.server.statements import Statement
 from lockstep.server.virtual import VirtualTables
-from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError
+from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ReadFailure
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import PARTITION_READS_AT_ONCE_MAX
 from lockstep.values.rows import ReadCommand, ReadResult
@@ -45,8 +47,51 @@ class Selects:
         context: Context,
         parameters: QueryParameters,
         execute: Execute | None,
+    ) -> tuple[bytes, tuple[str, ...]]:
+        """(body of the rows result, warnings). `execute` is None for a statement sent as text."""
+        if statement.prepared.is_virtual:
+            return await self._run(version, statement, values, context, parameters, execute), ()
+        notes = NOTES.get()
+        if notes is not None:
+            return await self._noted(notes, version, statement, values, context, parameters, execute)
+        notes = Notes()
+        taken = NOTES.set(notes)
+        try:
+            return await self._noted(notes, version, statement, values, context, parameters, execute)
+        finally:
+            NOTES.reset(taken)
+
+    async def _noted(
+        self,
+        notes: Notes,
+        version: int,
+        statement: Statement,
+        values: Sequence[Value],
+        context: Context,
+        parameters: QueryParameters,
+        execute: Execute | None,
+    ) -> tuple[bytes, tuple[str, ...]]:
+        """As `run`, of a table that replicas keep."""
+        try:
+            body = await self._run(version, statement, values, context, parameters, execute)
+        except ReadFailure as failure:
+            raise worded(failure, notes, statement.text) from None
+        table = f"{statement.prepared.keyspace}.{statement.prepared.table}"
+        configuration = self._node.configuration
+        level, address = parameters.consistency, configuration.network.address
+        large = size_warning(configuration.reads, table, len(body), level, address)
+        found = (tombstone_warning(notes, statement.text), large)
+        return body, tuple(warning for warning in found if warning)
+
+    async def _run(
+        self,
+        version: int,
+        statement: Statement,
+        values: Sequence[Value],
+        context: Context,
+        parameters: QueryParameters,
+        execute: Execute | None,
     ) -> bytes:
-        """Body of the rows result. `execute` is None for a statement sent as text."""
         prepared = statement.prepared
         select = prepared.plan
         assert isinstance(select, SelectPrepared)

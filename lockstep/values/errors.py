@@ -48,6 +48,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from lockstep.values.failures import named
+from lockstep.values.ids import Consistency
+
 Fault = Literal["client", "operator", "server", "network"]
 
 
@@ -91,10 +94,6 @@ class RequestError(LockstepError):
     cql_code: ClassVar[int] = 0x0000
 
 
-class SyntaxError_(RequestError):
-    code: ClassVar[str] = "CQL_SYNTAX"
-    cql_code = 0x2000
-
 class BadCredentials(RequestError):
     code: ClassVar[str] = "CQL_CREDENTIALS"
     cql_code = 0x0100
@@ -106,6 +105,10 @@ class Unauthorized(RequestError):
     code: ClassVar[str] = "CQL_UNAUTHORIZED"
     cql_code = 0x2100
 
+
+class SyntaxError_(RequestError):
+    code: ClassVar[str] = "CQL_SYNTAX"
+    cql_code = 0x2000
 
 
 class InvalidRequest(RequestError):
@@ -197,15 +200,16 @@ class Overloaded(RequestError):
 
 
 class Unavailable(RequestError):
-    """Too few live replicas, found before anything was sent."""
+    """Too few live replicas, found before anything was sent. `dc`: where, for levels of each data centre."""
 
     code: ClassVar[str] = "CQL_UNAVAILABLE"
     fault: ClassVar[Fault] = "server"
     retriable = True
     cql_code = 0x1000
 
-    def __init__(self, consistency: int, required: int, alive: int) -> None:
-        super().__init__("Cannot achieve consistency level")
+    def __init__(self, consistency: int, required: int, alive: int, dc: str = "") -> None:
+        where = f" in DC {dc}" if dc else ""
+        super().__init__(f"Cannot achieve consistency level {Consistency(consistency).name}{where}")
         self.consistency = consistency
         self.required = required
         self.alive = alive
@@ -280,7 +284,8 @@ class ReadFailure(RequestError):
         data_present: bool,
         reasons: tuple[tuple[str, int], ...] = (),
     ) -> None:
-        super().__init__(f"Operation failed - received {received} responses and {failures} failures")
+        found = f"received {received} responses and {failures} failures{named(reasons)}"
+        super().__init__(f"Operation failed - {found}")
         self.consistency = consistency
         self.received = received
         self.required = required
@@ -306,7 +311,8 @@ class WriteFailure(RequestError):
         write_type: str,
         reasons: tuple[tuple[str, int], ...] = (),
     ) -> None:
-        super().__init__(f"Operation failed - received {received} responses and {failures} failures")
+        found = f"received {received} responses and {failures} failures{named(reasons)}"
+        super().__init__(f"Operation failed - {found}")
         self.consistency = consistency
         self.received = received
         self.required = required

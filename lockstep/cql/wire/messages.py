@@ -142,6 +142,11 @@ def decode_request(version: int, opcode: int, flags: int, body: bytes) -> Reques
         raise ProtocolViolation(f"Malformed {Opcode(opcode).name}: {error}") from None
 
 
+def custom_payload(flags: int, body: bytes) -> dict[str, bytes | None]:
+    """What a client sent in front of a request whose body has decoded."""
+    return wire.read_bytes_map(body, 0)[0] if flags & FLAG_PAYLOAD else {}
+
+
 def _level(number: int) -> Consistency:
     if number >= len(_LEVELS):
         raise ProtocolViolation(f"Unknown code {number} for a consistency level")
