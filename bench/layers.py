@@ -32,6 +32,7 @@ from lockstep.replication.messages import WriteReply, WriteRequest
 from lockstep.replication.replica import ReplicaService
 from lockstep.runtime.real import real_runtime, run
 from lockstep.server.execution import Executor
+from lockstep.server.permits import Session
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.rocks import open_rocks_store
 from lockstep.values.codec import decoder, encode
@@ -101,7 +102,8 @@ def cql_layers(rounds: int) -> dict[str, float]:
     )
     virtual: Any = SimpleNamespace(schema=type(cluster.schema)())
     absent: Any = None
-    executor = Executor(node, virtual, absent)
+    executor = Executor(node, virtual, absent, absent, None)
+    session = Session(VERSION_4)
     statement = executor.statements.prepare(WRITE, None)
     bodies = [
         client.execute(
@@ -122,7 +124,7 @@ def cql_layers(rounds: int) -> dict[str, float]:
 
     def bind() -> None:
         for request in requests:
-            executor.begin_execute(request, ended.append)
+            executor.begin_execute(session, request, ended.append)
 
     def answer() -> None:
         b"".join(

@@ -23,7 +23,7 @@ from lockstep.cql.wire.constants import (
     has_warnings,
     uses_segments,
 )
-from lockstep.cql.wire.frames import Envelope, EnvelopeReader, EnvelopeRefused, encode_envelope
+from lockstep.cql.wire.frames import Envelope, EnvelopeReader, EnvelopeRefused
 from lockstep.cql.wire.messages import (
     AuthResponse,
     Execute,
@@ -35,15 +35,18 @@ from lockstep.cql.wire.messages import (
     custom_payload,
     decode_request,
 )
-from lockstep.cql.wire.segments import SegmentReader, encode_segments
+from lockstep.cql.wire.segments import SegmentReader
 from lockstep.replication.notes import NOTES, Notes
-from lockstep.server.execution import Answer, Session
+from lockstep.server.authentication import AUTHENTICATOR
+from lockstep.server.execution import Answer
 from lockstep.server.greeting import endpoint_of, startup_options
+from lockstep.server.login import Login
+from lockstep.server.outbox import Outbox
+from lockstep.server.permits import Session
 from lockstep.server.plan_payload import PLAN_KEY, plan_payload
 from lockstep.server.tracing import Trace
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation
 from lockstep.values.limits import (
-    CQL_ANSWER_BYTES_COALESCED,
     CQL_BYTES_IN_FLIGHT_MAX,
     CQL_REQUESTS_IN_FLIGHT_MAX,
 )
@@ -66,7 +69,8 @@ _TRACING_WARNING: Final = "Tracing is not possible now: the request was executed
 
 
 class CqlConnection(asyncio.Protocol):
-    """A connection of the server's CQL port. `session` is None until STARTUP was answered."""
+    """A connection of the server's CQL port. `session` is None until STARTUP was answered and the client has
+    logged in where it must; `_login` is there while it must."""
 
     def __init__(self, server: CqlServer) -> None:
         self._server = server
@@ -74,16 +78,15 @@ class CqlConnection(asyncio.Protocol):
         self._segments: SegmentReader | None = None
         self._transport: asyncio.Transport | None = None
         self._version = VERSION_4
-        self._compressed = False
-        self._out: list[bytes] = []
-        self._out_bytes = 0
-        self._flush_due = False
+        self._outbox = Outbox()
+        self._send, self._flush = self._outbox.send, self._outbox.flush
         self._in_flight = 0
         self._bytes_in_flight = 0
         self._reading = True
         self._client_reads = True
         self._draining = False
         self.session: Session | None = None
+        self._login: Login | None = None
         self.events: frozenset[str] = frozenset()
         self.peer = ("", 0)
         self.options: dict[str, str] = {}
@@ -98,14 +101,14 @@ class CqlConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface of asyncio's without deriving from it.
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = self._outbox.transport = cast(asyncio.Transport, transport)
         self.peer = endpoint_of(transport.get_extra_info("peername"))
         if not self._server.opened(self):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._out = []
+        self._outbox.lost()
         self._server.closed(self)
 
     def pause_writing(self) -> None:
@@ -183,17 +186,37 @@ class CqlConnection(asyncio.Protocol):
         if isinstance(request, Options):
             self._send(int(Opcode.SUPPORTED), stream, _SUPPORTED, version=version)
             return
-        options = startup_options(request)
-        self._version = self._reader.version = version
-        self.options = options
-        self._send(int(Opcode.READY), stream, responses.READY)
+        if self._login is not None:
+            self._login.take(stream, request)
+            return
+        self.options = startup_options(request)
+        self._version = self._reader.version = self._outbox.version = version
+        authentication = self._server.authentication
+        if authentication is None:
+            self._send(int(Opcode.READY), stream, responses.READY)
+            self.session = Session(version)
+        else:
+            self._send(int(Opcode.AUTHENTICATE), stream, responses.authenticate(AUTHENTICATOR))
+            self._login = Login(authentication, self._server.runtime.tasks, self._logged_in)
         self._flush()
-        self.session = Session(version)
-        self._compressed = bool(options.get("COMPRESSION"))
+        compressed = self._outbox.compressed = bool(self.options.get("COMPRESSION"))
         if uses_segments(version):
             if self._reader.pending_bytes:
                 raise ProtocolViolation("Bytes behind STARTUP before it was answered")
-            self._segments = SegmentReader(compressed=self._compressed)
+            self._segments = SegmentReader(compressed=compressed)
+            self._outbox.segmented = True
+
+    def _logged_in(self, stream: int, role: str, error: Exception | None) -> None:
+        self._login = None
+        if error is None:
+            self.session = Session(self._version, user=role)
+            self._send(int(Opcode.AUTH_SUCCESS), stream, responses.auth_success())
+            return
+        if isinstance(error, LockstepError):
+            self._send(_ERROR, stream, responses.error(self._version, error))
+        else:
+            self._fault(stream, error)
+        self._close()
 
     def _dispatch(self, session: Session, envelope: Envelope, request: Request) -> None:
         stream = envelope.stream
@@ -222,7 +245,9 @@ class CqlConnection(asyncio.Protocol):
         self._in_flight += 1
         self._bytes_in_flight += size
         try:
-            begun = self._server.executor.begin_execute(request, _Written(self, stream, request, size))
+            begun = self._server.executor.begin_execute(
+                session, request, _Written(self, stream, request, size)
+            )
         except BaseException:
             self._in_flight -= 1
             self._bytes_in_flight -= size
@@ -324,43 +349,6 @@ class CqlConnection(asyncio.Protocol):
     def send_event(self, body: bytes) -> None:
         """An EVENT; the caller has looked at `events`."""
         self._send(int(Opcode.EVENT), EVENT_STREAM, body)
-
-    def _send(self, opcode: int, stream: int, body: bytes, flags: int = 0, version: int = 0) -> None:
-        if self._transport is None:
-            return
-        segmented = self._segments is not None
-        envelope = encode_envelope(
-            version or self._version,
-            opcode,
-            stream,
-            body,
-            flags,
-            compress=self._compressed and not segmented,
-        )
-        self._out.append(envelope)
-        self._out_bytes += len(envelope)
-        if self._out_bytes >= CQL_ANSWER_BYTES_COALESCED:
-            self._flush()
-        elif not self._flush_due:
-            self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush_turn)
-
-    def _flush_turn(self) -> None:
-        self._flush_due = False
-        self._flush()
-
-    def _flush(self) -> None:
-        out, transport = self._out, self._transport
-        if not out or transport is None:
-            return
-        self._out = []
-        self._out_bytes = 0
-        if transport.is_closing():
-            return
-        if self._segments is not None:
-            transport.write(encode_segments(out, compress=self._compressed))
-        else:
-            transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING
 
 from lockstep.runtime.ports import Runtime, Server
 from lockstep.schema.model import Schema
+from lockstep.server.auth_views import AuthTables
+from lockstep.server.authentication import Authentication
 from lockstep.server.connection import CqlConnection
 from lockstep.server.events import Events
 from lockstep.server.execution import Executor
+from lockstep.server.passwords import Passwords
+from lockstep.server.permits import Permits
+from lockstep.server.role_statements import RoleStatements
 from lockstep.server.schema_statements import SchemaStatements
 from lockstep.server.schema_watch import SchemaWatch
 from lockstep.server.system_local import SystemTables
@@ -47,9 +52,20 @@ class CqlServer:
                 *SystemTables(node, watch).tables(),
                 *SchemaTables(lambda: node.cluster.schema, self._virtual_schema).tables(),
                 *ViewTables(node, lambda: list(self.connections)).tables(),
+                *AuthTables(lambda: node.cluster.access).tables(),
             ]
         )
-        self.executor = Executor(node, self.virtual, SchemaStatements(node, watch))
+        settings, passwords = node.configuration.auth, Passwords(runtime)
+        permits = None
+        #: None where clients do not log in.
+        self.authentication: Authentication | None = None
+        if settings.asks_password:
+            self.authentication = Authentication(node, passwords)
+            place = node.configuration.placement.dc
+            permits = Permits(lambda: node.cluster, place, checks=settings.checks_permissions)
+        statements = SchemaStatements(node, watch)
+        roles = RoleStatements(node, permits, passwords, statements, self.virtual.schema)
+        self.executor = Executor(node, self.virtual, statements, roles, permits)
         self.events = Events(node, watch, self._broadcast)
 
     def _virtual_schema(self) -> Schema:
@@ -57,9 +73,11 @@ class CqlServer:
 
     async def start(self) -> None:
         """Listen. ConfigurationError when the address is in use."""
-        network = self.node.configuration.network
+        if self.authentication is not None:
+            await self.authentication.make_first_role()
+        network, tls = self.node.configuration.network, self.node.configuration.tls
         self._server = await self.runtime.network.listen(
-            network.address, network.cql_port, lambda: CqlConnection(self)
+            network.address, network.cql_port, lambda: CqlConnection(self), tls.files
         )
 
     # -- connections ------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from lockstep.server.role_statements import RoleStatements
 from lockstep.server.schema_statements import SchemaStatements
 from lockstep.server.selects import Selects
 from lockstep.server.statements import Statement, Statements
-from lockstep.server.tracing import Trace, Tracer
+from lockstep.server.tracing import Trace, Tracer, texts_of
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import (
     ColumnsGone,
@@ -54,7 +54,6 @@ from lockstep.values.limits import (
     BATCH_STATEMENTS_MAX,
     REQUEST_PLANS_MAX,
     TRACE_PARAMETER_CHARACTERS_MAX,
-    TRACED_STATEMENTS_MAX,
 )
 from lockstep.values.rows import Mutation
 
@@ -158,7 +157,7 @@ class Executor:
         """`run`, telling the trace what was done."""
         outcome = "Ended with an unexpected error"
         try:
-            for text in self._texts(request):
+            for text in texts_of(request, self.statements):
                 self.tracer.step(trace, f"Planned: {text[:TRACE_PARAMETER_CHARACTERS_MAX]}")
             answer = await self.run(session, request)
             outcome = f"Answered with {len(answer.body)} bytes"
@@ -168,17 +167,6 @@ class Executor:
             raise
         finally:
             self.tracer.end(trace, outcome)
-
-    def _texts(self, request: Request) -> list[str]:
-        """The statements of a request; Unprepared when one is not known here."""
-        if isinstance(request, Query):
-            return [request.text]
-        if isinstance(request, Execute):
-            return [self.statements.by_id(request.statement_id).text]
-        if isinstance(request, Batch):
-            parts = [part.statement for part in request.statements[:TRACED_STATEMENTS_MAX]]
-            return [part if isinstance(part, str) else self.statements.by_id(part).text for part in parts]
-        return []
 
     async def run(self, session: Session, request: Request, *, begun: bool = False) -> Answer:
         """Answer QUERY, EXECUTE or BATCH. RequestError, or a MetadataError of a schema change.
@@ -239,8 +227,7 @@ class Executor:
             session.keyspace = prepared.keyspace
             return Answer(responses.set_keyspace(prepared.keyspace))
         if kind in ("DDL", "TRUNCATE"):
-            checks = self._permits is not None and self._permits.checks
-            creator = (session.user or "") if checks else ""
+            creator = self._permits.creator(session) if self._permits is not None else ""
             return Answer(*await self._schema.run(prepared, self.context(parameters), creator))
         if kind == "ROLE":
             return Answer(*await self._roles.run(session, prepared))
@@ -285,8 +272,7 @@ class Executor:
         keyspace = batch.parameters.keyspace or session.keyspace
         parts = [self._batched(entry, keyspace, begun) for entry in batch.statements]
         if self._permits is not None:
-            for part in parts:
-                self._permits.require(session, part.needs)
+            self._permits.require_all(session, [part.needs for part in parts])
         entries = [(part.prepared, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
         context = self.context(batch.parameters)
         check_batch(BATCH_NAMES[batch.kind], tables_of(parts))

@@ -15,6 +15,7 @@ from lockstep.cql.ddl import schema_change
 from lockstep.cql.describe import ClusterFacts, describe
 from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire import responses
+from lockstep.metadata.registry import Transformation
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace, CreateKeyspace
@@ -42,23 +43,35 @@ class SchemaStatements:
         self._watch = watch
         self._changes = ReplicationChanges(node)
 
-    async def run(self, prepared: Prepared, context: Context) -> tuple[bytes, tuple[str, ...]]:
+    async def run(
+        self, prepared: Prepared, context: Context, creator: str = ""
+    ) -> tuple[bytes, tuple[str, ...]]:
         """Body of the result, and warnings. Rejected or RequestError: Unavailable when nothing was done for
         want of a leader, WriteTimeout when the outcome is unknown, which drivers do not send again by
-        themselves."""
+        themselves. `creator`: the role that may do everything with what is created."""
         change = schema_change(prepared, context)
         try:
             if isinstance(change, AlterKeyspace):
                 body, warnings = await self._alter_keyspace(change)
                 return body, (*warnings, *self._too_high(change.keyspace))
             if isinstance(change, CreateKeyspace):
-                body = await self._answer(await self._node.submit(ChangeSchema(change)))
+                body = await self._answer(await self._node.submit(ChangeSchema(change, creator)))
                 return body, self._too_high(change.keyspace)
-            return await self._answer(await self._node.submit(ChangeSchema(change))), ()
+            return await self._answer(await self._node.submit(ChangeSchema(change, creator))), ()
         except OutcomeUnknown as error:
             raise self._undecided(error) from error
         except PeerUnreachable as error:
             raise self._not_done(error) from error
+
+    async def submitted(self, transformation: Transformation) -> None:
+        """Have an entry of another kind in the log, and applied by the live nodes. Raises as `run` does."""
+        try:
+            epoch = await self._node.submit(transformation)
+        except OutcomeUnknown as error:
+            raise self._undecided(error) from error
+        except PeerUnreachable as error:
+            raise self._not_done(error) from error
+        await self._watch.agreed(epoch)
 
     def _too_high(self, keyspace: str) -> tuple[str, ...]:
         space = self._node.cluster.schema.by_name.get(keyspace)

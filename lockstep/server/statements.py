@@ -20,6 +20,8 @@ from lockstep.cql.wire.constants import VERSION_MAX
 from lockstep.cql.wire.responses import RowsMetadata, encode_rows_metadata
 from lockstep.schema.user_types import types_of_table
 from lockstep.server.capture import captured_tables
+from lockstep.server.permission_needs import needs_of
+from lockstep.server.permits import Needs
 from lockstep.values.errors import Unprepared
 from lockstep.values.limits import (
     PREPARED_STATEMENTS_MAX,
@@ -43,6 +45,7 @@ class Statement:
 
     __slots__ = (
         "_metadata",
+        "_needs",
         "captured",
         "catalog",
         "id",
@@ -55,6 +58,10 @@ class Statement:
         "text",
     )
 
+    prepared: Prepared
+    catalog: Catalog
+    _needs: tuple[Catalog | None, Needs]
+
     def __init__(self, text: str, keyspace: str | None, prepared: Prepared, catalog: Catalog) -> None:
         self.text = text
         self.keyspace = keyspace
@@ -64,7 +71,17 @@ class Statement:
         self.id = digest16(f"{named}\x00{text}".encode())
         self._take(prepared, catalog)
 
+    @property
+    def needs(self) -> Needs:
+        """The permissions it needs under the schema it is planned for."""
+        catalog, needs = self._needs
+        if catalog is not self.catalog:
+            needs = needs_of(self.prepared, self.catalog)
+            self._needs = (self.catalog, needs)
+        return needs
+
     def _take(self, prepared: Prepared, catalog: Catalog) -> None:
+        self._needs = (None, ())
         self.prepared = prepared
         self.catalog = catalog
         self._metadata: dict[int, RowsMetadata] = {}
@@ -214,6 +231,7 @@ class Statements:
                 return found
             self._texts.drop(key)
         statement = Statement(text, keyspace, prepare(text, keyspace, catalog), catalog)
-        if len(text) <= TEXT_STATEMENT_CHARACTERS_MAX:
+        # Statements about roles may hold passwords.
+        if len(text) <= TEXT_STATEMENT_CHARACTERS_MAX and statement.prepared.kind != "ROLE":
             self._texts.put(key, statement)
         return statement

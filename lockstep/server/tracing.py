@@ -7,6 +7,7 @@ complete; a trace that cannot be stored never harms the request.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -18,14 +19,18 @@ from lockstep.cql.ddl import schema_change
 from lockstep.cql.functions import timeuuid
 from lockstep.cql.modify import plan_batch
 from lockstep.cql.prepare import prepare
-from lockstep.cql.wire.messages import Batch, Query, QueryParameters, Request, Value
+from lockstep.cql.wire.messages import Batch, Execute, Query, QueryParameters, Request, Value
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.schema.changes import CreateKeyspace, CreateTable
 from lockstep.schema.types import parse_type
 from lockstep.server.statements import Statements
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency
-from lockstep.values.limits import TRACE_PARAMETER_CHARACTERS_MAX, TRACES_IN_FLIGHT_MAX
+from lockstep.values.limits import (
+    TRACE_PARAMETER_CHARACTERS_MAX,
+    TRACED_STATEMENTS_MAX,
+    TRACES_IN_FLIGHT_MAX,
+)
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -50,6 +55,8 @@ _EVENT: Final = (
     f"INSERT INTO {KEYSPACE}.events (session_id, event_id, activity, source, source_port, "
     "source_elapsed, thread) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
+#: What follows PASSWORD in statements about roles, as a string of either form.
+_PASSWORD: Final = re.compile(r"(password\s*=?\s*)('(?:[^']|'')*'|\$\$.*?\$\$)", re.IGNORECASE | re.DOTALL)
 _TEXT: Final = parse_type("text")
 _INT: Final = parse_type("int")
 _INET: Final = parse_type("inet")
@@ -176,6 +183,23 @@ class Tracer:
         )
 
 
+def texts_of(request: Request, statements: Statements) -> list[str]:
+    """The statements of a request, without passwords. Unprepared when one is not known here."""
+    found: list[str] = []
+    if isinstance(request, Query):
+        found = [request.text]
+    elif isinstance(request, Execute):
+        found = [statements.by_id(request.statement_id).text]
+    elif isinstance(request, Batch):
+        parts = [part.statement for part in request.statements[:TRACED_STATEMENTS_MAX]]
+        found = [part if isinstance(part, str) else statements.by_id(part).text for part in parts]
+    return [_without_passwords(text) for text in found]
+
+
+def _without_passwords(text: str) -> str:
+    return _PASSWORD.sub(r"\1'***'", text)
+
+
 def _names(request: Request) -> tuple[str, str]:
     if isinstance(request, Query):
         return "QUERY", "Execute CQL3 query"
@@ -189,7 +213,7 @@ def _described(trace: Trace) -> dict[object, object]:
     parameters = getattr(trace.request, "parameters", None)
     found: dict[object, object] = {}
     if isinstance(trace.request, Query):
-        found["query"] = trace.request.text[:TRACE_PARAMETER_CHARACTERS_MAX]
+        found["query"] = _without_passwords(trace.request.text)[:TRACE_PARAMETER_CHARACTERS_MAX]
     if isinstance(parameters, QueryParameters):
         found["consistency_level"] = parameters.consistency.name
         if parameters.page_size is not None:

@@ -1,0 +1,76 @@
+"""Who a client is: SASL PLAIN tokens against the roles of the metadata, and the first superuser.
+
+Invariant: a refused login says the same whichever of name and password is wrong; nothing is known of a client
+until `login` has returned its role.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lockstep.metadata.role_changes import ChangeRole, CreateRole
+from lockstep.server.passwords import Passwords
+from lockstep.values.errors import BadCredentials, LockstepError, Rejected
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+#: The name that drivers look for.
+AUTHENTICATOR: Final = "org.apache.cassandra.auth.PasswordAuthenticator"
+#: Name and password of the role that a cluster without roles begins with, as Cassandra's.
+DEFAULT_SUPERUSER: Final = "cassandra"
+
+
+class Authentication:
+    """Of one node whose clients log in."""
+
+    def __init__(self, node: Node, passwords: Passwords) -> None:
+        self._node = node
+        self._passwords = passwords
+
+    async def login(self, token: bytes | None) -> str:
+        """The role that the credentials belong to. BadCredentials or Overloaded."""
+        name, password = _plain(token)
+        role = self._node.cluster.access.role(name)
+        salted_hash = role.salted_hash if role is not None else ""
+        if not await self._passwords.is_of(password, salted_hash):
+            raise BadCredentials(f"Provided username {name} and/or password are incorrect")
+        now = self._node.cluster.access.role(name)
+        if now is None or not now.login:
+            raise BadCredentials(f"{name} is not permitted to log in")
+        return name
+
+    async def make_first_role(self) -> None:
+        """Make the default superuser in a cluster without roles. Not being able to is no error: another node
+        may be, and a restart tries again."""
+        if self._node.cluster.access.roles.count:
+            return
+        salted_hash = await self._passwords.hashed(DEFAULT_SUPERUSER)
+        role = CreateRole(DEFAULT_SUPERUSER, True, True, salted_hash, only_first=True)
+        try:
+            await self._node.submit(ChangeRole(role))
+        except Rejected:
+            return
+        except LockstepError as error:
+            self._node.log("auth.no_first_role", error=str(error))
+            return
+        self._node.log(
+            "auth.default_superuser",
+            role=DEFAULT_SUPERUSER,
+            warning="its password is known to everybody: make another superuser, then drop this one",
+        )
+
+
+def _plain(token: bytes | None) -> tuple[str, str]:
+    """Name and password of a SASL PLAIN token: what to act as (ignored), NUL, name, NUL, password."""
+    try:
+        parts = (token or b"").decode().split("\x00")
+    except UnicodeDecodeError:
+        raise BadCredentials("Credentials are not text") from None
+    if len(parts) != 3:
+        raise BadCredentials("Credential format error: username or password is empty or contains NUL(\\0)")
+    if not parts[1]:
+        raise BadCredentials("Authentication ID must not be null")
+    if not parts[2]:
+        raise BadCredentials("Password must not be null")
+    return parts[1], parts[2]

@@ -1,0 +1,70 @@
+"""What one CQL connection sends: envelopes that wait for the end of the loop's turn, then leave in one write.
+
+Invariant: envelopes leave in the order in which they were sent, and all of them before `flush` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from lockstep.cql.wire.constants import VERSION_4
+from lockstep.cql.wire.frames import encode_envelope
+from lockstep.cql.wire.segments import encode_segments
+from lockstep.values.limits import CQL_ANSWER_BYTES_COALESCED
+
+
+class Outbox:
+    """`version`, `compressed` and `segmented` are what the client has agreed to; `transport` is None while
+    there is no connection."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.version = VERSION_4
+        self.compressed = False
+        self.segmented = False
+        self._out: list[bytes] = []
+        self._bytes = 0
+        self._flush_due = False
+
+    def send(self, opcode: int, stream: int, body: bytes, flags: int = 0, version: int = 0) -> None:
+        """`version`: another than the client's, for a client that has none yet."""
+        if self.transport is None:
+            return
+        envelope = encode_envelope(
+            version or self.version,
+            opcode,
+            stream,
+            body,
+            flags,
+            compress=self.compressed and not self.segmented,
+        )
+        self._out.append(envelope)
+        self._bytes += len(envelope)
+        if self._bytes >= CQL_ANSWER_BYTES_COALESCED:
+            self.flush()
+        elif not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        self._flush_due = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        out, transport = self._out, self.transport
+        if not out or transport is None:
+            return
+        self._out = []
+        self._bytes = 0
+        if transport.is_closing():
+            return
+        if self.segmented:
+            transport.write(encode_segments(out, compress=self.compressed))
+        else:
+            transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def lost(self) -> None:
+        """The connection has ended: what waits goes nowhere."""
+        self.transport = None
+        self._out = []

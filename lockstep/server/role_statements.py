@@ -1,0 +1,259 @@
+"""Statements about roles and permissions: who may give which, and their entries.
+
+Invariant: a statement is judged by what this node has applied, and once more, in the log's order, when its
+entry is; passwords are hashed before they are in an entry. An answer means that live nodes have applied it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from lockstep.cql import tree_roles as tree
+from lockstep.cql.prepared import Prepared
+from lockstep.cql.wire import responses
+from lockstep.metadata import resources
+from lockstep.metadata.permissions import ChangePermissions, exists
+from lockstep.metadata.role_changes import AlterRole, ChangeMembership, ChangeRole, CreateRole, DropRole
+from lockstep.metadata.roles import Access
+from lockstep.schema.model import Schema
+from lockstep.server.passwords import Passwords, check_hash
+from lockstep.server.permission_needs import function_resource
+from lockstep.server.permits import NOT_LOGGED_IN, Permits, Session
+from lockstep.server.role_lists import RoleLists
+from lockstep.server.schema_statements import SchemaStatements
+from lockstep.values.errors import InvalidRequest, Unauthorized
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+Answered = tuple[bytes, tuple[str, ...]]
+_DONE: Final[Answered] = (responses.VOID, ())
+
+
+class RoleStatements:
+    """Of one node; `permits` is None where nobody logs in. `virtual`: the system tables."""
+
+    def __init__(
+        self,
+        node: Node,
+        permits: Permits | None,
+        passwords: Passwords,
+        entries: SchemaStatements,
+        virtual: Schema,
+    ) -> None:
+        self._node = node
+        self._permits = permits
+        self._passwords = passwords
+        self._entries = entries
+        self._virtual = virtual
+        self._lists = RoleLists()
+
+    async def run(self, session: Session, prepared: Prepared) -> Answered:
+        """Body of the result, and warnings. Raises Unauthorized, or what `SchemaStatements` raises."""
+        if self._permits is None or session.user is None:
+            raise Unauthorized(NOT_LOGGED_IN)
+        access = self._permits.admit(session)
+        statement: Any = prepared.statement
+        if isinstance(statement, tree.ListRoles):
+            return self._lists.roles(session.version, access, session.user, statement), ()
+        if isinstance(statement, tree.CreateRole):
+            return await self._create(access, session, statement)
+        if isinstance(statement, tree.AlterRole):
+            return await self._alter(access, session, statement)
+        if isinstance(statement, tree.DropRole):
+            return await self._drop(access, session, statement)
+        if isinstance(statement, tree.GrantRole):
+            return await self._member(access, session, statement.role, statement.to, member=True)
+        if isinstance(statement, tree.RevokeRole):
+            return await self._member(access, session, statement.role, statement.from_, member=False)
+        return await self._about_permissions(access, session, prepared, statement)
+
+    # -- roles ------------------------------------------------------------------------------------
+
+    async def _create(self, access: Access, session: Session, statement: tree.CreateRole) -> Answered:
+        options, user = statement.options, str(session.user)
+        self._require(session, "CREATE", resources.ROLES)
+        if options.superuser and not access.is_superuser(user):
+            raise Unauthorized("Only superusers can create a role with superuser status")
+        _check_options(options)
+        if access.role(statement.name) is not None and statement.if_not_exists:
+            return _DONE
+        change = CreateRole(
+            statement.name,
+            bool(options.superuser),
+            statement.is_user if options.login is None else options.login,
+            await self._hash_of(options) or "",
+            options.datacenters or (),
+            statement.if_not_exists,
+            creator=user,
+        )
+        await self._entries.submitted(ChangeRole(change))
+        return _DONE
+
+    async def _alter(self, access: Access, session: Session, statement: tree.AlterRole) -> Answered:
+        options, user = statement.options, str(session.user)
+        superuser = access.is_superuser(user)
+        if options.superuser is not None and statement.name in access.closure(user):
+            raise Unauthorized(
+                "You aren't allowed to alter your own superuser status or that of a role granted to you"
+            )
+        if options.superuser is not None and not superuser:
+            raise Unauthorized("Only superusers are allowed to alter superuser status")
+        if statement.name == user and not superuser:
+            for name, value in (("LOGIN", options.login), ("DATACENTERS", options.datacenters)):
+                if value is not None:
+                    raise Unauthorized(f"You aren't allowed to alter {name}")
+        else:
+            self._require(session, "ALTER", resources.role(statement.name))
+            if access.is_superuser(statement.name) and not superuser:
+                raise Unauthorized("Only superusers are allowed to alter a role with superuser status")
+        _check_options(options)
+        change = AlterRole(
+            statement.name,
+            options.superuser,
+            options.login,
+            await self._hash_of(options),
+            options.datacenters,
+            statement.if_exists,
+        )
+        await self._entries.submitted(ChangeRole(change))
+        return _DONE
+
+    async def _drop(self, access: Access, session: Session, statement: tree.DropRole) -> Answered:
+        self._require(session, "DROP", resources.role(statement.name))
+        if access.is_superuser(statement.name) and not access.is_superuser(str(session.user)):
+            raise Unauthorized("Only superusers can drop a role with superuser status")
+        if statement.name == session.user:
+            raise InvalidRequest("Cannot DROP primary role for current login")
+        await self._entries.submitted(ChangeRole(DropRole(statement.name, statement.if_exists)))
+        return _DONE
+
+    async def _member(
+        self, access: Access, session: Session, role: str, grantee: str, *, member: bool
+    ) -> Answered:
+        self._require(session, "AUTHORIZE", resources.role(role))
+        if access.is_superuser(role) and not access.is_superuser(str(session.user)):
+            raise Unauthorized("Only superusers can grant or revoke a role with superuser status")
+        await self._entries.submitted(ChangeMembership(role, grantee, member))
+        return _DONE
+
+    async def _hash_of(self, options: tree.RoleOptions) -> str | None:
+        if options.password is not None:
+            return await self._passwords.hashed(options.password)
+        return options.hashed_password
+
+    # -- permissions ------------------------------------------------------------------------------
+
+    async def _about_permissions(
+        self,
+        access: Access,
+        session: Session,
+        prepared: Prepared,
+        statement: tree.GrantPermission | tree.RevokePermission | tree.ListPermissions,
+    ) -> Answered:
+        assert self._permits is not None, "somebody is logged in"
+        if not self._permits.checks:
+            verb = type(statement).__name__.removesuffix("Permission").upper()
+            what = "LIST PERMISSIONS" if isinstance(statement, tree.ListPermissions) else verb
+            raise InvalidRequest(f"{what} operation is not supported by AllowAllAuthorizer")
+        resource = None
+        if statement.resource is not None:
+            resource = self._resource(statement.resource, prepared.session_keyspace)
+        if isinstance(statement, tree.ListPermissions):
+            wanted = _expanded(statement.permissions, None)
+            user = str(session.user)
+            return self._lists.permissions(session.version, access, user, statement, resource, wanted), ()
+        assert resource is not None, "the grammar asks for a resource"
+        granted = isinstance(statement, tree.GrantPermission)
+        role = statement.to if isinstance(statement, tree.GrantPermission) else statement.from_
+        return await self._change(access, session, role, resource, statement.permissions, granted=granted)
+
+    async def _change(
+        self,
+        access: Access,
+        session: Session,
+        role: str,
+        resource: str,
+        permissions: Sequence[str],
+        *,
+        granted: bool,
+    ) -> Answered:
+        if access.role(role) is None:
+            raise InvalidRequest(f"Role {role} doesn't exist")
+        wanted = _expanded(permissions, resource)
+        if not wanted:
+            raise InvalidRequest("Resource type does not support any of the requested permissions")
+        for permission in ("AUTHORIZE", *wanted):
+            self._require(session, permission, resource)
+        before = access.granted(role, resource)
+        await self._entries.submitted(ChangePermissions(role, resource, wanted, granted))
+        idle = [name for name in wanted if (name in before) is granted]
+        if "ALL" in permissions or not idle:
+            return _DONE
+        said = "was already granted" if granted else "was not granted"
+        return responses.VOID, (f"Role '{role}' {said} {', '.join(idle)} on {resources.text(resource)}",)
+
+    def _resource(self, named: tree.Resource, session_keyspace: str | None) -> str:
+        """The resource that a statement names. InvalidRequest when there is none of this name."""
+        resource = self._name_of(named, session_keyspace)
+        parts = resources.split(resource)
+        known = exists(self._node.cluster, resource)
+        space = self._virtual.by_name.get(parts[1]) if parts[0] == resources.DATA and len(parts) > 1 else None
+        if space is not None:
+            known = len(parts) == 2 or parts[2] in space.by_name or resource == resources.all_tables(parts[1])
+        if not known:
+            raise InvalidRequest(f"Resource {resources.text(resource)} doesn't exist")
+        return resource
+
+    def _name_of(self, named: tree.Resource, session_keyspace: str | None) -> str:
+        whole = _WHOLE.get(named.kind)
+        if whole is not None:
+            return whole
+        name = named.name or ""
+        if named.kind == "role":
+            return resources.role(name)
+        if named.kind == "mbean":
+            return f"{resources.MBEANS}/{name}"
+        keyspace = named.keyspace or session_keyspace
+        if keyspace is None:
+            raise InvalidRequest(
+                "No keyspace has been specified. USE a keyspace, or explicitly specify keyspace.tablename"
+            )
+        if named.kind == "keyspace":
+            return resources.keyspace(keyspace)
+        if named.kind == "tables":
+            return resources.all_tables(keyspace)
+        if named.kind == "functions_in":
+            return resources.functions(keyspace)
+        if named.kind == "function":
+            space = self._node.cluster.schema.by_name.get(keyspace)
+            return function_resource(space, keyspace, name, named.arguments)
+        return resources.table(keyspace, name)
+
+    def _require(self, session: Session, permission: str, resource: str) -> None:
+        assert self._permits is not None, "somebody is logged in"
+        self._permits.require(session, ((permission, resource),))
+
+
+_WHOLE: Final = {
+    "keyspaces": resources.DATA,
+    "roles": resources.ROLES,
+    "functions": resources.FUNCTIONS,
+    "mbeans": resources.MBEANS,
+}
+
+
+def _expanded(permissions: Sequence[str], resource: str | None) -> tuple[str, ...]:
+    """ALL as what it stands for, and without what the resource cannot have."""
+    fitting = resources.PERMISSIONS if resource is None else resources.applicable(resource)
+    return fitting if "ALL" in permissions else tuple(name for name in fitting if name in permissions)
+
+
+def _check_options(options: tree.RoleOptions) -> None:
+    if options.custom is not None:
+        raise InvalidRequest("CassandraRoleManager doesn't support OPTIONS")
+    if options.password is not None and options.hashed_password is not None:
+        raise InvalidRequest("Properties 'password' and 'hashed password' are mutually exclusive")
+    if options.hashed_password is not None:
+        check_hash(options.hashed_password)
