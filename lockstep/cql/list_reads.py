@@ -19,10 +19,11 @@ from lockstep.values.tokens import token_of
 
 def reads_lists(prepared: Prepared) -> bool:
     """Whether a modification or batch needs lists that are there."""
-    return any(plan.reads_lists for plan in _plans(prepared))
+    return any(plan.reads_lists for plan in plans_of(prepared))
 
 
-def _plans(prepared: Prepared) -> Sequence[ModificationPlan]:
+def plans_of(prepared: Prepared) -> Sequence[ModificationPlan]:
+    """The statement's plan, or those of a batch."""
     if isinstance(prepared.plan, BatchPlan):
         return prepared.plan.parts
     return (prepared.plan,) if isinstance(prepared.plan, ModificationPlan) else ()
@@ -33,13 +34,14 @@ def commands(entries: Sequence[tuple[Prepared, Values]], context: Context) -> li
     found: list[ReadCommand] = []
     for prepared, values in entries:
         prepared.check_values(list(values))
-        for plan in _plans(prepared):
+        for plan in plans_of(prepared):
             if plan.reads_lists:
-                found.extend(_of_plan(plan, values, context))
+                found.extend(of_plan(plan, values, context))
     return found
 
 
-def _of_plan(plan: ModificationPlan, values: Values, context: Context) -> Iterator[ReadCommand]:
+def of_plan(plan: ModificationPlan, values: Values, context: Context) -> Iterator[ReadCommand]:
+    """The reads that one statement needs, one a partition."""
     shape = plan.shape
     slices: tuple[Slice, ...] = ()
     if any(operation.reads_list for operation in plan.operations):

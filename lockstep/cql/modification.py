@@ -13,6 +13,13 @@ import msgspec
 from lockstep.cql import tree
 from lockstep.cql.catalog import TableShape
 from lockstep.cql.counters import check_batch, check_statement
+from lockstep.cql.if_clause import (
+    Conditions,
+    asks_rows,
+    check_deletion,
+    check_in,
+    compile_conditions,
+)
 from lockstep.cql.json_row import Given, JsonRow
 from lockstep.cql.operations import (
     AddToCounter,
@@ -63,6 +70,7 @@ class ModificationPlan(msgspec.Struct, frozen=True):
     default_ttl_s: int
     steps: BoundSteps | None
     json: JsonRow | None = None
+    conditions: Conditions | None = None
 
     @property
     def counts(self) -> bool:
@@ -86,17 +94,20 @@ def compile_modification(statement: tree.Modification, shape: TableShape, scope:
     """InvalidRequest when the statement does not fit the table or is not supported."""
     if shape.table.is_counter:
         check_statement(statement)
-    _refuse_conditions(statement)
+    plan = _compiled(statement, shape, scope)
+    conditions = compile_conditions(statement.conditions, statement.using, shape, scope)
+    if conditions is None:
+        return plan
+    check_in(conditions, plan.restrictions, "DELETE" if isinstance(statement, tree.Delete) else "UPDATE")
+    return msgspec.structs.replace(plan, conditions=conditions, steps=None)
+
+
+def _compiled(statement: tree.Modification, shape: TableShape, scope: Scope) -> ModificationPlan:
     if isinstance(statement, tree.Insert):
         return _insert(statement, shape, scope)
     if isinstance(statement, tree.Update):
         return _update(statement, shape, scope)
     return _delete(statement, shape, scope)
-
-
-def _refuse_conditions(statement: tree.Modification) -> None:
-    if statement.conditions is not None:
-        raise InvalidRequest("Conditional updates (IF) are not supported")
 
 
 def _using(using: tree.Using, scope: Scope) -> tuple[TermPlan | None, TermPlan | None]:
@@ -181,6 +192,7 @@ def _update(statement: tree.Update, shape: TableShape, scope: Scope) -> Modifica
             "Slice restrictions are not supported on the clustering columns in UPDATE statements"
         )
     touches_rows = any(operation.column.kind is ColumnKind.REGULAR for operation in operations)
+    touches_rows = touches_rows or asks_rows(statement.conditions, shape)
     if not touches_rows and restrictions.has_clustering:
         raise InvalidRequest(_only_static("UPDATE"))
     if touches_rows:
@@ -195,11 +207,12 @@ def _delete(statement: tree.Delete, shape: TableShape, scope: Scope) -> Modifica
     operations = [deletion_operation(shape, deletion, scope) for deletion in statement.columns]
     _check_overlaps(operations)
     restrictions = analyse(shape, statement.where, scope, Rule("DELETE"))
+    check_deletion(statement.conditions, shape, restrictions, [o.column.kind for o in operations])
     if any(operation.column.kind is ColumnKind.REGULAR for operation in operations):
         if restrictions.lower is not None or restrictions.upper is not None:
             raise InvalidRequest("Range deletions are not supported for specific columns")
         _require_clustering(shape, restrictions)
-    elif operations and restrictions.has_clustering:
+    elif operations and restrictions.has_clustering and not asks_rows(statement.conditions, shape):
         raise InvalidRequest(_only_static("DELETE"))
     return _plan(shape, restrictions, operations, using, deletes_rows=not operations)
 
@@ -314,6 +327,8 @@ def compile_batch(batch: tree.Batch, shapes: Sequence[TableShape], scope: Scope)
         raise InvalidRequest("Global TTL on the BATCH statement is not supported.")
     timestamp = None
     if batch.using.timestamp is not None:
+        if any(statement.conditions is not None for statement in batch.statements):
+            raise InvalidRequest("Cannot provide custom timestamp for conditional BATCH")
         if any(statement.using.timestamp is not None for statement in batch.statements):
             raise InvalidRequest("Timestamp must be set either on BATCH or individual statements")
         timestamp = compile_term(batch.using.timestamp, parse_type("bigint"), "[timestamp]", scope)

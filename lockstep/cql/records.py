@@ -6,10 +6,10 @@ Invariant: a record has one entry a slot of the selection; a column without a li
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from lockstep.cql.select import SelectPrepared
-from lockstep.cql.selection import Record
+from lockstep.cql.catalog import TableShape
+from lockstep.cql.selection import Record, Selection
 from lockstep.schema.clustering import decode
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import CollectionType, CqlType, UserDefinedType
@@ -17,10 +17,20 @@ from lockstep.values.limits import COUNTER_BOUND
 from lockstep.values.rows import Cell, Partition, Row
 
 
-class RecordReader:
-    """Tables of one SELECT that say which cell goes to which slot."""
+class Selected(Protocol):
+    """A table, and what is wanted of its rows."""
 
-    def __init__(self, select: SelectPrepared) -> None:
+    @property
+    def shape(self) -> TableShape: ...
+
+    @property
+    def selection(self) -> Selection: ...
+
+
+class RecordReader:
+    """Tables of one selection that say which cell goes to which slot."""
+
+    def __init__(self, select: Selected) -> None:
         selection, shape = select.selection, select.shape
         self._shape = shape
         self._width = len(selection.columns) + len(selection.cells)

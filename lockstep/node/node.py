@@ -159,6 +159,7 @@ class Node(Parts):
         self.ready = False
         self.catch_up.stop()
         if self._engine_open:
+            self.conditionals.stop()
             self.coordinator.stop()
         await self.internode.stop()
         await self.runtime.tasks.cancel_all()

@@ -21,7 +21,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, array_like=True):
-    """`command`: what is to be read in the step of the promise."""
+    """`command`: what is to be read in the step of the promise. NO_BALLOT asks for no promise."""
 
     epoch: int
     needs_epoch: int

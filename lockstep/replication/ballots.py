@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from lockstep.consensus import paxos
-from lockstep.consensus.paxos import Acceptor
+from lockstep.consensus.paxos import NO_BALLOT, Acceptor
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.replication import verbs
 from lockstep.replication.ballot_messages import (
@@ -110,6 +110,10 @@ class BallotService:
     async def _prepare(self, request: PrepareRequest) -> PrepareReply:
         epoch = self._judge(request)
         before = self._state(request.place)
+        if request.ballot == NO_BALLOT:
+            result = await self._engine.read(request.command)
+            self._fence(request)
+            return PrepareReply(epoch, before, result)
         after, promised = paxos.prepare(before, request.ballot)
         if not promised:
             return PrepareReply(epoch, after, None)

@@ -10,13 +10,13 @@ counts only when nothing that matters has changed since it was planned.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
 
 from lockstep.consensus import paxos
-from lockstep.consensus.paxos import Ballot, Fate, Promises, Proposal
+from lockstep.consensus.paxos import NO_BALLOT, Ballot, Fate, Promises, Proposal
 from lockstep.replication import verbs
 from lockstep.replication.ballot_messages import (
     CommitRequest,
@@ -53,7 +53,9 @@ from lockstep.values.errors import (
 )
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import (
+    BALLOT_LOOKS_MAX,
     BALLOT_PAUSE_MS_MAX,
+    BALLOT_PAUSE_MS_MIN,
     BALLOT_ROUNDS_MAX,
     CONDITIONAL_IN_FLIGHT_MAX,
     MUTATION_BYTES_MAX,
@@ -282,7 +284,14 @@ class _Request:
         raise ReadFailure(self.serial, 0, self.required, 0, True)
 
     async def _piece(self, piece: ReadCommand) -> tuple[tuple[Partition, ...], Position | None]:
-        for _ in range(BALLOT_ROUNDS_MAX):
+        for attempt in range(BALLOT_ROUNDS_MAX):
+            results = await self._looked(self.plan(), piece) if attempt < BALLOT_LOOKS_MAX else None
+            if results is not None:
+                await self._show(piece, results)
+                return merge_answers(results, piece.reverse)
+            if attempt + 1 < BALLOT_LOOKS_MAX:
+                await self._step_back(())
+                continue
             round_ = await self._promised(self.plan(), piece)
             if round_ is not None:
                 await self._show(piece, round_[2])
@@ -327,6 +336,19 @@ class _Request:
                 return None
         return ballot, found, [reply.result for reply in canvass.granted.values()]
 
+    async def _looked(self, plan: Plan, command: ReadCommand) -> list[ReadResult] | None:
+        """What a quorum holds, if nothing is in progress there and all of it knows what was decided last:
+        nothing was decided before that it does not hold then, and no promise is needed."""
+        request = PrepareRequest(plan.epoch, plan.needs_epoch, self.place, NO_BALLOT, command)
+        canvass = self._canvass(plan, verbs.CAS_PREPARE, request, _promises)
+        if not await self._won(plan, canvass) or self._changed(plan):
+            return None
+        found = paxos.judge({node: reply.state for node, reply in canvass.granted.items()})
+        if found.in_progress is not None or found.lacking:
+            self._owner.reach("conditional.looked_in_vain")
+            return None
+        return [reply.result for reply in canvass.granted.values()]
+
     async def _accepted(self, plan: Plan, proposal: Proposal) -> bool:
         """Whether the proposal is decided, as far as this round says."""
         request = ProposeRequest(plan.epoch, plan.needs_epoch, self.place, proposal)
@@ -362,7 +384,10 @@ class _Request:
         if end is End.STALE:
             await self._learn(canvass)
         elif end is End.BEATEN:
-            await self._step_back(canvass)
+            for reply in canvass.refused.values():
+                floor = reply.state.floor if isinstance(reply, PrepareReply) else reply.floor
+                self._floor_us = max(self._floor_us, floor.time_us)
+            await self._step_back(canvass.granted)
         elif end is End.FAILED:
             raise WriteFailure(
                 self.serial, plan.counted(canvass.granted), plan.required, len(canvass.failures), _CAS
@@ -371,18 +396,16 @@ class _Request:
             raise self.late(plan.counted(canvass.granted))
         return False
 
-    async def _step_back(self, canvass: Canvass) -> None:
+    async def _step_back(self, granted: Collection[NodeId]) -> None:
         """Others were first: let them end, for longer each time."""
         self._contentions += 1
         self._owner.contentions += 1
         self._owner.reach("conditional.beaten")
-        for reply in canvass.refused.values():
-            floor = reply.state.floor if isinstance(reply, PrepareReply) else reply.floor
-            self._floor_us = max(self._floor_us, floor.time_us)
         runtime = self._owner.runtime
-        pause_s = runtime.random.real() * min(BALLOT_PAUSE_MS_MAX, 2 << min(self._contentions, 16)) / 1000
+        most_ms = min(BALLOT_PAUSE_MS_MAX, BALLOT_PAUSE_MS_MIN << min(self._contentions - 1, 16))
+        pause_s = runtime.random.real() * most_ms / 1000
         if runtime.clock.monotonic_s() + pause_s >= self._contention_s:
-            raise self.late(len(canvass.granted))
+            raise self.late(len(granted))
         await asyncio.sleep(pause_s)
 
     async def _learn(self, canvass: Canvass) -> None:

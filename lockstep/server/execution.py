@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from lockstep.cql.conditional import is_conditional
 from lockstep.cql.context import Context
 from lockstep.cql.counters import check_batch
 from lockstep.cql.modification import BatchPlan
@@ -32,6 +33,7 @@ from lockstep.cql.wire.messages import (
 from lockstep.replication.writes import Told
 from lockstep.server.capture import refuse_uncapturable
 from lockstep.server.catalogs import Catalogs
+from lockstep.server.conditional import Entries, run_conditional
 from lockstep.server.counter_writes import at_server_time, change_counters, counts, tables_of
 from lockstep.server.permits import Permits, Session
 from lockstep.server.role_statements import RoleStatements
@@ -221,7 +223,7 @@ class Executor:
                 *await self.selects.run(session.version, statement, values, context, parameters, execute)
             )
         if kind in ("MODIFY", "BATCH"):
-            return await self._modify(statement, values, parameters)
+            return await self._modify(session, statement, values, parameters)
         prepared.check_values(values)
         if kind == "USE":
             session.keyspace = prepared.keyspace
@@ -240,6 +242,8 @@ class Executor:
         self, statement: Statement, values: Sequence[Value], parameters: QueryParameters
     ) -> Answer:
         context, prepared = self.context(parameters), statement.prepared
+        if is_conditional(prepared):
+            return await self._decide(session, ((statement, values),), None, context, parameters)
         if counts(prepared):
             changes = plan_modification(prepared, values, at_server_time(context))
             return await self._count(changes, parameters.consistency)
@@ -255,6 +259,17 @@ class Executor:
             )
         await self._write_all(mutations, parameters.consistency, "SIMPLE", once=lists is not None)
         return _VOID
+
+    async def _decide(
+        self,
+        session: Session,
+        parts: Sequence[tuple[Statement, Sequence[Value]]],
+        batch: Entries | None,
+        context: Context,
+        parameters: QueryParameters,
+    ) -> Answer:
+        """A conditional statement, or with `batch` the statements of one that the protocol has."""
+        return Answer(await run_conditional(self._node, session.version, parts, batch, context, parameters))
 
     async def _count(self, changes: Sequence[Mutation], consistency: Consistency) -> Answer:
         if consistency in _WRITE_LEVELS_REFUSED:
@@ -276,6 +291,9 @@ class Executor:
         entries = [(part.prepared, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
         context = self.context(batch.parameters)
         check_batch(BATCH_NAMES[batch.kind], tables_of(parts))
+        if any(is_conditional(part.prepared) for part in parts):
+            pairs = [(part, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
+            return await self._decide(session, pairs, entries, context, batch.parameters)
         if any(counts(part.prepared) for part in parts):
             return await self._count(
                 plan_batch(entries, at_server_time(context)), batch.parameters.consistency
@@ -400,9 +418,3 @@ def _bytes_sent(entry: BatchStatement) -> int:
     """What a statement of a batch brings: its text when it is not prepared, and its values with lengths."""
     values = sum(4 + len(value) for value in entry.values if isinstance(value, bytes))
     return values + (len(entry.statement) if isinstance(entry.statement, str) else 0)
-
-
-def _serial_write(consistency: Consistency) -> InvalidRequest:
-    return InvalidRequest(
-        f"You must use conditional updates for serializable writes: {consistency.name} is no level of a write"
-    )

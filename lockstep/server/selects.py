@@ -22,6 +22,7 @@ from lockstep.cql.wire.messages import Execute, QueryParameters, Value
 from lockstep.replication.notes import NOTES, Notes
 from lockstep.schema.user_types import types_of_table
 from lockstep.server.read_warnings import size_warning, tombstone_warning, worded
+from lockstep.server.serial_levels import SERIAL_LEVELS, check_one_partition, read_at, serial_write
 from lockstep.server.statements import Statement
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ReadFailure
@@ -101,7 +102,10 @@ class Selects:
         if parameters.paging_state:
             page = paging.decode(parameters.paging_state, select.shape.table.uuid)
         page_size = parameters.page_size or -1
-        builder = PageBuilder(plan_select(prepared, values, context, page, page_size))
+        plan = plan_select(prepared, values, context, page, page_size)
+        if parameters.consistency in SERIAL_LEVELS and not prepared.is_virtual:
+            check_one_partition(plan)
+        builder = PageBuilder(plan)
         timeout_ms = self._timeouts.read_ms if select.is_point else self._timeouts.range_read_ms
         while commands := builder.commands():
             if prepared.is_virtual:
@@ -137,6 +141,8 @@ class Selects:
                 "Write operation require a read but consistency ANY is not supported on reads"
             )
         _check_level(consistency)
+        if consistency in SERIAL_LEVELS:
+            raise serial_write(consistency)
         commands = list_reads.commands(entries, context)
         results: list[ReadResult] = []
         for at in range(0, len(commands), PARTITION_READS_AT_ONCE_MAX):
@@ -161,7 +167,7 @@ class Selects:
     ) -> list[ReadResult]:
         """Results in the order of the commands; the first command's error when any failed."""
         if len(commands) == 1:
-            return [await self._node.coordinator.read(commands[0], consistency, timeout_ms)]
+            return [await read_at(self._node, commands[0], consistency, timeout_ms)]
         spawn = self._node.runtime.tasks.spawn
         tasks = [
             spawn(self._read(command, consistency, timeout_ms), "cql.partition-read") for command in commands
@@ -177,7 +183,7 @@ class Selects:
         self, command: ReadCommand, consistency: Consistency, timeout_ms: int
     ) -> ReadResult | LockstepError:
         try:
-            return await self._node.coordinator.read(command, consistency, timeout_ms)
+            return await read_at(self._node, command, consistency, timeout_ms)
         except LockstepError as error:
             return error
 
@@ -185,5 +191,3 @@ class Selects:
 def _check_level(consistency: Consistency) -> None:
     if consistency is Consistency.ANY:
         raise InvalidRequest("ANY ConsistencyLevel is only supported for writes")
-    if consistency in (Consistency.SERIAL, Consistency.LOCAL_SERIAL):
-        raise InvalidRequest(f"Reads at {consistency.name} are not supported")

@@ -154,8 +154,12 @@ READS_IN_FLIGHT_MAX: Final = 4096
 BALLOT_CHAIN_MAX: Final = 16
 #: Attempts at rounds of one conditional request: with the pauses between them far above any deadline.
 BALLOT_ROUNDS_MAX: Final = 1000
-#: Longest pause before another ballot after losing to one: drawn below it, and below twice the last one.
-BALLOT_PAUSE_MS_MAX: Final = 100
+#: Longest pause before another ballot after losing to one: it is drawn, at first below a round's time or two,
+#: below twice as much each time.
+BALLOT_PAUSE_MS_MIN: Final = 20
+BALLOT_PAUSE_MS_MAX: Final = 160
+#: Looks of a serial read at a partition that others are changing, before it takes a ballot and holds them up.
+BALLOT_LOOKS_MAX: Final = 4
 #: How long a partition's ballots are kept after its last round: nobody waits that long for an outcome, and no
 #: clock is that wrong.
 BALLOTS_KEPT_S: Final = 10 * 24 * 3600

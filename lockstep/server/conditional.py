@@ -1,0 +1,87 @@
+"""Conditional statements and batches of one node: to a decision of their partition, and back to a result set.
+
+Invariant: the timestamp of what is written is its ballot's, never the client's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lockstep.cql.conditional import ConditionalRequest, Verdict
+from lockstep.cql.context import Context, Lists
+from lockstep.cql.modification import BatchPlan
+from lockstep.cql.modify import plan_batch, plan_modification
+from lockstep.cql.prepared import Prepared
+from lockstep.cql.wire import responses
+from lockstep.cql.wire.messages import QueryParameters, Value
+from lockstep.replication.ballot_messages import Place
+from lockstep.replication.conditional import Decision
+from lockstep.server.capture import refuse_uncapturable
+from lockstep.server.serial_levels import SERIAL_LEVELS, patience
+from lockstep.server.statements import Statement
+from lockstep.values.errors import InvalidRequest
+from lockstep.values.ids import Consistency
+from lockstep.values.rows import Mutation, ReadResult
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+Entries = Sequence[tuple[Prepared, Sequence[Value]]]
+
+
+async def run_conditional(
+    node: Node,
+    version: int,
+    parts: Sequence[tuple[Statement, Sequence[Value]]],
+    batch: Entries | None,
+    context: Context,
+    parameters: QueryParameters,
+) -> bytes:
+    """The body of the result. `batch`: the statements of a batch that the protocol has, else there is one.
+
+    InvalidRequest, or the errors of `Conditionals.write`.
+    """
+    serial = _serial_level(parameters)
+    entries = [(statement.prepared, values) for statement, values in parts]
+
+    def planning(moment: Context, lists: Lists | None) -> Sequence[Mutation]:
+        if batch is not None:
+            return plan_batch(batch, moment, lists)
+        return plan_modification(*entries[0], moment, lists)
+
+    is_batch = batch is not None or isinstance(entries[0][0].plan, BatchPlan)
+    request = ConditionalRequest(entries, context, planning, is_batch=is_batch)
+    captured = [statement.captured for statement, _ in parts if statement.captured]
+
+    def decide(result: ReadResult, timestamp_us: int) -> Decision:
+        verdict = request.decide(result, timestamp_us)
+        if captured and verdict.mutation is not None:
+            of_tables = frozenset[int]().union(*captured)
+            refuse_uncapturable(node.cluster.generations, of_tables, (verdict.mutation,), context.now_us)
+        return Decision(verdict.mutation, verdict)
+
+    found: Verdict = await node.conditionals.write(
+        Place(request.shape.table.id, request.token, request.key),
+        request.command,
+        decide,
+        serial,
+        parameters.consistency,
+        patience(node, node.configuration.timeouts.write_ms),
+    )
+    return responses.rows(responses.encode_rows_metadata(version, found.columns), found.rows)
+
+
+def _serial_level(parameters: QueryParameters) -> Consistency:
+    serial = parameters.serial_consistency or Consistency.SERIAL
+    if serial not in SERIAL_LEVELS:
+        raise InvalidRequest(
+            "Invalid consistency for conditional update. Must be one of SERIAL or LOCAL_SERIAL"
+        )
+    if parameters.consistency in SERIAL_LEVELS:
+        raise InvalidRequest(
+            f"{parameters.consistency.name} is not supported as conditional update commit consistency. Use "
+            "ANY if you mean \"make sure it is accepted but I don't care how many replicas commit it for "
+            'non-SERIAL reads"'
+        )
+    return serial

@@ -1,0 +1,45 @@
+"""The levels of serial reads and conditional writes, where a request names its level.
+
+Invariant: a read at a serial level is of one partition, and reflects all that was decided on it before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lockstep.cql.select import POINT, SelectPlan
+from lockstep.replication.conditional import Patience
+from lockstep.values.errors import InvalidRequest
+from lockstep.values.ids import Consistency
+from lockstep.values.rows import ReadCommand, ReadResult
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+SERIAL_LEVELS: Final = (Consistency.SERIAL, Consistency.LOCAL_SERIAL)
+
+
+def check_one_partition(plan: SelectPlan) -> None:
+    """InvalidRequest for a serial read of anything else."""
+    if plan.kind != POINT or len(plan.keys) > 1:
+        raise InvalidRequest(
+            "SERIAL/LOCAL_SERIAL consistency may only be requested for one partition at a time"
+        )
+
+
+async def read_at(node: Node, command: ReadCommand, level: Consistency, timeout_ms: float) -> ReadResult:
+    """A read at any level."""
+    if level in SERIAL_LEVELS:
+        return await node.conditionals.read(command, level, patience(node, timeout_ms))
+    return await node.coordinator.read(command, level, timeout_ms)
+
+
+def patience(node: Node, timeout_ms: float) -> Patience:
+    return Patience(timeout_ms, node.configuration.timeouts.cas_contention_ms)
+
+
+def serial_write(level: Consistency) -> InvalidRequest:
+    """The refusal of a write without conditions at a serial level."""
+    return InvalidRequest(
+        f"You must use conditional updates for serializable writes: {level.name} is no level of a write"
+    )
