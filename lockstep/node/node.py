@@ -79,6 +79,7 @@ class Node(Parts):
         self._engine_open = True
         self._build_request_path(identity.generation)
         await self.hints.store.load(self.runtime.clock.wall_us())
+        await self.batch_store.load()
         await self.internode.start(*self.address)
         self.state.listen(self._applied)
         self._shut_out(self.cluster)
@@ -91,6 +92,7 @@ class Node(Parts):
         self.liveness.start()
         self.gossip.start()
         self.hint_delivery.start()
+        self.batch_store.start()
         self.members.start()
         self.topology.start()
         self.service.start()
@@ -246,7 +248,7 @@ class Node(Parts):
 
     def _left(self) -> None:
         """No new requests; peers and requests in flight are served until this node is stopped."""
-        if self.ready and self.hints.store.pending:
+        if self.ready and (self.hints.store.pending or self.batch_store):
             self.ready = False
             self.runtime.tasks.spawn(self._hand_over(), "node.leaving")
         elif not self._handing_over:
@@ -257,6 +259,7 @@ class Node(Parts):
         self._handing_over = True
         try:
             async with asyncio.timeout(LEAVING_FAREWELL_MS / 1000):
+                await self.batch_store.replay_due(everything=True)
                 await self.hint_delivery.hand_over()
         except (TimeoutError, LockstepError) as error:
             self.log("hints.not_handed_over", hints=self.hints.store.count(), error=str(error))

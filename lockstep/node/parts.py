@@ -24,6 +24,8 @@ from lockstep.node.repair_questions import RepairQuestions
 from lockstep.node.repairs import RepairDriver
 from lockstep.node.work import WorkService
 from lockstep.replication.ballots import BallotService
+from lockstep.replication.batch_store import BatchStore
+from lockstep.replication.batches import Batches
 from lockstep.replication.conditional import Conditionals
 from lockstep.replication.coordinator import Coordinator
 from lockstep.replication.counter_leader import CounterLeader
@@ -68,6 +70,8 @@ class Parts(MetadataParts):
         self.counters: Counters
         self.hints: Hints
         self.hint_delivery: HintDelivery
+        self.batch_store: BatchStore
+        self.batches: Batches
         self.streams: StreamService
         self.stream_client: StreamClient
         self.sizes: RangeSizes
@@ -175,6 +179,25 @@ class Parts(MetadataParts):
             self._own_id,
         )
         self.coordinator.keep_hints(self.hints)
+        writes = self.coordinator.writes
+        self.batch_store = BatchStore(
+            self.runtime,
+            self.internode,
+            self.engine,
+            writes,
+            self.hints,
+            self._own_id,
+            2 * self.configuration.timeouts.write_ms,
+        )
+        self.batches = Batches(
+            self.runtime,
+            self.internode,
+            writes,
+            self.batch_store,
+            self._cluster_now,
+            liveness.alive,
+            self._own_id,
+        )
 
     def _build_streaming(self) -> None:
         """Both ends of range streams; what is left of closed sessions goes now, and whenever one closes."""

@@ -119,13 +119,17 @@ class Writes:
 
         Raises Unavailable, Overloaded or InvalidRequest when nothing was sent; `told` hears nothing then.
         """
-        if len(self.in_flight) >= WRITES_IN_FLIGHT_MAX:
-            raise Overloaded("too many writes in flight on this node")
+        self.admit()
         plan = self.plans.write_plan(mutation.table_id, mutation.token, consistency)
         if consistency is not Consistency.ANY or self.hints is None or not self.hints.policy.enabled:
             require_alive(plan, self.alive)
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
         Write(self, plan, mutation, deadline_s, write_type, told).start()
+
+    def admit(self) -> None:
+        """Overloaded when this node coordinates as many writes as it may."""
+        if len(self.in_flight) >= WRITES_IN_FLIGHT_MAX:
+            raise Overloaded("too many writes in flight on this node")
 
     def stop(self) -> None:
         self.in_flight.stop()

@@ -6,7 +6,6 @@ never repeat and never go back; what was sent to any replica is never answered a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,7 @@ from lockstep.cql.wire.messages import (
     Value,
 )
 from lockstep.replication.writes import Told
+from lockstep.server.batch_writes import WRITE_LEVELS_REFUSED, BatchWrites, serial_write
 from lockstep.server.capture import refuse_uncapturable
 from lockstep.server.catalogs import Catalogs
 from lockstep.server.conditional import Entries, run_conditional
@@ -52,7 +52,6 @@ from lockstep.values.errors import (
 )
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import (
-    BATCH_BYTES_WARNED,
     BATCH_STATEMENTS_MAX,
     REQUEST_PLANS_MAX,
     TRACE_PARAMETER_CHARACTERS_MAX,
@@ -61,8 +60,6 @@ from lockstep.values.rows import Mutation
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
-
-_WRITE_LEVELS_REFUSED = (Consistency.SERIAL, Consistency.LOCAL_SERIAL)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -89,6 +86,7 @@ class Executor:
         self._node = node
         self._runtime = node.runtime
         self._write_ms = node.configuration.timeouts.write_ms
+        self._writes = BatchWrites(node)
         self._last_timestamp_us = 0
         self.catalogs = Catalogs(lambda: node.cluster.schema, virtual.schema)
         self.statements = Statements(self.catalogs.current)
@@ -147,8 +145,8 @@ class Executor:
         if self._permits is not None:
             self._permits.require(session, statement.needs)
         consistency = parameters.consistency
-        if consistency in _WRITE_LEVELS_REFUSED:
-            raise _serial_write(consistency)
+        if consistency in WRITE_LEVELS_REFUSED:
+            raise serial_write(consistency)
         mutations = plan_modification(statement.prepared, parameters.values, self.context(parameters))
         if not mutations:
             return False
@@ -239,7 +237,11 @@ class Executor:
     # -- writes -----------------------------------------------------------------------------------
 
     async def _modify(
-        self, statement: Statement, values: Sequence[Value], parameters: QueryParameters
+        self,
+        session: Session,
+        statement: Statement,
+        values: Sequence[Value],
+        parameters: QueryParameters,
     ) -> Answer:
         context, prepared = self.context(parameters), statement.prepared
         if is_conditional(prepared):
@@ -254,10 +256,10 @@ class Executor:
         plan = statement.prepared.plan
         if isinstance(plan, BatchPlan):
             logged = plan.kind == "LOGGED"
-            return await self._write_batch(
-                mutations, parameters.consistency, logged=logged, once=lists is not None
-            )
-        await self._write_all(mutations, parameters.consistency, "SIMPLE", once=lists is not None)
+            once = lists is not None
+            warnings = await self._writes.batch(mutations, parameters.consistency, logged=logged, once=once)
+            return Answer(responses.VOID, warnings) if warnings else _VOID
+        await self._writes.all(mutations, parameters.consistency, "SIMPLE", once=lists is not None)
         return _VOID
 
     async def _decide(
@@ -272,8 +274,8 @@ class Executor:
         return Answer(await run_conditional(self._node, session.version, parts, batch, context, parameters))
 
     async def _count(self, changes: Sequence[Mutation], consistency: Consistency) -> Answer:
-        if consistency in _WRITE_LEVELS_REFUSED:
-            raise _serial_write(consistency)
+        if consistency in WRITE_LEVELS_REFUSED:
+            raise serial_write(consistency)
         await change_counters(self._node, changes, consistency, self._write_ms)
         return _VOID
 
@@ -305,98 +307,17 @@ class Executor:
             of_tables = frozenset[int]().union(*captured)
             refuse_uncapturable(self._node.cluster.generations, of_tables, mutations, context.now_us)
         size = sum(_bytes_sent(entry) for entry in batch.statements)
-        warning = ""
-        if size > BATCH_BYTES_WARNED:
-            tables = ", ".join(sorted({f"{part.keyspace}.{part.table}" for part, _ in entries}))
-            warning = (
-                f"Batch for [{tables}] is of size {size}, exceeding the threshold of {BATCH_BYTES_WARNED} "
-                f"by {size - BATCH_BYTES_WARNED} bytes"
-            )
         logged = batch.kind == BATCH_LOGGED
-        return await self._write_batch(
-            mutations, batch.parameters.consistency, logged=logged, warning=warning, once=lists is not None
+        once = lists is not None
+        warnings = await self._writes.batch(
+            mutations, batch.parameters.consistency, logged=logged, size=size, once=once
         )
+        return Answer(responses.VOID, warnings) if warnings else _VOID
 
     def _batched(self, entry: BatchStatement, keyspace: str | None, begun: bool) -> Statement:
         if isinstance(entry.statement, str):
             return self.statements.by_text(entry.statement, keyspace)
         return self._executed(entry.statement, begun)
-
-    async def _write_batch(
-        self,
-        mutations: Sequence[Mutation],
-        consistency: Consistency,
-        *,
-        logged: bool,
-        warning: str = "",
-        once: bool = False,
-    ) -> Answer:
-        several = len(mutations) > 1
-        write_type = "SIMPLE" if not several else "BATCH" if logged else "UNLOGGED_BATCH"
-        await self._write_all(mutations, consistency, write_type, once=once)
-        if several and logged:
-            unlogged = (
-                f"This logged batch wrote {len(mutations)} partitions without a batch log: each was "
-                "acknowledged at the requested level, but a failed coordinator may leave some unwritten"
-            )
-            # One warning a batch: clients show them one by one.
-            warning = f"{warning}. {unlogged}" if warning else unlogged
-        return Answer(responses.VOID, (warning,)) if warning else _VOID
-
-    async def _write_all(
-        self, mutations: Sequence[Mutation], consistency: Consistency, write_type: str, *, once: bool = False
-    ) -> None:
-        """Write every mutation at the level; the first error once all have ended. `once`: what was read for
-        them may have changed by their own effect, so what was begun is never planned anew."""
-        try:
-            await self._write_each(mutations, consistency, write_type)
-        except ColumnsGone as error:
-            if once and error.begun:
-                raise _of_a_part(error, consistency, write_type) from error
-            raise
-
-    async def _write_each(
-        self, mutations: Sequence[Mutation], consistency: Consistency, write_type: str
-    ) -> None:
-        if consistency in _WRITE_LEVELS_REFUSED:
-            raise _serial_write(consistency)
-        begin = self._node.coordinator.begin_write
-        begun: list[asyncio.Future[None]] = []
-        failure: LockstepError | None = None
-        for mutation in mutations:
-            try:
-                begun.append(begin(mutation, consistency, self._write_ms, write_type))
-            except RequestError as error:
-                if not begun:
-                    raise
-                failure = _of_a_part(error, consistency, write_type)
-                break
-        if len(begun) == 1 and failure is None:
-            await begun[0]
-            return
-        outcomes = await asyncio.gather(*begun, return_exceptions=True)
-        errors = [outcome for outcome in outcomes if outcome is not None]
-        for outcome in outcomes:
-            if isinstance(outcome, ColumnsGone):
-                # All parts are written again: with the timestamps of the present plan, over what there is.
-                outcome.begun = outcome.begun or len(outcomes) > 1
-                raise outcome
-        for problem in errors:
-            if not isinstance(problem, LockstepError):
-                raise problem
-            if problem.outcome_known and (failure is not None or len(errors) < len(outcomes)):
-                # Its own part has no effect, such as of a table that was dropped; others have.
-                raise _of_a_part(problem, consistency, write_type)
-            raise problem
-        if failure is not None:
-            raise failure
-
-
-def _of_a_part(error: LockstepError, consistency: Consistency, write_type: str) -> WriteTimeout:
-    """A definite error of one partition, where others were sent: the outcome of the whole is unknown."""
-    failure = WriteTimeout(consistency, 0, 1, write_type)
-    failure.message = f"{failure.message} (part of the batch: {error.message})"
-    return failure
 
 
 def _unknown(request: Request, error: LockstepError) -> WriteTimeout:

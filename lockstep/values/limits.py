@@ -256,6 +256,18 @@ TRACES_IN_FLIGHT_MAX: Final = 64
 TRACED_STATEMENTS_MAX: Final = 16
 #: Of a traced statement's text, what its trace keeps.
 TRACE_PARAMETER_CHARACTERS_MAX: Final = 4096
+#: A batch over several partitions that is larger is refused, as Cassandra does by default.
+BATCH_BYTES_MAX: Final = 50 * 1024
+#: Partitions of an unlogged batch above which its client is warned.
+UNLOGGED_PARTITIONS_WARNED: Final = 10
+#: Nodes that keep a logged batch for its coordinator: it survives it, and one more.
+BATCH_HOLDERS: Final = 2
+#: Bytes of logged batches that one node keeps for others; batches are small and gone within milliseconds.
+BATCH_LOG_BYTES_MAX: Final = 256 * 1024 * 1024
+#: Batches read or replayed in one go.
+BATCH_LOG_PAGE: Final = 256
+#: Between two looks for batches whose coordinator does not say that they are done.
+BATCH_REPLAY_ROUND_MS: Final = 1000
 #: A batch whose values are larger makes one coordinator do the work of many: its client is warned.
 BATCH_BYTES_WARNED: Final = 5 * 1024
 #: How long a schema change waits for the other live nodes to apply it, before clients may compare versions.

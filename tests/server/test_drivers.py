@@ -217,23 +217,32 @@ def test_a_paging_state_continues_on_another_node(three: Nodes, session: Session
     assert sorted(rows) == [(a,) for a in range(20)]
 
 
-def test_batches_write_all_their_rows_and_say_what_they_do_not_promise(session: Session) -> None:
+def test_batches_write_all_their_rows_within_the_limits_and_warn_as_clients_expect(session: Session) -> None:
     session.execute("CREATE TABLE batched (a int, b int, c text, PRIMARY KEY (a, b))")
     insert = session.prepare("INSERT INTO batched (a, b, c) VALUES (?, ?, ?)")
-    unlogged = BatchStatement(BatchType.UNLOGGED)
-    logged = BatchStatement(BatchType.LOGGED)
-    for batch, first in ((unlogged, 0), (logged, 10)):
-        for a in range(3):
-            batch.add(insert, (first + a, a, "p"))
-            batch.add(f"INSERT INTO batched (a, b, c) VALUES ({first + a}, 99, 'q')")
-        result = session.execute(batch)
-        warnings = result.response_future.warnings or []
-        assert [("without a batch log" in warning) for warning in warnings] == [True] * bool(first)
-    assert len(list(session.execute("SELECT * FROM batched"))) == 12
+
+    def batch(kind: BatchType, partitions: int, text: str = "p") -> BatchStatement:
+        made = BatchStatement(kind)
+        for a in range(partitions):
+            made.add(insert, (a, 0, text))
+            made.add(f"INSERT INTO batched (a, b, c) VALUES ({a}, 99, 'q')")
+        return made
+
+    def warnings(made: BatchStatement) -> list[str]:
+        return session.execute(made).response_future.warnings or []
+
+    assert warnings(batch(BatchType.UNLOGGED, 10)) == warnings(batch(BatchType.LOGGED, 30)) == []
+    assert len(list(session.execute("SELECT * FROM batched"))) == 60
+    (told,) = warnings(batch(BatchType.UNLOGGED, 11))
+    assert told.startswith("Unlogged batch covering 11 partitions detected against table [")
+    (told,) = warnings(batch(BatchType.LOGGED, 3, "x" * 2000))
+    assert "exceeding specified threshold of 5120 by" in told
+    with pytest.raises(InvalidRequest, match="Batch too large"):
+        session.execute(batch(BatchType.LOGGED, 3, "x" * 20_000))
     same = BatchStatement(BatchType.LOGGED)
-    same.add(insert, (50, 1, "x"))
+    same.add(insert, (50, 1, "x" * 60_000))
     same.add("DELETE FROM batched WHERE a = 50 AND b = 2")
-    assert not session.execute(same).response_future.warnings
+    assert not warnings(same)
 
 
 def test_aggregates_and_functions(session: Session) -> None:

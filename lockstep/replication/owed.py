@@ -1,0 +1,54 @@
+"""Writes that are owed: replayed until each replica has them, or a durable hint for those that do not.
+
+Invariant: told once, when nothing more is heard of the write. Settings and windows that refuse hints of
+clients' writes do not count here, only the room that there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from lockstep.replication.plans import Plan
+from lockstep.replication.writes import Told, Write, Writes
+from lockstep.values.errors import LockstepError, RequestError, WriteFailure, WriteTimeout
+from lockstep.values.ids import Consistency
+from lockstep.values.rows import Mutation
+
+#: Whether every replica has the write or a hint, and the sequence to await for the hints.
+Owed = tuple[bool, int]
+
+
+class OwedWrite(Write):
+    __slots__ = ()
+
+    def __init__(self, owner: Writes, plan: Plan, mutation: Mutation, deadline_s: float, told: Told) -> None:
+        super().__init__(owner, plan, mutation, deadline_s, "BATCH", told)
+        self.forced = True
+
+    def _still_fits(self) -> bool:
+        # Nobody sees cells of columns that are gone.
+        return True
+
+
+def begin_owed(writes: Writes, mutation: Mutation, timeout_ms: float) -> asyncio.Future[Owed]:
+    """Write to every replica now; nothing is owed to a table that is gone."""
+    future: asyncio.Future[Owed] = asyncio.get_running_loop().create_future()
+
+    def settled(whole: bool, sequence: int) -> None:
+        if not future.done():
+            future.set_result((whole, sequence))
+
+    def told(error: LockstepError | None) -> None:
+        if error is not None and not isinstance(error, WriteTimeout | WriteFailure):
+            settled(True, 0)
+
+    try:
+        writes.admit()
+        plan = writes.plans.write_plan(mutation.table_id, mutation.token, Consistency.ANY)
+        deadline_s = writes.runtime.clock.monotonic_s() + timeout_ms / 1000
+        write = OwedWrite(writes, plan, mutation, deadline_s, told)
+        write.settled = settled
+        write.start()
+    except RequestError as error:
+        settled(not error.retriable, 0)
+    return future

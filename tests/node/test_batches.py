@@ -1,0 +1,128 @@
+"""Logged batches: all or nothing, wherever their coordinator dies, and whoever keeps them goes meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.metadata.membership import ServiceWish, SetService
+from lockstep.node.node import Node
+from lockstep.sim.door import command_for, mutation_for
+from lockstep.sim.history import Change, Look
+from lockstep.sim.probes import CrashRule
+from lockstep.values.errors import LockstepError, WriteTimeout
+from lockstep.values.ids import Consistency, NodeId
+from tests.node.support import Outcome, Town
+from tests.node.test_requests_while_moving import founded, table_of
+
+TIMEOUT_MS = 1000
+KEYS = [b"b%d" % number for number in range(6)]
+QUORUM = Consistency.QUORUM
+
+
+def begin_batch(town: Town, number: int, level: Consistency = QUORUM) -> Outcome:
+    async def work(node: Node) -> None:
+        at, made = node.runtime.clock.wall_us(), []
+        for key in KEYS:
+            change = Change("t", key, at, level, TIMEOUT_MS, ((0, b"v"),))
+            made.append(mutation_for(change, table_of(node), node.new_mutation_id(), 1))
+        await node.batches.write(made, level, TIMEOUT_MS)
+
+    return town.begin(number, work)
+
+
+def seen(town: Town, number: int) -> int:
+    """How many partitions of the batch a quorum has."""
+
+    async def work(node: Node) -> int:
+        found = 0
+        for key in KEYS:
+            look = Look("t", key, None, QUORUM, TIMEOUT_MS)
+            command = command_for(look, table_of(node), 1, None)
+            found += bool((await node.coordinator.read(command, QUORUM, TIMEOUT_MS)).partitions)
+        return found
+
+    outcome = town.finish(town.begin(number, work))
+    assert outcome.error is None, outcome.error
+    return int(outcome.value)
+
+
+def kept(town: Town, *numbers: int) -> int:
+    return sum(len(town.node(number).batch_store) for number in numbers)
+
+
+@pytest.mark.parametrize("kind", ["kill", "power"])
+@pytest.mark.parametrize(
+    ("label", "hit"),
+    [
+        ("batches.logged", 1),
+        ("replica.write.accepted", 1),
+        ("replica.write.accepted", 4),
+        ("replica.write.synced", 1),
+        ("batches.written", 1),
+    ],
+)
+def test_a_batch_is_all_or_nothing_when_its_coordinator_dies(label: str, hit: int, kind: str) -> None:
+    with founded(11) as town:
+        town.world.probes.add(CrashRule(label=label, process="n1", hit=hit, kind=kind))
+        begin_batch(town, 1)
+        town.until(lambda: not town.process(1).alive)
+        town.wait(1)
+        late = seen(town, 2)
+        if label == "batches.written":
+            assert late == len(KEYS), "a batch that was acknowledged"
+        town.until(lambda: kept(town, 2, 3) == 0)
+        assert seen(town, 2) == len(KEYS)
+        # What the dead coordinator lacks has been left for it.
+        town.start(1)
+        town.until(lambda: town.ready(1) and town.node(2).hints.store.count() == 0)
+        assert seen(town, 1) == len(KEYS)
+
+
+def test_a_batch_whose_log_is_not_acknowledged_sends_nothing_to_replicas_and_says_so() -> None:
+    with founded(12) as town:
+        town.world.probes.add(CrashRule(label="batches.kept", process="n2", hit=1))
+        town.world.probes.add(CrashRule(label="batches.kept", process="n3", hit=1))
+        outcome = town.finish(begin_batch(town, 1))
+        assert isinstance(outcome.error, WriteTimeout) and outcome.error.write_type == "BATCH_LOG"
+        assert outcome.error.message == "Operation timed out - received only 0 responses."
+
+
+def test_a_batch_in_time_is_forgotten_and_never_replayed() -> None:
+    with founded(13) as town:
+        assert town.finish(begin_batch(town, 1)).error is None
+        town.until(lambda: kept(town, 1, 2, 3) == 0, 1)
+        town.wait(6)
+        assert sum(town.node(number).batch_store.replayed for number in (1, 2, 3)) == 0
+
+
+def test_the_batch_log_survives_a_power_loss_of_all_that_keep_it() -> None:
+    with founded(14) as town:
+        town.world.probes.add(CrashRule(label="batches.logged", process="n1", hit=1, kind="power"))
+        begin_batch(town, 1)
+        town.until(lambda: not town.process(1).alive)
+        for number in (2, 3):
+            town.process(number).crash("power")
+        town.start(1, 2, 3)
+        town.until(lambda: town.ready(1, 2, 3))
+        town.until(lambda: kept(town, 1, 2, 3) == 0)
+        assert seen(town, 3) == len(KEYS)
+
+
+def test_a_node_that_leaves_writes_what_it_keeps_before_it_goes() -> None:
+    with founded(15) as town:
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        town.world.probes.add(CrashRule(label="batches.logged", process="n1", hit=1))
+        leaver = NodeId(town.node(3).node_id)
+        assert town.finish(town.submit(2, SetService(ServiceWish.LEAVE, node=leaver))).error is None
+        begin_batch(town, 1)
+        town.until(lambda: not town.process(1).alive)
+
+        async def give(node: Node) -> LockstepError | None:
+            await node.batch_store.replay_due(everything=True)
+            return None
+
+        for number in (2, 3, 4):
+            town.finish(town.begin(number, give))
+        assert kept(town, 2, 3, 4) == 0
+        assert seen(town, 2) == len(KEYS)
