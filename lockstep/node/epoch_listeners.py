@@ -45,4 +45,5 @@ def _same_parts(before: ClusterMetadata, after: ClusterMetadata) -> bool:
         and before.placements is after.placements
         and before.excluded is after.excluded
         and before.repairs is after.repairs
+        and before.access is after.access
     )

@@ -113,6 +113,9 @@ class SchemaWatch:
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
         if before.schema is after.schema:
+            if before.access is not after.access:
+                # Whoever changed roles waits for all nodes too.
+                self._tell_peers(after)
             return
         if after.epoch != before.epoch + 1:
             self._jumped(before, after)
