@@ -77,14 +77,32 @@ def test_the_same_seed_gives_the_same_history() -> None:
     assert first.history.leaders == second.history.leaders
 
 
-def seeds_until_found(bugs: frozenset[str] = frozenset()) -> int | None:
-    """The first seed whose safety checks fail; the settling at the end is left out, it finds other things."""
-    for seed in range(PLANTED_SEEDS_MAX):
-        try:
-            Group(seed, bugs, WEATHERS[seed % len(WEATHERS)]).run(1500)
-        except AssertionError:
-            return seed
-    return None
+#: The first seed that found a fault when this was written, where it is not one of the first: looking begins
+#: there. A change of the machine moves all seeds, and then looking goes on from the beginning.
+FOUND_AT = {
+    "asks for votes before its own is durable": 386,
+    "forgets its vote": 823,
+    "trusts_writes_of_truncated_entries": 576,
+    "answers_reads_without_asking_a_quorum": 380,
+    "counts_only_the_new_voters_of_a_joint_configuration": 135,
+    "takes_a_chunk_at_the_wrong_offset": 658,
+    "installs_a_snapshot_without_its_configuration": 111,
+    "installs_snapshots_that_the_log_has_passed": 76,
+}
+
+
+def is_found(fault: str, bugs: frozenset[str] = frozenset()) -> bool:
+    """Whether safety checks fail for a seed; the settling at the end is left out, it finds other things."""
+    first = FOUND_AT.get(fault, 0)
+    return any(fails(seed, bugs) for seed in (first, *range(PLANTED_SEEDS_MAX)))
+
+
+def fails(seed: int, bugs: frozenset[str]) -> bool:
+    try:
+        Group(seed, bugs, WEATHERS[seed % len(WEATHERS)]).run(1500)
+    except AssertionError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize(
@@ -99,7 +117,7 @@ def seeds_until_found(bugs: frozenset[str] = frozenset()) -> int | None:
     ],
 )
 def test_a_driver_that_breaks_the_contract_is_found(bug: str) -> None:
-    assert seeds_until_found(frozenset({bug})) is not None
+    assert is_found(bug, frozenset({bug}))
 
 
 def votes_twice(patch: pytest.MonkeyPatch) -> None:
@@ -208,7 +226,7 @@ def test_a_fault_in_the_machine_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert seeds_until_found() is not None
+    assert is_found(plant.__name__)
 
 
 def replace_a_majority_entry(group: Group) -> None:
