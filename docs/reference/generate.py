@@ -80,6 +80,7 @@ MEANINGS = {
     "hints.max_bytes_per_node": "nor when those for one node are this large",
     "hints.max_bytes": "nor when all together are",
     "hints.throttle_bytes_s": "what this node brings at most to nodes that are back; 0 for no bound",
+    "purge.interval_ms": "shortest time between two passes over a table that merge and purge it",
     "topology.barrier_minimum_level": "`quorum`: a barrier may let go of quorums within data centres",
     "topology.barrier_relax_after_ms": "how long it waits before it does",
     "gossip.phi_threshold": "how unlikely a silence must be (one in ten to this power) before its node is "

@@ -142,6 +142,16 @@ class HintsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     throttle_bytes_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 1024 * 1024
 
 
+class PurgeSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Merging and purging in the background.
+
+    A table is gone through once in a tenth of its grace time, once a day at least, and not sooner again than
+    after `interval_ms`.
+    """
+
+    interval_ms: Annotated[int, msgspec.Meta(ge=1000, le=86_400_000)] = 60_000
+
+
 class CmsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`processor`: what makes log entries of changes on this node. raft (it may be chosen as a voter), remote
     (it never is, and forwards), local (it is the whole service of a cluster that it founds alone), or a kind
@@ -202,6 +212,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeouts: TimeoutsSection = TimeoutsSection()
     raft: RaftSection = RaftSection()
     metadata: MetadataSection = MetadataSection()
+    purge: PurgeSection = PurgeSection()
     cms: CmsSection = CmsSection()
     streaming: StreamingSection = StreamingSection()
     hints: HintsSection = HintsSection()

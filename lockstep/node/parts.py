@@ -18,6 +18,7 @@ from lockstep.node.liveness import Liveness
 from lockstep.node.membership import Membership
 from lockstep.node.metadata_parts import MetadataParts
 from lockstep.node.processors.kinds import Factory
+from lockstep.node.purging import TombstonePurge
 from lockstep.node.range_sizes import RangeSizes
 from lockstep.node.repair_comparison import Comparison
 from lockstep.node.repair_questions import RepairQuestions
@@ -78,6 +79,7 @@ class Parts(MetadataParts):
         self.repair_participant: RepairParticipant
         self.comparison: Comparison
         self.repairs: RepairDriver
+        self.tombstone_purge: TombstonePurge
         self.membership: Membership
 
     def _build_request_path(self, generation: int) -> None:
@@ -247,6 +249,13 @@ class Parts(MetadataParts):
             generation,
             self.liveness.alive,
             self.log,
+        )
+
+        oldest = self.hints.store.oldest_us
+        participant.oldest_undelivered_us = oldest
+        interval_s = self.configuration.purge.interval_ms / 1000
+        self.tombstone_purge = TombstonePurge(
+            runtime, state, self.engine, self.guards, oldest, interval_s, self.log
         )
 
         def applied(before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:

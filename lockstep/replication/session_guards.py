@@ -41,6 +41,11 @@ class SessionGuards:
         if not self._metadata().session_open(session_id):
             raise SessionClosed(f"session {session_id} is not open")
 
+    @property
+    def any_held(self) -> bool:
+        """Whether any effect is under way, of an open session or a closed one."""
+        return bool(self._held)
+
     def stragglers(self) -> tuple[tuple[str, int], ...]:
         """(session, guards held) of every session that is closed here and still has effects under way."""
         cluster = self._metadata()

@@ -15,7 +15,7 @@ from lockstep.server.gossip_view import gossip_samples
 from lockstep.server.hint_views import hint_samples
 from lockstep.server.live_views import seen_epoch
 from lockstep.server.metadata_metrics import metadata_samples
-from lockstep.server.repair_views import repair_samples
+from lockstep.server.repair_views import purge_samples, repair_samples
 from lockstep.server.samples import Sample, text_of
 from lockstep.server.stream_views import stream_samples
 
@@ -44,6 +44,7 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
     yield from gossip_samples(node)
     yield from stream_samples(node)
     yield from repair_samples(node)
+    yield from purge_samples(node)
     yield from hint_samples(node)
     yield Sample(
         "lockstep_topology_operations_running", "Topology operations", "gauge", len(cluster.operations)

@@ -82,3 +82,25 @@ def repair_samples(node: Node) -> Iterator[Sample]:
         ("changes_taken", "Changes that this node lacked", taken.changes_taken),
     ):
         yield Sample(f"lockstep_repair_{name}_total", words, "counter", value)
+
+
+def purge_samples(node: Node) -> Iterator[Sample]:
+    """What merging and purging did to each table that is there, since the node started."""
+    for table_id, counts in node.engine.purge.counts.items():
+        table = node.cluster.table(table_id)
+        if table is None:
+            continue
+        labels = (("keyspace", table.keyspace), ("table", table.name))
+        for name, words, value in (
+            ("passes", "Times that a table was gone through", counts.passes),
+            ("fragments_seen", "Fragments that these passes looked at", counts.fragments),
+            ("places_merged", "Rows whose fragments became one or none", counts.merged_places),
+            ("fragments_dropped", "Fragments fewer by that, deletions included", counts.dropped),
+        ):
+            yield Sample(f"lockstep_storage_purge_{name}_total", words, "counter", value, labels)
+    yield Sample(
+        "lockstep_storage_purge_held_back_total",
+        "Passes put off since something might still deliver older data",
+        "counter",
+        node.tombstone_purge.held_back,
+    )

@@ -78,6 +78,11 @@ class Shadow:
         self._ranges = ranges
         self._starts = [r.start for r in ranges]
 
+    @property
+    def floor(self) -> Deletion | None:
+        """What covers the whole partition."""
+        return self._floor
+
     def over(self, clustering: bytes) -> Deletion | None:
         """The strongest deletion that covers the row, not counting the row's own."""
         covering = range_over(self._starts, self._ranges, clustering)

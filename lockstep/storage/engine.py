@@ -19,6 +19,7 @@ from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.leaf_digests import leaf_digests
 from lockstep.storage.merging import BackgroundMerge
 from lockstep.storage.pace import Pace
+from lockstep.storage.purging import Purge, PurgeBefore
 from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.reconcile import is_empty
 from lockstep.storage.sizes import estimated_bytes
@@ -96,6 +97,8 @@ class StorageEngine:
         self._commit = GroupCommit(store, runtime, on_failure)
         self._merge = BackgroundMerge(store, runtime, self._commit.fail)
         self._ask_merge = self._merge.ask if background_merge else None
+        self._purge_before: PurgeBefore = lambda _table_id, _token: 0
+        self.purge = Purge(store, lambda table_id, token: self._purge_before(table_id, token))
 
     def apply(self, mutation: Mutation, also: Batch = ()) -> int:
         """Write a mutation, visible at once; returns the sequence to await with `synced` before
@@ -112,8 +115,18 @@ class StorageEngine:
             self._commit.fail(error)
             raise
         self._commit.wrote(prefix, sequence)
+        self.purge.touched(prefix)
         self._runtime.probes.reach("storage.batch.written")
         return sequence
+
+    async def purge_table(self, table_id: int, before: PurgeBefore) -> None:
+        """One pass over a table, in the background: see `storage.purging`. One at a time."""
+        self._purge_before = before
+        try:
+            await self.purge.run(table_id, Pace(self._runtime.clock))
+        except DiskRefused as error:
+            self._commit.fail(error)
+            raise
 
     async def synced(self, sequence: int) -> None:
         """Return when everything up to `sequence` is durable; many waiters share one sync."""
@@ -244,6 +257,7 @@ class StorageEngine:
             self._commit.fail(error)
             raise
         self._commit.wrote_range(run.lower, run.upper, sequence)
+        self.purge.touched_range(run.lower, run.upper)
         self._runtime.probes.reach("storage.batch.written")
         return sequence
 

@@ -1,0 +1,128 @@
+"""Purging on nodes: after the grace time, not while something may deliver older data, by recorded repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.purging import purge_before_s
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.node import Node
+from lockstep.schema.changes import AlterOptions
+from lockstep.storage.store import Family
+from lockstep.topology.repairs import BeginRepair
+from lockstep.values.ids import NodeId
+from lockstep.values.rows import Deletion
+from lockstep.values.tokens import FULL_RING
+from tests.node.support import Town, keyspace, table
+from tests.node.test_repairs import NODES, done, part, repair, table_id, write
+
+GRACE_S = 30
+
+
+@pytest.fixture
+def town() -> Iterator[Town]:
+    with Town() as made:
+        made.extra_lines = {f"n{number}": "[purge]\ninterval_ms=1000\n" for number in NODES}
+        made.found()
+        grace = ChangeSchema(AlterOptions("ks", "t", (("gc_grace_seconds", str(GRACE_S)),)))
+        for change in (keyspace("ks"), table("ks"), grace):
+            done(made, made.submit(1, change))
+        made.agreed(*NODES)
+        yield made
+
+
+def now_s(town: Town, number: int = 1) -> int:
+    return town.node(number).runtime.clock.wall_us() // 1_000_000
+
+
+def delete_everywhere(town: Town, *numbers: int) -> None:
+    """Ten partitions on all replicas, and their deletion on these."""
+    for key in range(10):
+        for number in NODES:
+            write(town, number, key, 1000 + key)
+        for number in numbers or NODES:
+            write(town, number, key, 5000 + key, deletion=Deletion(5000 + key, now_s(town)))
+
+
+def pairs(town: Town, number: int) -> int:
+    """Fragments of the table on a node."""
+    low, high = Family.DATA.value, bytes([Family.DATA.value[0] + 1])
+    return len(list(town.node(number).store.scan(low, high)))
+
+
+def test_deleted_data_and_its_tombstones_go_after_the_grace_time(town: Town) -> None:
+    delete_everywhere(town)
+    assert [pairs(town, number) for number in NODES] == [20, 20, 20]
+    town.wait(GRACE_S * 0.8)
+    assert all(pairs(town, number) >= 10 for number in NODES), "tombstones stay for the grace time"
+    town.until(lambda: not any(pairs(town, number) for number in NODES))
+
+
+def test_an_open_session_holds_purging_back(town: Town) -> None:
+    delete_everywhere(town)
+    parts = (part(town.newest),)
+    # Its driver does not know of it, so that it stays open.
+    begin = BeginRepair(NodeId(2), parts, now_s(town), run=1 << 40)
+    done(town, town.submit(1, begin))
+    town.agreed(*NODES)
+    town.wait(GRACE_S * 2)
+    assert all(pairs(town, number) >= 10 for number in NODES)
+    assert all(town.node(number).tombstone_purge.held_back for number in NODES)
+    done(town, town.begin(1, lambda node: node.repairs.cancel(1, "enough")))
+    town.until(lambda: not any(pairs(town, number) for number in NODES))
+
+
+def test_what_this_node_keeps_for_others_holds_purging_back(town: Town) -> None:
+    delete_everywhere(town)
+    made_us = now_s(town) * 1_000_000
+    town.node(1).tombstone_purge._oldest_undelivered_us = lambda: made_us - 1_000_000
+    town.until(lambda: not any(pairs(town, number) for number in NODES[1:]))
+    town.wait(5)
+    assert pairs(town, 1) >= 10
+
+
+def set_mode(town: Town, mode: str) -> None:
+    options = (("tombstone_gc", (("mode", mode), ("propagation_delay_in_seconds", "0"))),)
+    done(town, town.submit(1, ChangeSchema(AlterOptions("ks", "t", options))))
+    town.agreed(*NODES)
+
+
+def test_by_repair_only_what_a_repair_of_all_replicas_covers_goes(town: Town) -> None:
+    set_mode(town, "repair")
+    delete_everywhere(town, 1, 2)
+    town.wait(GRACE_S * 2)
+    assert all(pairs(town, number) >= 10 for number in NODES)
+    repair(town, 1, nodes=(NodeId(1), NodeId(3)))
+    town.wait(GRACE_S)
+    assert all(pairs(town, number) >= 10 for number in NODES), "two of three prove nothing"
+    repair(town)
+    town.until(lambda: not any(pairs(town, number) for number in NODES))
+
+
+def before(cluster: ClusterMetadata, at_s: int) -> int:
+    return purge_before_s(cluster, cluster.schema.by_name["ks"].tables[0], FULL_RING, at_s)
+
+
+def test_the_modes_say_from_when_on_tombstones_may_go(town: Town) -> None:
+    assert before(town.newest, 1000) == 1000 - GRACE_S
+    for mode, wanted in (("immediate", 1000), ("disabled", 0), ("repair", 0)):
+        set_mode(town, mode)
+        assert before(town.newest, 1000) == wanted
+    repair(town)
+    [recorded] = town.newest.repairs.by_table[table_id(town.newest)]
+    assert before(town.newest, 1000) == recorded.before_s > 0
+
+
+def test_a_write_kept_for_others_is_older_than_what_a_repair_lets_go(town: Town) -> None:
+    """Whoever keeps it may bring it back after the repair."""
+
+    async def keep(node: Node) -> None:
+        node.repair_participant.oldest_undelivered_us = lambda: 5_000_000
+
+    done(town, town.begin(3, keep))
+    repair(town)
+    [recorded] = town.newest.repairs.by_table[table_id(town.newest)]
+    assert recorded.before_s == 5
