@@ -160,6 +160,15 @@ class Parts(MetadataParts):
         )
         self.counters = Counters(runtime, internode, PlanBook(cluster, own), leader, reach, alive, own)
 
+    def oldest_hint_us(self) -> int | None:
+        """When the oldest write was made that this node may still bring to a replica; None without any.
+
+        Tombstones of then and later are still needed, for what they deleted may arrive after them.
+        """
+        kept = [at for at in (self.hints.oldest_us(), self.batch_store.oldest_us()) if at is not None]
+        # A write is left for a replica at its deadline at the latest.
+        return min(kept) - self.configuration.timeouts.write_ms * 1000 if kept else None
+
     def _build_hints(self) -> None:
         settings, liveness = self.configuration.hints, self.liveness
         policy = HintPolicy(

@@ -8,7 +8,7 @@ log was not written, and any later one leaves the outcome open: the batch will s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.replication import verbs
@@ -86,29 +86,32 @@ class Batches:
             await self.store.keep(batch)
             return [self._target(own)]
         wanted = min(BATCH_HOLDERS, len(choice))
-        candidates = [self._target(node) for node in choice]
-        asked, candidates = candidates[:wanted], candidates[wanted:]
-        waiting = {self._ask(target, batch, deadline_s): target for target in asked}
-        kept = 0
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for future in sorted(done, key=lambda one: waiting[one].node):
-                del waiting[future]
-                if future.exception() is None:
-                    kept += 1
-                elif candidates and self._runtime.clock.monotonic_s() < deadline_s:
-                    # It did not take the batch: another one may.
-                    target, *candidates = candidates
-                    asked.append(target)
-                    waiting[self._ask(target, batch, deadline_s)] = target
-        if kept < wanted:
+        asked: list[Target] = []
+        candidates = iter([self._target(node) for node in choice])
+        kept = await asyncio.gather(
+            *(self._keep_somewhere(batch, candidates, asked, deadline_s) for _ in range(wanted))
+        )
+        if not all(kept):
             self._runtime.probes.reach("batches.log_failed")
-            raise WriteTimeout(consistency, kept, wanted, "BATCH_LOG")
+            raise WriteTimeout(consistency, sum(kept), wanted, "BATCH_LOG")
         return asked
 
-    def _ask(self, target: Target, batch: KeepBatch, deadline_s: float) -> asyncio.Future[object]:
-        left_ms = (deadline_s - self._runtime.clock.monotonic_s()) * 1000
-        return self._internode.begin(target.address, verbs.BATCH_KEEP, batch, max(left_ms, 1))
+    async def _keep_somewhere(
+        self, batch: KeepBatch, candidates: Iterator[Target], asked: list[Target], deadline_s: float
+    ) -> bool:
+        """Have one node keep the batch, the next that takes it; False when none does in time."""
+        for target in candidates:
+            asked.append(target)
+            left_ms = (deadline_s - self._runtime.clock.monotonic_s()) * 1000
+            if left_ms <= 0:
+                return False
+            try:
+                await self._internode.request(target.address, verbs.BATCH_KEEP, batch, left_ms)
+            except LockstepError:
+                self._runtime.probes.reach("batches.asked_another")
+            else:
+                return True
+        return False
 
     def _target(self, node: NodeId) -> Target:
         info = self._metadata().directory.by_id[node]
