@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import msgspec
 
-import lockstep
 from lockstep.local import layout, processes
 from lockstep.local.admin_client import AdminClient, class_by_code, revived
+from lockstep.local.environment import node_environment
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State
 from lockstep.values.errors import (
@@ -311,7 +311,7 @@ class LocalCluster(Known):
             [*self._command, "--config", str(self.paths.configuration(node.name))],
             log=log,
             pid_file=self.paths.pid(node.name),
-            environment=_node_environment(os.environ),
+            environment=node_environment(os.environ),
         )
         return begin
 
@@ -386,21 +386,6 @@ def list_clusters(home: Path | None = None) -> list[LocalCluster]:
     base = home or layout.clusters_home()
     found = sorted(base.iterdir()) if base.is_dir() else []
     return [LocalCluster(Paths(path)) for path in found if Paths(path).cluster_file.is_file()]
-
-
-def _node_environment(own: Mapping[str, str]) -> dict[str, str]:
-    """What a node process inherits: everything but settings meant for another node, and this package."""
-    environment = {key: value for key, value in own.items() if not key.startswith("LOCKSTEP_")}
-    package_root = str(Path(lockstep.__file__).parents[1])
-    others = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = f"{package_root}{os.pathsep}{others}" if others else package_root
-    environment["PYTHONUNBUFFERED"] = "1"
-    # Who wants no `__pycache__` beside the sources gets it elsewhere: compiling them anew costs every start of
-    # a node three times what importing them does.
-    if environment.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not in environment:
-        caches = own.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        environment["PYTHONPYCACHEPREFIX"] = os.path.join(caches, "lockstep", "bytecode")
-    return environment
 
 
 def _require_free_ports(content: ClusterFile, node: LocalNode) -> None:

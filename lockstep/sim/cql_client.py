@@ -25,6 +25,7 @@ class CqlError(Exception):
 
     def __init__(self, body: wire.ErrorResponse) -> None:
         super().__init__(f"{body.code:#06x}: {body.message}")
+        self.body = body
         self.code = body.code
         self.details = body.details
 

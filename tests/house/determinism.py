@@ -16,6 +16,7 @@ EXEMPT = (
     "lockstep/local/",
     "lockstep/cli/",
     "lockstep/spark/",
+    "lockstep/testing/",
     "lockstep/server/main.py",
 )
 #: The simulator's own seams: (path, beginning of the finding) with the reason.

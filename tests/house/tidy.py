@@ -41,7 +41,16 @@ IMPURE_MODULES = (
     "uuid",
 )
 #: Modules that the outside starts: the command, `python -m`, names given to Spark or to test code.
-ENTRY_POINTS = ("lockstep.cli.main", "lockstep.server.main", "lockstep.spark.source")
+ENTRY_POINTS = (
+    "lockstep.cli.main",
+    "lockstep.server.main",
+    "lockstep.spark.source",
+    "lockstep.testing.ccm",
+    "lockstep.testing.ccm_log",
+    "lockstep.testing.ccm_nodetool",
+    "lockstep.testing.plugin",
+    "lockstep.testing.watchdog",
+)
 
 
 def sizes(sources: Iterable[Source]) -> Iterator[Violation]:

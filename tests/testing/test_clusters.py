@@ -1,0 +1,186 @@
+"""Real clusters of the kit: what tests do to nodes, and what is left when a test's process ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lockstep.local import processes
+from lockstep.local.processes import State
+from lockstep.testing import Cluster, CqlError, addresses
+from lockstep.testing.session import Session
+from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreachable, PreconditionError
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+UNAVAILABLE = 0x1000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(settings={"timeouts": {"read_ms": 1000, "write_ms": 1000}}) as made:
+        made.execute(f"CREATE KEYSPACE k WITH replication = {made.replication}")
+        made.execute("CREATE TABLE k.t (a int PRIMARY KEY, b text)")
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def mended(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "cluster" in request.fixturenames:
+        request.getfixturevalue("cluster").mend()
+
+
+def test_nodes_and_their_addresses(cluster: Cluster) -> None:
+    assert [node.name for node in cluster.nodes] == ["n1", "n2", "n3"]
+    assert cluster.contact_points == [node.address for node in cluster.nodes]
+    assert {node.state for node in cluster.nodes} == {State.RUNNING}
+    assert cluster.replication == "{'class': 'NetworkTopologyStrategy', 'dc1': 3}"
+    with pytest.raises(ConfigurationError, match="no node n9"):
+        cluster.node("n9")
+
+
+def test_requests_survive_one_lost_node_and_are_refused_with_two(cluster: Cluster) -> None:
+    cluster.node("n1").kill()
+    cluster.execute("INSERT INTO k.t (a, b) VALUES (?, ?)", (1, "x"))
+    cluster.node("n2").kill()
+    cluster.node("n2").wait_until_seen_down()
+    with pytest.raises(CqlError) as refused:
+        cluster.execute("SELECT * FROM k.t WHERE a = 1")
+    assert refused.value.code == UNAVAILABLE
+    assert cluster.ended_by_themselves() == []
+    cluster.mend()
+    assert cluster.execute("SELECT b FROM k.t WHERE a = 1", consistency="ALL") == [("x",)]
+
+
+def test_a_paused_node_answers_again(cluster: Cluster) -> None:
+    node = cluster.node("n3")
+    node.pause()
+    assert node.state is State.PAUSED
+    cluster.execute("INSERT INTO k.t (a, b) VALUES (2, 'y')")
+    node.resume()
+    with node.session() as session:
+        assert session.execute("SELECT b FROM k.t WHERE a = 2") == [("y",)]
+
+
+def test_an_isolated_node_reaches_no_quorum(cluster: Cluster) -> None:
+    node = cluster.node("n3")
+    node.isolate()
+    node.wait_until_seen_down()
+    with node.session() as session, pytest.raises(CqlError):
+        session.execute("SELECT * FROM k.t WHERE a = 1")
+    cluster.execute("INSERT INTO k.t (a, b) VALUES (3, 'z')")
+    cluster.mend()
+    with node.session() as session:
+        assert session.execute("SELECT b FROM k.t WHERE a = 3") == [("z",)]
+
+
+def test_a_node_joins_and_leaves(cluster: Cluster) -> None:
+    node = cluster.add()
+    with node.session() as session:
+        session.execute("INSERT INTO k.t (a, b) VALUES (4, 'on the new one')")
+    node.decommission()
+    assert [one.name for one in cluster.nodes] == ["n1", "n2", "n3"]
+    assert cluster.execute("SELECT b FROM k.t WHERE a = 4") == [("on the new one",)]
+
+
+def test_every_page_of_a_long_answer_comes(cluster: Cluster) -> None:
+    cluster.execute("CREATE TABLE k.long (a int, b int, PRIMARY KEY (a, b))")
+    batch = "; ".join(["INSERT INTO k.long (a, b) VALUES (1, ?)"] * 500)
+    for begin in range(0, 5500, 500):
+        cluster.execute(f"BEGIN UNLOGGED BATCH {batch}; APPLY BATCH", list(range(begin, begin + 500)))
+    rows = cluster.execute("SELECT b FROM k.long WHERE a = 1")
+    assert [row.b for row in rows] == list(range(5500))
+
+
+def test_the_installed_driver_connects(cluster: Cluster) -> None:
+    session = cluster.connect("k")
+    try:
+        session.execute("INSERT INTO t (a, b) VALUES (%s, %s)", (5, "by a driver"))
+        assert session.execute("SELECT b FROM t WHERE a = 5").one().b == "by a driver"
+    finally:
+        session.cluster.shutdown()
+
+
+def test_an_async_test_uses_it_from_threads() -> None:
+    async def story() -> list[object]:
+        async with Cluster(nodes=1) as one:
+            return await asyncio.to_thread(one.execute, "SELECT key FROM system.local")
+
+    assert asyncio.run(story()) == [("local",)]
+
+
+def test_data_centres_and_settings_are_as_asked(tmp_path: Path) -> None:
+    settings = {"timeouts": {"write_ms": 700}}
+    cluster = Cluster(dcs={"east": 2, "west": 1}, settings=settings, directory=tmp_path)
+    try:
+        assert [node.dc for node in cluster.nodes] == ["east", "east", "west"]
+        assert cluster.replication == "{'class': 'NetworkTopologyStrategy', 'east': 2, 'west': 1}"
+        assert "write_ms = 700" in (tmp_path / "test" / "n1" / "lockstep.toml").read_text()
+        with pytest.raises(PreconditionError, match="no node of the cluster runs"):
+            cluster.execute("SELECT * FROM system.local")
+    finally:
+        cluster.close()
+    assert (tmp_path / "test" / "cluster.toml").exists()
+    with pytest.raises(ConfigurationError, match=r"timeouts\.wrote_ms"):
+        Cluster(settings={"timeouts": {"wrote_ms": 1}})
+
+
+def test_two_clusters_never_share_an_address() -> None:
+    one, other = addresses.claim((9042,)), addresses.claim((9042,))
+    assert one.first_address != other.first_address
+    other.release()
+    again = addresses.claim((9042,))
+    assert again.first_address == other.first_address
+    one.release()
+    again.release()
+
+
+def test_a_session_says_who_does_not_answer() -> None:
+    block = addresses.claim((9042,))
+    with pytest.raises(PeerUnreachable, match=block.first_address):
+        Session(block.first_address, 9042)
+    block.release()
+
+
+MAKER = """
+import os, sys
+from lockstep.testing import Cluster
+cluster = Cluster(nodes=1).start()
+print(cluster.directory, cluster.nodes[0].address, flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["sys.stdin.read()", "os._exit(3)"], ids=["killed", "exits"])
+def test_nothing_is_left_of_a_process_that_ends_without_cleaning_up(end: str) -> None:
+    program = [sys.executable, "-c", MAKER.format(end=end)]
+    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    with subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as made:
+        assert made.stdout is not None
+        directory = Path(made.stdout.readline().split()[0])
+        identity = processes.recorded(directory / "test" / "n1" / "pid")
+        assert identity is not None
+        made.send_signal(signal.SIGKILL)
+        made.wait()
+    assert processes.wait_until(lambda: processes.look(identity) is State.STOPPED, 15)
+    assert processes.wait_until(lambda: not directory.exists(), 15)
+
+
+def test_a_node_that_cannot_start_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(nodes=1, settings={"cluster": {"join": False}})
+    program = (sys.executable, "-c", "print('error[CONFIG]: no'); exit(2)")
+    monkeypatch.setattr(cluster.local, "_command", program)
+    with pytest.raises(LockstepError, match="n1 did not start: no"), cluster:
+        pass
+    assert not cluster.directory.exists()
