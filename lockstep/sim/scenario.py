@@ -23,17 +23,21 @@ from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.service import unsettled_voters
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
+from lockstep.sim.counting import CountingLoad
 from lockstep.sim.data_centres import DataCentreWatch
+from lockstep.sim.deciding import DecidingLoad
 from lockstep.sim.door import KEYSPACE, DoorClient
 from lockstep.sim.history import Change, Event, Look, Outcome
 from lockstep.sim.kind_operators import KindOperators
 from lockstep.sim.metadata_operators import MetadataOperators
 from lockstep.sim.nemesis import Nemesis, draw_swarm
 from lockstep.sim.operators import Operators
+from lockstep.sim.repair_operators import RepairOperators
 from lockstep.sim.replaced import replaced
 from lockstep.sim.replay import check_replays
 from lockstep.sim.replication_operators import ReplicationOperators
 from lockstep.sim.schema_operators import SchemaOperators
+from lockstep.sim.side_load import Side
 from lockstep.sim.stamped import StampedLoad
 from lockstep.sim.streams import Stream
 from lockstep.sim.watch import Watch
@@ -82,10 +86,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     kinds_s: float = 0.0
     #: Mean pause between two changes of the keyspace's replication; 0 is none.
     replication_s: float = 0.0
+    #: Mean pause between two repairs; 0 is none. With them, deletions that they cover are purged.
+    repair_s: float = 0.0
     #: How many clients; 0 leaves it to the seed.
     clients: int = 0
     #: How many clients that leave timestamps to the servers, whose clocks differ.
     stamped: int = 0
+    #: How many clients that change counters.
+    counting: int = 0
+    #: How many clients that compare and set by conditional writes.
+    deciding: int = 0
     #: How many data centres, one of these; there are this many times as many founders and spares.
     dcs: tuple[int, ...] = (1,)
     #: At which levels clients mostly ask, and at which they sometimes do; empty leaves it to the load.
@@ -162,7 +172,15 @@ class Run:
             changes = ReplicationOperators(self.operators, scenario.replication_s)
             self.operators.when_ready.append(changes.start)
             self.operators.at_end.append(changes.end)
-        self.stamped = StampedLoad(self.operators, scenario.stamped) if scenario.stamped else None
+        if scenario.repair_s:
+            self.operators.when_ready.append(RepairOperators(self.operators, scenario.repair_s).start)
+        self.sides: list[Side] = []
+        if scenario.stamped:
+            self.sides.append(StampedLoad(self.operators, scenario.stamped))
+        if scenario.counting:
+            self.sides.append(CountingLoad(self.operators, scenario.counting))
+        if scenario.deciding:
+            self.sides.append(DecidingLoad(self.operators, scenario.deciding))
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
         if dcs > 1:
@@ -265,8 +283,8 @@ class Run:
         self.nemesis.stop()
         self.operators.stopped = True
         self.workload.stop()
-        if self.stamped is not None:
-            self.stamped.stopped = True
+        for side in self.sides:
+            side.stopped = True
         for name in self.cluster.in_service():
             if not self.cluster.processes[name].alive:
                 self.cluster.start_node(name)
@@ -279,7 +297,7 @@ class Run:
         newest = cluster.newest
         if newest.operations or not self.workload.idle or not self.operators.idle:
             return False
-        if self._voters() or (self.stamped is not None and not self.stamped.idle):
+        if self._voters() or not all(side.idle for side in self.sides):
             return False
         for name in cluster.in_service():
             node = cluster.nodes.get(name)
@@ -328,8 +346,8 @@ class Run:
             if self._has_replicas(self.cluster.scope_of(name)):
                 requests += self.workload.final_reads(Consistency.LOCAL_QUORUM)
             self._perform(name, requests)
-        if self.stamped is not None:
-            self.stamped.read_all(names)
+        for side in self.sides:
+            side.read_all(names)
 
     def _has_replicas(self, dc: str) -> bool:
         """Whether quorums of the data centre have replicas; "" is none, for its quorums are those of all."""
@@ -392,8 +410,8 @@ class Run:
 
     def _judge(self) -> None:
         self.judged = check_registers(self.cluster.history.events, self.workload.load.rows)
-        if self.stamped is not None:
-            self.judged += self.stamped.judge()
+        for side in self.sides:
+            self.judged += side.judge()
         self.watch.inspect("REP-1", self.cluster.newest)
         if self.schema_operators is not None:
             self.schema_operators.judge(self.watch.log.values)

@@ -4,18 +4,23 @@ Invariant: nothing in the product knows of them; each plant replaces named attri
 run, and undoes it. A plant that no seed finds says that either a checker or a fault is missing.
 """
 
+from lockstep.sim.planted.counters import COUNTERS
 from lockstep.sim.planted.data import DATA
+from lockstep.sim.planted.decisions import DECISIONS
 from lockstep.sim.planted.log import LOG
 from lockstep.sim.planted.plant import Planted
+from lockstep.sim.planted.purging import DIRECTED as _PURGING_DIRECTED
+from lockstep.sim.planted.purging import PURGING
 from lockstep.sim.planted.service import SERVICE
 from lockstep.sim.planted.sessions import DIRECTED as _DIRECTED
 from lockstep.sim.planted.sessions import SESSIONS
 from lockstep.sim.planted.topology import TOPOLOGY
 
 REGISTRY: dict[str, Planted] = {
-    planted.name: planted for planted in (*DATA, *TOPOLOGY, *SESSIONS, *LOG, *SERVICE)
+    planted.name: planted
+    for planted in (*DATA, *COUNTERS, *DECISIONS, *TOPOLOGY, *SESSIONS, *LOG, *SERVICE, *PURGING)
 }
 #: Those that a test brings about, for runs of seeds reach them too seldom.
-DIRECTED: dict[str, Planted] = {planted.name: planted for planted in _DIRECTED}
+DIRECTED: dict[str, Planted] = {planted.name: planted for planted in (*_DIRECTED, *_PURGING_DIRECTED)}
 
 __all__ = ["DIRECTED", "REGISTRY", "Planted"]
