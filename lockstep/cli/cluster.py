@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from lockstep.local.clusters import LocalCluster
 
 
+#: What `create --auth` sets.
+_AUTH = ("auth.authenticator=password", "auth.authorizer=role-based")
+
+
 @click.group()
 def cluster() -> None:
     """Clusters of real node processes on this machine, at 127.0.0.1, 127.0.0.2, …"""
@@ -27,9 +31,18 @@ def cluster() -> None:
     "--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting for all nodes."
 )
 @click.option("--first-address", default="127.0.0.1", show_default=True, help="Address of the first node.")
+@click.option(
+    "--auth", is_flag=True, help="Clients log in, first as cassandra/cassandra, and need permissions."
+)
 @click.option("--start/--no-start", "begin", default=True, show_default=True, help="Start it as well.")
 def create(
-    name: str, nodes: int, dcs: tuple[str, ...], assignments: tuple[str, ...], first_address: str, begin: bool
+    name: str,
+    nodes: int,
+    dcs: tuple[str, ...],
+    assignments: tuple[str, ...],
+    first_address: str,
+    auth: bool,
+    begin: bool,
 ) -> None:
     """Create the cluster NAME and start it."""
     from lockstep.local.clusters import LocalCluster
@@ -38,7 +51,7 @@ def create(
         name,
         nodes,
         dcs=[_dc(text) for text in dcs],
-        settings=_settings(assignments),
+        settings=_settings((*_AUTH, *assignments) if auth else assignments),
         first_address=first_address,
     )
     if begin:
@@ -52,7 +65,8 @@ def create(
             if (first, content.admin_port) == ("127.0.0.1", 7080)
             else f" --host {first}:{content.admin_port}"
         )
-        click.echo(f"\n  cqlsh {first} {content.cql_port}\n  lockstep status{admin}")
+        login = " -u cassandra -p cassandra" if auth else ""
+        click.echo(f"\n  cqlsh{login} {first} {content.cql_port}\n  lockstep status{admin}")
     else:
         click.echo(f"\n  lockstep cluster start {name}")
 

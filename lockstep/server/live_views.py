@@ -115,7 +115,7 @@ class LiveTables:
             view(
                 "clients",
                 "address inet; port int; connection_stage text; driver_name text; driver_version text; "
-                "keyspace_name text; protocol_version int; request_count bigint",
+                "keyspace_name text; protocol_version int; request_count bigint; username text",
                 ("address",),
                 ("port",),
                 self._client_rows,
@@ -179,6 +179,7 @@ class LiveTables:
 
     def _client_rows(self) -> Iterator[VirtualRow]:
         for client in self._clients():
+                "username": (session.user or "anonymous") if session is not None else None,
             session = client.session
             yield {
                 "address": client.peer[0],

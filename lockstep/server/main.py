@@ -19,7 +19,7 @@ from lockstep.node.configuration import Configuration, parse
 from lockstep.node.node import Node
 from lockstep.node.processors.kinds import BUILT_IN, ENTRY_POINT_GROUP, RAFT, Factory, from_entry_points
 from lockstep.runtime.ports import Runtime
-from lockstep.runtime.real import claim, real_runtime, require_free, run
+from lockstep.runtime.real import claim, real_runtime, require_free, require_usable, run
 from lockstep.server.admin_door import serve_admin
 from lockstep.server.cql_server import CqlServer
 from lockstep.server.log import LineLog
@@ -60,10 +60,13 @@ def read_configuration(arguments: Sequence[str]) -> Configuration:
 
 
 def _run_alone(configuration: Configuration) -> int:
-    """Claim the directory and see that the ports are free, before anything is written or anyone is told."""
+    """Claim the directory and see that ports and certificates can be used, before anything is written."""
     network = configuration.network
     for port in (network.internode_port, network.cql_port, network.admin_port):
         require_free(network.address, port)
+    for tls in (configuration.tls.files, configuration.tls.internode_files):
+        if tls is not None:
+            require_usable(tls)
     held = claim(configuration.node.data_directory)
     try:
         return run(lambda: _serve(configuration))

@@ -34,6 +34,7 @@ from lockstep.cql.wire.frames import Envelope, EnvelopeReader, encode_request
 from lockstep.cql.wire.messages import QueryParameters, Value
 from lockstep.cql.wire.segments import SegmentReader, encode_segments
 from lockstep.values.errors import (
+    BadCredentials,
     ConfigurationInvalid,
     InvalidRequest,
     LockstepError,
@@ -47,6 +48,7 @@ from lockstep.values.errors import (
     RequestError,
     ServerFault,
     SyntaxError_,
+    Unauthorized,
     Unavailable,
     Unprepared,
     WriteFailure,
@@ -58,18 +60,32 @@ from lockstep.values.limits import SPARK_CONNECTIONS_IDLE_MAX, SPARK_REQUESTS_IN
 _RECEIVE_BYTES: Final = 256 * 1024
 _BOOTSTRAPPING: Final = 0x1002
 _PLAIN_ERRORS: Final = {
+    0x0100: BadCredentials,
     0x1001: Overloaded,
     _BOOTSTRAPPING: Overloaded,
     0x2000: SyntaxError_,
+    0x2100: Unauthorized,
     0x2200: InvalidRequest,
     0x2300: ConfigurationInvalid,
     ERROR_PROTOCOL: ProtocolViolation,
 }
 
 
+class Login(msgspec.Struct, frozen=True, order=True):
+    """Who to be, if the server asks; `ca`: the PEM file of who signed the server's certificate, for TLS."""
+
+    user: str = ""
+    password: str = ""
+    ca: str = ""
+
+    def __repr__(self) -> str:
+        return f"Login({self.user!r})"
+
+
 class Endpoint(msgspec.Struct, frozen=True, order=True):
     host: str
     port: int
+    login: Login = Login()
 
 
 class Statement(msgspec.Struct, frozen=True):
@@ -112,13 +128,26 @@ class CqlConnection:
                 if body.code == ERROR_PROTOCOL and version != VERSION_4:
                     continue
                 raise error_of(body)
-            if not isinstance(body, wire.Ready):
+            if not isinstance(body, wire.Ready | wire.Authenticate):
                 connection.close()
                 raise ServerFault(f"{endpoint.host} answered STARTUP with {type(body).__name__}")
             if uses_segments(version):
                 connection._segments = SegmentReader()
+            if isinstance(body, wire.Authenticate):
+                connection._log_in()
             return connection
         raise AssertionError("version 4 either works or raises")
+
+    def _log_in(self) -> None:
+        """BadCredentials when the server does not let the user in."""
+        login = self.endpoint.login
+        token = f"\x00{login.user}\x00{login.password}".encode()
+        body = self.request(Opcode.AUTH_RESPONSE, wire.auth_response(token))
+        if not isinstance(body, wire.AuthSuccess):
+            self.close()
+            if isinstance(body, wire.ErrorResponse):
+                raise error_of(body)
+            raise ServerFault(f"{self.endpoint.host} answered a login with {type(body).__name__}")
 
     @property
     def in_flight(self) -> int:
@@ -214,6 +243,8 @@ class CqlConnection:
                 (self.endpoint.host, self.endpoint.port), timeout=self._timeout_s
             )
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.endpoint.login.ca:
+                self._socket = _encrypted(self._socket, self.endpoint.login.ca)
         except OSError as error:
             self.close()
             raise PeerUnreachable(
@@ -242,6 +273,16 @@ class CqlConnection:
         if isinstance(error, TimeoutError):
             return PeerTimeout(f"{self.endpoint.host} did not answer within {self._timeout_s:g} s")
         return PeerUnreachable(f"the connection to {self.endpoint.host}:{self.endpoint.port} failed: {error}")
+
+
+def _encrypted(plain: socket.socket, ca: str) -> socket.socket:
+    """OSError when the certificate is not one that `ca` signed; which node it names is not looked at."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(ca)
+    return context.wrap_socket(plain)
 
 
 class ConnectionPool:

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from lockstep.spark.columns import DECIMAL_DIGITS, DECIMAL_SCALE_DEFAULT
-from lockstep.spark.cql_client import Endpoint
+from lockstep.spark.cql_client import Endpoint, Login
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX, SPARK_REQUESTS_IN_FLIGHT_MAX
@@ -48,10 +48,19 @@ class Options(msgspec.Struct, frozen=True):
     concurrent_writes: int = 64
     ignore_nulls: bool = False
     write_time_us: int = 0
+    user: str = ""
+    password: str = ""
+    ca: str = ""
+
+    def __repr__(self) -> str:
+        return f"Options({self.keyspace}.{self.table} at {', '.join(self.hosts)})"
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        return [Endpoint(host, self.port) for host in self.hosts]
+        return [self.endpoint(host) for host in self.hosts]
+
+    def endpoint(self, host: str) -> Endpoint:
+        return Endpoint(host, self.port, Login(self.user, self.password, self.ca))
 
     @property
     def timeout_s(self) -> float:
@@ -109,6 +118,9 @@ _KNOWN: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "requestTimeoutMs": ("timeout_ms", _count(1, _TIMEOUT_MS_MAX)),
     "concurrentWrites": ("concurrent_writes", _count(1, SPARK_REQUESTS_IN_FLIGHT_MAX)),
     "ignoreNulls": ("ignore_nulls", _flag),
+    "user": ("user", _text),
+    "password": ("password", _text),
+    "tlsCa": ("ca", _text),
     "writeTimeMicros": ("write_time_us", _count(1, _WRITE_TIME_MAX)),
 }
 _BY_LOWER: Final = {name.lower(): name for name in _KNOWN}

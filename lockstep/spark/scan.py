@@ -45,7 +45,7 @@ class Hosts:
         others = (host.address for host in self._ring.hosts)
         known = dict.fromkeys((*first, *others, *self._options.hosts))
         calm = [host for host in known if host not in self._failed]
-        return [Endpoint(host, self._options.port) for host in (*calm, *self._failed)]
+        return [self._options.endpoint(host) for host in (*calm, *self._failed)]
 
     def failed(self, host: str) -> None:
         """Ask that host last from now on, and look at the ring again: it may have changed."""

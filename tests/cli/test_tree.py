@@ -101,12 +101,13 @@ def test_cluster_commands_work_on_the_directory(tmp_path: Path, monkeypatch: pyt
     assert "lockstep cluster create" in run("cluster", "list").output
     created = run(
         "cluster", "create", "try", "--dc", "a:2", "--dc", "b:1", "--no-start",
-        "--set", "log.format=json", "--set", "raft.tick_ms=20",
+        "--set", "log.format=json", "--set", "raft.tick_ms=20", "--auth",
     )  # fmt: skip
     assert created.exit_code == 0, created.output
     text = (tmp_path / "clusters" / "try" / "n3" / "lockstep.toml").read_text()
     assert 'format = "json"' in text
     assert "tick_ms = 20" in text
+    assert 'authenticator = "password"' in text and 'authorizer = "role-based"' in text
     listed = json.loads(run("cluster", "list", "-o", "json").stdout)
     assert [(row["node"], row["dc"], row["state"]) for row in listed["nodes"]] == [
         ("n1", "a", "stopped"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from cassandra.cluster import Cluster, ExecutionProfile, NoHostAvailable, Sessio
 from cassandra.policies import FallthroughRetryPolicy, WhiteListRoundRobinPolicy
 from cassandra.query import BatchStatement, tuple_factory
 
+from lockstep.spark.cql_client import CqlConnection, Endpoint, Login
+from lockstep.values.errors import BadCredentials, PeerUnreachable
 from tests.server.certificates import Authority
-from tests.server.parts import CQL_PORT, Nodes, nodes
+from tests.server.parts import CQL_PORT, INTERNODE_PORT, Nodes, nodes
 
 SIMPLE = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
 DENIED = "User {} has no {} permission on {} or any of its parents"
@@ -27,9 +30,10 @@ DENIED = "User {} has no {} permission on {} or any of its parents"
 class Place:
     """The cluster, its authority, and sessions that are closed at the end."""
 
-    def __init__(self, cluster: Nodes, authority: Authority) -> None:
+    def __init__(self, cluster: Nodes, authority: Authority, directory: Path) -> None:
         self.cluster = cluster
         self.authority = authority
+        self.directory = directory
         self._drivers: list[Cluster] = []
 
     def driver(self, user: str, password: str = "", *, node: int = 0, **settings: Any) -> Cluster:
@@ -52,7 +56,8 @@ class Place:
         return made
 
     def session(self, user: str, password: str = "", *, node: int = 0) -> Session:
-        return self.driver(user, password, node=node, protocol_version=5).connect()
+        quick: dict[str, Any] = {"schema_metadata_enabled": False, "token_metadata_enabled": False}
+        return self.driver(user, password, node=node, protocol_version=5, **quick).connect()
 
     def close(self) -> None:
         for driver in self._drivers:
@@ -81,7 +86,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         "tls_internode_ca": str(authority.certificate),
     }
     with nodes(directory, 3, **settings) as cluster:
-        made = Place(cluster, authority)
+        made = Place(cluster, authority, directory)
         yield made
         made.close()
         assert not cluster.escaped
@@ -147,7 +152,7 @@ def test_a_role_that_may_not_log_in(place: Place, root: Session) -> None:
 
 
 def test_what_is_not_tls_is_closed(place: Place) -> None:
-    plain = Cluster([place.cluster.members[0].address], port=CQL_PORT, connect_timeout=3)
+    plain = Cluster([place.cluster.members[0].address], port=CQL_PORT, connect_timeout=1)
     with pytest.raises(NoHostAvailable):
         plain.connect()
     plain.shutdown()
@@ -391,3 +396,47 @@ def test_passwords_are_not_traced(root: Session) -> None:
     trace = root.execute(statement, trace=True).get_query_trace(10)
     told = str(trace.parameters) + "".join(event.description for event in trace.events)
     assert "very-secret" not in told and "'***'" in told
+
+
+def test_a_client_of_jobs_logs_in_over_tls(place: Place, root: Session) -> None:
+    def open_as(user: str, password: str, ca: str) -> CqlConnection:
+        address = place.cluster.members[0].address
+        return CqlConnection.open(Endpoint(address, CQL_PORT, Login(user, password, ca)), 5.0)
+
+    ca = str(place.authority.certificate)
+    connection = open_as("cassandra", "cassandra", ca)
+    assert connection.query("SELECT id FROM shop.orders WHERE id = 1") == [{"id": 1}]
+    assert connection.is_quiet()
+    connection.close()
+    with pytest.raises(BadCredentials):
+        open_as("cassandra", "wrong", ca)
+    with pytest.raises(PeerUnreachable):
+        open_as("cassandra", "cassandra", str(Authority(place.directory, "stranger").certificate))
+
+
+def test_of_a_grant_and_a_drop_at_once_one_wins(place: Place, root: Session) -> None:
+    """Whatever the order is, no grant stays behind for a role that is gone."""
+    others = [place.session("cassandra", node=node) for node in (1, 2)]
+    for number in range(6):
+        name = f"racer{number}"
+        root.execute(f"CREATE ROLE {name}")
+        dropping = others[0].execute_async(f"DROP ROLE {name}")
+        granting = others[1].execute_async(f"GRANT SELECT ON shop.orders TO {name}")
+        dropping.result()
+        try:
+            granting.result()
+        except InvalidRequest as error:
+            assert f"Role {name} doesn't exist" in str(error)
+    for member in place.cluster.members:
+        access = member.node.cluster.access
+        access.validate()
+        assert not [grant for grant in access.listed_grants() if grant.role.startswith("racer")]
+
+
+def test_a_stranger_is_no_node(place: Place) -> None:
+    """Who has no certificate of the authority does not even get to say hello on the nodes' port."""
+    address = (place.cluster.members[0].address, INTERNODE_PORT)
+    context = trusting(place.authority)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with socket.create_connection(address, timeout=5) as plain, pytest.raises(ssl.SSLError):
+        context.wrap_socket(plain)

@@ -7,6 +7,6 @@ tests) import it, and the simulator reuses its task owner.
 
 from lockstep.runtime.real.directory import claim
 from lockstep.runtime.real.family import real_runtime, run
-from lockstep.runtime.real.network import require_free
+from lockstep.runtime.real.network import require_free, require_usable
 
-__all__ = ["claim", "real_runtime", "require_free", "run"]
+__all__ = ["claim", "real_runtime", "require_free", "require_usable", "run"]

@@ -78,6 +78,11 @@ class RealNetwork:
         return transport, made
 
 
+def require_usable(tls: Tls) -> None:
+    """ConfigurationError when a file that `listen` or `connect` would need cannot be used."""
+    _context(tls, listens=True)
+
+
 def _context(tls: Tls, *, listens: bool) -> ssl.SSLContext:
     """What Python's ssl makes of the files; loaded only where connections are encrypted."""
     import ssl
