@@ -22,6 +22,7 @@ from lockstep.replication.stream_progress import StreamProgress
 from lockstep.replication.stream_target import StreamClient
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.model import Replication
+from lockstep.storage.companions import ballots_of
 from lockstep.storage.engine import StorageEngine
 from lockstep.topology.stages import STREAMING, Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
@@ -220,7 +221,7 @@ class WorkService:
             raise PeerUnreachable(
                 f"too few live replicas of ({starved.range.left}, {starved.range.right}] to stream from"
             )
-        progress.expected = sum(
+        progress.expected = 2 * sum(
             len(task.sources) * len(table_ids(cluster, task.replication)) for task in tasks
         )
         gate = asyncio.Semaphore(STREAMS_AT_ONCE_MAX)
@@ -257,14 +258,16 @@ class WorkService:
             if cluster.table(table) is None:
                 return
             node = cluster.directory.by_id[source]
-            await self._streams.stream_range(
-                source=(node.address, node.internode_port),
-                session_id=operation.session_id,
-                table_id=table,
-                range=task.range,
-                epoch=operation.stage_epoch,
-                progress=progress,
-            )
+            # Ballots first: what they call decided is then in the rows that follow.
+            for stored in (ballots_of(table), table):
+                await self._streams.stream_range(
+                    source=(node.address, node.internode_port),
+                    session_id=operation.session_id,
+                    table_id=stored,
+                    range=task.range,
+                    epoch=operation.stage_epoch,
+                    progress=progress,
+                )
 
     def _forget_closed(self, _before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
         if not self._running:

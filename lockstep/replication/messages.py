@@ -54,13 +54,15 @@ class StreamOpen(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamOpened(msgspec.Struct, frozen=True, array_like=True):
-    """`total_bytes` is an estimate of the whole range's content; `part_bytes` the largest part to ask for."""
+    """`total_bytes` is an estimate of the whole range's content; `part_bytes` the largest part to ask for.
+    `empty`: there is nothing, and no stream to ask."""
 
     stream_id: int
     epoch: int
     total_bytes: int
     file_bytes: int
     part_bytes: int
+    empty: bool = False
 
 
 class StreamNextFile(msgspec.Struct, frozen=True, array_like=True):

@@ -162,6 +162,10 @@ class StreamService:
         if not self._metadata().session_open(request.session_id):
             fragments.close()
             raise SessionClosed(f"session {request.session_id} was closed")
+        if not self._engine.estimated_bytes(request.table_id, tokens, 1)[1]:
+            fragments.close()
+            self._runtime.probes.reach("stream.source.empty")
+            return StreamOpened(0, self._metadata().epoch, 0, self._file_bytes, STREAM_PART_BYTES, empty=True)
         clock = self._runtime.clock
         view = StreamView(request.session_id, peer.endpoint, "out", request.table_id, tokens, clock)
         view.file_bytes = self._file_bytes

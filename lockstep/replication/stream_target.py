@@ -232,6 +232,8 @@ class StreamClient:
             self._runtime.probes.reach("stream.target.resumed")
         if not copy.position.stream_id:
             await self._open(copy)
+            if copy.position.done:
+                return
         arrived: asyncio.Queue[StreamFile] = asyncio.Queue(1)
         try:
             async with asyncio.TaskGroup() as both:
@@ -246,6 +248,9 @@ class StreamClient:
         request = StreamOpen(key.session_id, key.table_id, key.left, key.right, copy.epoch, position.next_key)
         opened: StreamOpened = await self._ask(key, verbs.STREAM_OPEN, request)
         self._guards.require(key.session_id)
+        if opened.empty:
+            copy.position = replace(position, done=True)
+            return
         copy.position = replace(
             position,
             stream_id=opened.stream_id,

@@ -58,9 +58,13 @@ class Selects:
         notes = Notes()
         taken = NOTES.set(notes)
         try:
-            return await self._noted(notes, version, statement, values, context, parameters, execute)
-        finally:
+            found = await self._noted(notes, version, statement, values, context, parameters, execute)
+        except Exception:
             NOTES.reset(taken)
+            raise
+        # Not when the task is thrown away: that happens in a context of someone else.
+        NOTES.reset(taken)
+        return found
 
     async def _noted(
         self,

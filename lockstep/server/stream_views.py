@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from lockstep.replication.stream_progress import StreamView
 from lockstep.server.samples import Sample
 from lockstep.server.virtual_rows import VirtualRow
+from lockstep.storage.companions import table_of
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
 
 COLUMNS = (
-    "session text; direction text; peer inet; peer_port int; table_id int; start_token bigint; "
+    "session text; direction text; peer inet; peer_port int; table_id bigint; start_token bigint; "
     "end_token bigint; keyspace_name text; table_name text; files_done int; files_total int; bytes bigint; "
     "total_bytes bigint; rate_bytes_s bigint; left_s bigint; since timestamp"
 )
@@ -31,7 +32,7 @@ def stream_rows(node: Node) -> Iterator[VirtualRow]:
         for table in keyspace.tables
     }
     for one in _views(node):
-        keyspace, table = names.get(one.table_id, (None, None))
+        keyspace, table = names.get(table_of(one.table_id), (None, None))
         yield {
             "session": one.session_id,
             "direction": one.direction,

@@ -17,14 +17,16 @@ from lockstep.values.errors import ConfigurationError
 
 
 class LoopbackNetwork:
-    async def listen(self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> Any:
+    async def listen(
+        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: None = None
+    ) -> Any:
         try:
             return await asyncio.get_running_loop().create_server(protocol, host, port)
         except OSError as error:
             raise ConfigurationError(str(error)) from error
 
     async def connect(
-        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol]
+        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: None = None
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         return await asyncio.get_running_loop().create_connection(protocol, host, port)  # type: ignore[return-value]
 

@@ -1,0 +1,116 @@
+"""Clients that compare and set registers, by conditional writes and serial reads.
+
+Invariant: a value is written by one request only, so whoever sees it knows which took effect.
+"""
+
+from __future__ import annotations
+
+from lockstep.cql.wire import client as wire
+from lockstep.schema.changes import NewColumn
+from lockstep.schema.model import ColumnKind
+from lockstep.sim.checkers.decisions import Decided, check_decisions
+from lockstep.sim.cql_client import CqlClient
+from lockstep.sim.door import KEYSPACE
+from lockstep.sim.history import Outcome
+from lockstep.sim.operators import Operators
+from lockstep.sim.side_load import SideClient, SideLoad
+from lockstep.values.ids import Consistency
+
+TABLE = "decided"
+_KEYS = tuple(b"d%d" % number for number in range(3))
+_COMMIT_LEVELS = (Consistency.QUORUM, Consistency.QUORUM, Consistency.ONE, Consistency.ANY)
+_INSERT = f"INSERT INTO {KEYSPACE}.{TABLE} (pk, v) VALUES (?, ?) IF NOT EXISTS"
+_UPDATE = f"UPDATE {KEYSPACE}.{TABLE} SET v = ? WHERE pk = ? IF v = ?"
+_SELECT = f"SELECT v FROM {KEYSPACE}.{TABLE} WHERE pk = ?"
+_COLUMNS = (
+    NewColumn("pk", "blob", ColumnKind.PARTITION_KEY, 0),
+    NewColumn("v", "blob"),
+)
+
+
+class DecidingLoad(SideLoad):
+    def __init__(self, operators: Operators, clients: int) -> None:
+        super().__init__(operators, TABLE, _COLUMNS, "decide", clients, 5)
+        self.events: list[Decided] = []
+        #: What each key held when it was last heard of.
+        self.known: dict[bytes, bytes | None] = dict.fromkeys(_KEYS)
+        self._written = 0
+
+    def make_client(self, name: str, dc: str) -> SideClient:
+        return _Client(self, name, dc)
+
+    def next_value(self, name: str) -> bytes:
+        self._written += 1
+        return f"{self._written}/{name}".encode()
+
+    def judge(self) -> int:
+        judged = check_decisions(self.events)
+        for event in self.events:
+            if event.wrote is not None and event.outcome is Outcome.OK:
+                self.cluster.fact("a decision applied" if event.applied else "a decision refused")
+            elif event.outcome is Outcome.UNKNOWN:
+                self.cluster.fact("a decision with an unknown outcome")
+        return judged
+
+
+class _Client(SideClient):
+    def __init__(self, load: DecidingLoad, name: str, dc: str) -> None:
+        super().__init__(load, name, dc)
+        self._deciding = load
+
+    async def ask(self, session: CqlClient) -> None:
+        key, draw = self.draw.choice(_KEYS), self.draw
+        if draw.random() < 0.35:
+            await self._read(session, key)
+            return
+        known = self._deciding.known[key]
+        value = self._deciding.next_value(self.name)
+        level = draw.choice(_COMMIT_LEVELS)
+        if known is None:
+            await self._write(session, key, _INSERT, [key, value], level, None, value)
+        else:
+            await self._write(session, key, _UPDATE, [value, key, known], level, known, value)
+
+    async def last_asks(self, session: CqlClient) -> bool:
+        for key in _KEYS:
+            if not await self._read(session, key):
+                return False
+        return True
+
+    async def _write(
+        self,
+        session: CqlClient,
+        key: bytes,
+        text: str,
+        values: list[bytes],
+        level: Consistency,
+        expected: bytes | None,
+        wrote: bytes,
+    ) -> None:
+        start_ns = self.cluster.world.now_ns
+        outcome, found, error = await self.execute(session, text, values, level)
+        applied, seen = False, None
+        if outcome is Outcome.OK:
+            assert isinstance(found, wire.RowsResult)
+            applied = found.rows[0][0] == b"\x01"
+            # A row that is not there is told without columns; the value is the last of those there are.
+            seen = found.rows[0][-1] if len(found.rows[0]) > 1 else None
+            self._deciding.known[key] = wrote if applied else seen
+        event = Decided(
+            self.name, key, start_ns, self.cluster.world.now_ns, outcome, expected, wrote, applied, seen
+        )
+        self._deciding.events.append(event)
+        self.cluster.tell(self.name, f"{event.text()} {level.name} {error}")
+
+    async def _read(self, session: CqlClient, key: bytes) -> bool:
+        start_ns = self.cluster.world.now_ns
+        outcome, found, error = await self.execute(session, _SELECT, [key], Consistency.SERIAL)
+        seen = None
+        if outcome is Outcome.OK:
+            assert isinstance(found, wire.RowsResult)
+            seen = found.rows[0][0] if found.rows else None
+            self._deciding.known[key] = seen
+        event = Decided(self.name, key, start_ns, self.cluster.world.now_ns, outcome, seen=seen)
+        self._deciding.events.append(event)
+        self.cluster.tell(self.name, f"{event.text()} {error}")
+        return outcome is Outcome.OK

@@ -1,0 +1,84 @@
+"""Planted bugs of conditional writes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+
+from lockstep.consensus import paxos
+from lockstep.consensus.paxos import Acceptor, Fate, Proposal
+from lockstep.node import work as work_module
+from lockstep.replication import conditional as conditional_module
+from lockstep.replication.ballots import BallotService
+from lockstep.sim.planted.plant import Planted
+from lockstep.sim.replaced import replaced
+from lockstep.values.ids import Consistency
+
+
+def _promise_forgotten() -> contextlib.AbstractContextManager[None]:
+    """An acceptor takes whatever is proposed, also under a ballot older than its promise."""
+
+    def accept(state: Acceptor, proposal: Proposal) -> tuple[Acceptor, bool]:
+        return msgspec.structs.replace(state, accepted=proposal), True
+
+    return replaced((paxos, "accept", accept))
+
+
+def _accepted_ignored() -> contextlib.AbstractContextManager[None]:
+    """A proposer does not finish what others had accepted before it."""
+    original = paxos.judge
+
+    def judge(states: Any) -> Any:
+        return msgspec.structs.replace(original(states), in_progress=None)
+
+    return replaced((paxos, "judge", judge))
+
+
+def _decided_not_brought() -> contextlib.AbstractContextManager[None]:
+    """A proposer goes on although what was decided last is known to a few acceptors only."""
+    original = paxos.judge
+
+    def judge(states: Any) -> Any:
+        return msgspec.structs.replace(original(states), lacking=())
+
+    return replaced((paxos, "judge", judge))
+
+
+def _ballots_not_durable() -> contextlib.AbstractContextManager[None]:
+    """An acceptor answers before the disk has its ballots."""
+    original = BallotService._keep
+
+    def keep(self: Any, place: Any, before: Any, after: Any) -> int:
+        original(self, place, before, after)
+        return 0
+
+    return replaced((BallotService, "_keep", keep))
+
+
+def _ballots_not_moved() -> contextlib.AbstractContextManager[None]:
+    """A replica that gains a range gets its rows, and not its ballots."""
+    return replaced((work_module, "ballots_of", lambda table_id: table_id))
+
+
+def _fate_unheard() -> contextlib.AbstractContextManager[None]:
+    """A proposer that lost sight of its proposal takes it for one that never takes effect."""
+    return replaced((paxos, "fate", lambda own, committed: Fate.LOST))
+
+
+def _one_voter() -> contextlib.AbstractContextManager[None]:
+    """One replica decides."""
+    counted = {Consistency.SERIAL: Consistency.ONE, Consistency.LOCAL_SERIAL: Consistency.ONE}
+    return replaced((conditional_module, "_COUNTED_AS", counted))
+
+
+DECISIONS = (
+    Planted("promise_forgotten", "two proposals are decided at once", "lwt", _promise_forgotten),
+    Planted("accepted_ignored", "what was decided is decided again", "lwt", _accepted_ignored),
+    Planted("decided_not_brought", "a decision is made without an earlier one", "lwt", _decided_not_brought),
+    Planted("ballots_not_durable", "a power loss takes promises back", "lwt", _ballots_not_durable),
+    Planted("ballots_not_moved", "new replicas do not know of promises", "lwt", _ballots_not_moved),
+    Planted("fate_unheard", "not applied is said of what was applied", "lwt", _fate_unheard),
+    Planted("one_voter", "two coordinators decide apart", "lwt", _one_voter),
+)
