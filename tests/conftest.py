@@ -1,8 +1,37 @@
-"""What holds for the whole suite."""
+"""What holds for the whole suite: in which order its modules are run, and by which process."""
 
 from __future__ import annotations
 
 import gc
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+#: Rooms whose modules take long: they come first, and no process is left alone with one at the end.
+LONG = ("spark", "docs", "sim", "acceptance", "node", "server", "local")
+#: The modules of this room share a cluster and a Java runtime, so one process does them all.
+SHARING = "tests/spark"
+
+
+class Scheduling(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        module = str(super()._split_scope(nodeid))
+        return SHARING if module.startswith(f"{SHARING}/") else module
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+    if config.getoption("dist") != "loadfile":
+        return None
+    # Else modules with few tests come last, and these are often the long ones.
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"tests/{room}": place for place, room in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.nodeid.rpartition("/test_")[0], len(LONG)))
 
 
 def pytest_collection_finish() -> None:

@@ -20,7 +20,7 @@ EVENT_ROWS = 6000
 EVENTS_PER_DAY = 20
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes with keyspace shop (three replicas) and table events (EVENT_ROWS rows)."""
     home = tmp_path_factory.mktemp("clusters")
@@ -42,7 +42,7 @@ def event_rows() -> Iterator[tuple[int, int, str]]:
         yield number // EVENTS_PER_DAY, number % EVENTS_PER_DAY, f"event {number}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session that nothing in the surrounding environment changes."""
     from lockstep.spark.session import local_session
