@@ -241,9 +241,9 @@ class Cluster:
         self._disturbed = False
 
     def settle(self, timeout_s: float = _SETTLE_S) -> None:
-        """Until every running node sees every running node as a member in service."""
-        for node in self._running():
-            self.wait_until_seen(node, alive=True, timeout_s=timeout_s)
+        """Until every running node knows which nodes run and which do not. Not for partitions."""
+        for node in self.nodes:
+            self.wait_until_seen(node, alive=node.running, timeout_s=timeout_s)
 
     def wait_until_seen(self, node: Node, *, alive: bool, timeout_s: float) -> None:
         """Until all other running nodes say that `node` is alive, or that it is not. PeerTimeout after that

@@ -11,6 +11,8 @@ from typing import Any
 
 from lockstep.values.errors import ConfigurationError
 
+_PROTOCOL_VERSION = 5
+
 
 def connect(
     contact_points: Sequence[str],
@@ -27,7 +29,7 @@ def connect(
     again within a second, as tests bring them back and do not want to wait.
     """
     try:
-        from cassandra import ConsistencyLevel
+        from cassandra import ConsistencyLevel, ProtocolVersion
         from cassandra.auth import PlainTextAuthProvider
         from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
         from cassandra.policies import ConstantReconnectionPolicy, RoundRobinPolicy, TokenAwarePolicy
@@ -41,6 +43,9 @@ def connect(
             consistency_level=ConsistencyLevel.QUORUM,
         )
         settings["execution_profiles"] = {EXEC_PROFILE_DEFAULT: profile}
+    # The newest that nodes speak: a driver finds out by being refused, and logs each time.
+    spoken = [version for version in ProtocolVersion.SUPPORTED_VERSIONS if version <= _PROTOCOL_VERSION]
+    settings.setdefault("protocol_version", max(spoken))
     settings.setdefault("reconnection_policy", ConstantReconnectionPolicy(0.5, max_attempts=None))
     if user and "auth_provider" not in settings:
         settings["auth_provider"] = PlainTextAuthProvider(user, password)

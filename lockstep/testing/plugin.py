@@ -100,10 +100,10 @@ def lockstep_keyspace(lockstep_cluster: Cluster) -> Iterator[str]:
     lockstep_cluster.execute(f"DROP KEYSPACE IF EXISTS {name}")
 
 
-@pytest.fixture(scope="session")
-def lockstep_session(lockstep_cluster: Cluster) -> Iterator[Any]:
-    """A session of the installed driver on the shared cluster, for the whole run."""
-    session = lockstep_cluster.connect()
+@pytest.fixture
+def lockstep_session(lockstep_cluster: Cluster, lockstep_keyspace: str) -> Iterator[Any]:
+    """A session of the installed driver, connected to this test's keyspace."""
+    session = lockstep_cluster.connect(lockstep_keyspace)
     yield session
     session.cluster.shutdown()
 
