@@ -42,8 +42,6 @@ _REFUSED = (
     ("functions of users", "CREATE FUNCTION f (a int) CALLED ON NULL INPUT RETURNS int LANGUAGE java AS ''"),
     ("aggregates of users", "CREATE AGGREGATE a (int) SFUNC f STYPE int"),
     ("triggers", "CREATE TRIGGER r ON t USING 'x'"),
-    ("roles", "CREATE ROLE r"),
-    ("permissions", "GRANT SELECT ON t TO r"),
     ("compact tables", "CREATE TABLE u (k int PRIMARY KEY) WITH COMPACT STORAGE"),
     ("column masks in tables", "CREATE TABLE u (k int PRIMARY KEY, v text MASKED WITH DEFAULT)"),
     ("other types for columns", "ALTER TABLE t ALTER v TYPE text"),

@@ -25,6 +25,7 @@ from lockstep.metadata.operations import OperationKind
 from lockstep.node.configuration import Configuration
 from lockstep.schema.types import uuid_text
 from lockstep.server.admin import Admin
+from lockstep.server.auth_views import AuthTables
 from lockstep.server.system_local import SystemTables
 from lockstep.server.system_schema import SchemaTables
 from lockstep.server.system_views import ViewTables
@@ -51,6 +52,15 @@ MEANINGS = {
     "network.internode_port": "for other nodes",
     "network.cql_port": "for drivers",
     "network.admin_port": "admin API and metrics",
+    "auth.authenticator": "who clients are: `allow-all`, or `password` (also Cassandra's class names)",
+    "auth.authorizer": "what they may do: `allow-all`, or `role-based` by granted permissions",
+    "tls.certificate": "PEM file; clients then speak TLS",
+    "tls.key": "its key",
+    "tls.client_ca": "PEM file of who signs the certificates of clients",
+    "tls.require_client_auth": "refuse clients without such a certificate",
+    "tls.internode_certificate": "PEM file; nodes then speak TLS with each other, which all must or none",
+    "tls.internode_key": "its key",
+    "tls.internode_ca": "PEM file of who signs the certificates of nodes",
     "placement.dc": "data centre",
     "placement.rack": "rack; replicas are spread over racks",
     "placement.num_tokens": "tokens this node takes when it founds or joins; 0: it only coordinates requests",
@@ -300,6 +310,7 @@ def virtual_tables() -> str:
         *SystemTables(MagicMock(), MagicMock()).tables(),
         *SchemaTables(MagicMock(), MagicMock()).tables(),
         *ViewTables(MagicMock(), MagicMock()).tables(),
+        *AuthTables(MagicMock()).tables(),
     ]
     parts = [
         "# Virtual tables",

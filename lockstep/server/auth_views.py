@@ -21,9 +21,13 @@ class AuthTables:
 
     def tables(self) -> list[VirtualTable]:
         def auth(
-            name: str, columns: str, key: tuple[str, ...], rows: Callable[[], Iterator[VirtualRow]]
+            name: str,
+            columns: str,
+            key: tuple[str, ...],
+            rows: Callable[[], Iterator[VirtualRow]],
+            comment: str,
         ) -> VirtualTable:
-            return define("system_auth", name, columns, key[:1], key[1:], rows)
+            return define("system_auth", name, columns, key[:1], key[1:], rows, comment=comment)
 
         return [
             auth(
@@ -31,21 +35,36 @@ class AuthTables:
                 "role text; can_login boolean; is_superuser boolean; member_of set<text>; salted_hash text",
                 ("role",),
                 self._roles,
+                "Roles; their hashes are for superusers alone",
             ),
-            auth("role_members", "role text; member text", ("role", "member"), self._members),
+            auth(
+                "role_members",
+                "role text; member text",
+                ("role", "member"),
+                self._members,
+                "Who is a member of a role",
+            ),
             auth(
                 "role_permissions",
                 "role text; resource text; permissions set<text>",
                 ("role", "resource"),
                 self._permissions,
+                "What was granted",
             ),
             auth(
                 "resource_role_permissons_index",
                 "resource text; role text",
                 ("resource", "role"),
                 self._by_resource,
+                "Who was granted something",
             ),
-            auth("network_permissions", "role text; dcs set<text>", ("role",), self._places),
+            auth(
+                "network_permissions",
+                "role text; dcs set<text>",
+                ("role",),
+                self._places,
+                "Data centres that roles are bound to",
+            ),
         ]
 
     def _roles(self) -> Iterator[VirtualRow]:
