@@ -21,6 +21,7 @@ from lockstep.schema.objects import Function, Index, View
 from lockstep.server.passwords import Passwords, check_hash
 from lockstep.server.permission_needs import _NEEDS, needs_of
 from lockstep.server.permits import Permits, Session
+from lockstep.server.role_statements import RoleStatements
 from lockstep.values.errors import InvalidRequest, Overloaded, Unauthorized
 from lockstep.values.limits import PASSWORD_CHECKS_QUEUED_MAX, PASSWORDS_KNOWN_MAX
 
@@ -218,3 +219,14 @@ def test_only_so_many_logins_wait(passwords: Passwords) -> None:
 def test_what_is_no_hash_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         check_hash(text)
+
+
+# -- statements about roles ------------------------------------------------------------------------
+
+
+def test_who_is_not_logged_in_changes_no_roles(passwords: Passwords) -> None:
+    absent: Any = None
+    roles = RoleStatements(absent, None, passwords, absent, Schema())
+    for text in ("CREATE ROLE r", "LIST ROLES", "GRANT SELECT ON ks.t TO r"):
+        with pytest.raises(Unauthorized, match="You have to be logged in and not anonymous"):
+            asyncio.run(roles.run(Session(5), prepare(text, None, CATALOG)))
