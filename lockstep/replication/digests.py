@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmh3
 
 from lockstep.replication.messages import ReadReply, ReadRequest
-from lockstep.storage.dead import count_dead
+from lockstep.storage.dead import weigh
 from lockstep.values.codec import encode
 from lockstep.values.rows import ReadResult
 
@@ -23,12 +23,11 @@ def digest_of(result: ReadResult) -> bytes:
 
 def reply_to(request: ReadRequest, accepted_epoch: int, result: ReadResult) -> ReadReply:
     """The answer itself, or its digest where the request wants that of an answer so large."""
-    dead = count_dead(result.partitions, request.command.now_s) if result.partitions else 0
-    over_bytes = request.digest_over_bytes
-    if over_bytes and result.partitions:
-        encoded = encode(result)
-        if len(encoded) > over_bytes:
-            return ReadReply(accepted_epoch, _NOTHING, mmh3.hash_bytes(encoded), dead)
+    if not result.partitions:
+        return ReadReply(accepted_epoch, result)
+    dead, size_bytes = weigh(result.partitions, request.command.now_s)
+    if 0 < request.digest_over_bytes < size_bytes:
+        return ReadReply(accepted_epoch, _NOTHING, digest_of(result), dead)
     return ReadReply(accepted_epoch, result, b"", dead)
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from lockstep.replication import verbs
 from lockstep.replication.digests import digest_of, filled_in
 from lockstep.replication.failure_codes import reasons_of
@@ -50,6 +48,7 @@ class ReadRound:
         "_answers",
         "_asked",
         "_bodies",
+        "_digests",
         "_extra",
         "_extras",
         "_failures",
@@ -88,6 +87,8 @@ class ReadRound:
         #: Who raised StaleEpoch, to catch up from.
         self.stale_source: Address | None = None
         self._answers: dict[NodeId, Answer] = {}
+        #: Whether any answer was a digest.
+        self._digests = False
         #: Nodes being asked or done; a failed one may be asked again after a pause.
         self._asked: dict[NodeId, None] = {}
         self._failures: dict[NodeId, LockstepError] = {}
@@ -144,7 +145,7 @@ class ReadRound:
     def _encoded(self, *, by_digest: bool) -> bytes:
         request = self._request
         if by_digest:
-            request = msgspec.structs.replace(request, digest_over_bytes=DIGEST_OVER_BYTES)
+            request = ReadRequest(request.epoch, request.needs_epoch, request.command, DIGEST_OVER_BYTES)
         body = self._bodies[by_digest] = encode(request)
         return body
 
@@ -196,14 +197,17 @@ class ReadRound:
             return
         answers = self._answers
         answers[context.node] = (context, reply)
-        if reply.digest or len(answers) > 1:
+        if reply.digest:
+            self._digests = True
+        if self._digests:
             self._fill_in()
         if len(answers) >= self._plan.required and self._plan.satisfied_by(answers):
-            digests = [target for target, reply in answers.values() if reply.digest]
-            if digests:
-                self._ask_for_content(digests)
-            else:
-                self._end(None)
+            if self._digests:
+                digests = [target for target, reply in answers.values() if reply.digest]
+                if digests:
+                    self._ask_for_content(digests)
+                    return
+            self._end(None)
 
     def _fill_in(self) -> None:
         """Put answers at hand in the places of digests that stand for them."""

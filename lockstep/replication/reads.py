@@ -102,7 +102,7 @@ class Reads:
             raise Overloaded("too many reads in flight on this node")
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
         page = Page(command)
-        scanned = Scanned(self._thresholds)
+        scanned: Scanned | None = None
         left, after = command.left, command.after
         #: Short rounds in a row of one data range, and those of them that gave no row.
         short = barren = 0
@@ -111,7 +111,11 @@ class Reads:
                 left = max(left, after.token - 1)
             piece = _piece(command, left, after, page.room() << min(short, SHORT_READ_ROUNDS_MAX))
             answers, asked, plan = await self._ask(piece, consistency, deadline_s)
-            scanned.add(plan, answers)
+            for _, reply in answers:
+                if reply.dead:
+                    scanned = scanned or Scanned(self._thresholds)
+                    scanned.add(plan, answers)
+                    break
             partitions, end = await self._reconcile(asked, plan, answers, deadline_s)
             held = page.count()
             page.add(partitions, end)
@@ -141,9 +145,9 @@ class Reads:
             found = first.partitions, first.end if first.more else None
         else:
             found = merge_answers(results, command.reverse)
-        placement = self.plans.placement(command.table_id)
+        placement = self.plans.placement(command.table_id) if differ else None
         repaired = False
-        if differ and placement is not None and placement.repairs:
+        if placement is not None and placement.repairs:
             repaired = True
             await repair(
                 self._writes,

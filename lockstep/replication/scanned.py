@@ -37,8 +37,6 @@ class Scanned:
 
     def add(self, plan: Plan, answers: Iterable[tuple[Target, ReadReply]]) -> None:
         """ReadFailure when any replica has scanned too many by now."""
-        if not any(reply.dead for _, reply in answers):
-            return
         by_node = self._by_node
         for target, reply in answers:
             by_node[target.node] = by_node.get(target.node, 0) + reply.dead

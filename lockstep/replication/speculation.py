@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -26,7 +27,7 @@ from lockstep.values.limits import (
 _GROWTH: Final = 1.2
 _FIRST_MS: Final = 0.1
 _BUCKETS: Final = 76
-_LOG_GROWTH: Final = math.log(_GROWTH)
+_BOUNDS_MS: Final = tuple(_FIRST_MS * _GROWTH**at for at in range(_BUCKETS))
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(p|percentile|ms)\s*", re.ASCII)
 
 
@@ -67,33 +68,44 @@ def policy_of(text: str) -> Policy:
 class Histogram:
     """How long requests took; halved whenever it is full, so that the last ones weigh most."""
 
-    __slots__ = ("_counts", "total")
+    __slots__ = ("_counts", "_known", "_known_at", "total")
 
     def __init__(self) -> None:
         self._counts = [0] * _BUCKETS
         self.total = 0
+        #: Percentiles found since `_known_at` requests were counted.
+        self._known: dict[float, float] = {}
+        self._known_at = 0
 
     def add(self, took_ms: float) -> None:
         self._counts[_bucket(took_ms)] += 1
         self.total += 1
+        if self.total >= self._known_at + LATENCY_SAMPLES_MIN:
+            self._known.clear()
+            self._known_at = self.total
         if self.total >= LATENCY_SAMPLES_MAX:
             self._counts = [count // 2 for count in self._counts]
-            self.total = sum(self._counts)
+            self.total = self._known_at = sum(self._counts)
 
     def percentile(self, percent: float) -> float:
-        """Milliseconds that `percent` of the requests did not take longer than, rounded up to a bucket."""
+        """Milliseconds that `percent` of the requests did not take longer than, rounded up to a bucket; as it
+        was some requests ago."""
+        known = self._known.get(percent)
+        if known is None:
+            known = self._known[percent] = self._walked(percent)
+        return known
+
+    def _walked(self, percent: float) -> float:
         missing = math.ceil(self.total * percent / 100) - self._counts[0]
         at = 0
         while missing > 0:
             at += 1
             missing -= self._counts[at]
-        return _FIRST_MS * _GROWTH**at
+        return _BOUNDS_MS[at]
 
 
 def _bucket(took_ms: float) -> int:
-    if took_ms <= _FIRST_MS:
-        return 0
-    return min(_BUCKETS - 1, math.ceil(math.log(took_ms / _FIRST_MS) / _LOG_GROWTH - 1e-9))
+    return min(_BUCKETS - 1, bisect_left(_BOUNDS_MS, took_ms))
 
 
 class Latencies:

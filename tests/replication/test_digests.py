@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.replication import digests, read_round, verbs
 from lockstep.replication.messages import ReadReply, ReadRequest
-from lockstep.storage.dead import count_dead
+from lockstep.storage.dead import weigh
 from lockstep.storage.reconcile import merge_partitions
 from lockstep.values.errors import CorruptFile, ReadTimeout
 from lockstep.values.ids import Consistency
@@ -203,10 +203,10 @@ def test_what_counts_as_dead() -> None:
     ranges = (RangeDeletion(b"c", b"d", Deletion(1, 5)),)
     static = Row(b"", None, None, (Cell(9, None, 1, 0, 5),))
     partition = Partition(1, key_of(1), Deletion(0, 5), ranges, static, (live, deleted))
-    assert count_dead((partition,), 10) == 4, "a cell, a row, a range and the static cell"
-    assert count_dead((partition,), 50) == 5, "one cell has expired"
+    assert weigh((partition,), 10)[0] == 4, "a cell, a row, a range and the static cell"
+    assert weigh((partition,), 50)[0] == 5, "one cell has expired"
     covered = Partition(1, key_of(1), rows=(Row(b"a", Liveness(3), Deletion(1, 5), (Cell(2, b"v", 3),)),))
-    assert count_dead((covered,), 10) == 0, "a row that was written again"
+    assert weigh((covered,), 10)[0] == 0, "a row that was written again"
 
 
 def test_a_digest_tells_how_much_was_scanned() -> None:

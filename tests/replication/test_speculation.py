@@ -96,10 +96,8 @@ def test_how_long_a_request_waits() -> None:
     assert known.wait_s(1, policy_of("ALWAYS"), 10.0) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("text", "asked", "answered"), [("ALWAYS", 3, True), ("5ms", 3, True), ("NONE", 2, False)]
-)
-def test_a_table_says_when_one_more_replica_is_asked(text: str, asked: int, answered: bool) -> None:
+@pytest.mark.parametrize(("text", "answered"), [("ALWAYS", True), ("5ms", True), ("NONE", False)])
+def test_a_table_says_when_one_more_replica_is_asked(text: str, answered: bool) -> None:
     async def test() -> None:
         wire, nodes = make_nodes(3, with_options(whole_ring(5, [1, 2, 3]), speculative_retry=text))
         give(nodes, upsert(1, b"a", b"x"))
@@ -107,10 +105,10 @@ def test_a_table_says_when_one_more_replica_is_asked(text: str, asked: int, answ
         reading = nodes[0].coordinator.read(read_one(1), QUORUM, 150)
         if answered:
             assert shown(await reading) == [(1, b"a", b"x")]
+            assert len(wire.log) == 2, "this node does not ask itself"
         else:
             with pytest.raises(ReadTimeout):
                 await reading
-        assert 1 + len(wire.log) == asked
         counters = nodes[0].coordinator.extra_requests()
         assert (counters.asked, counters.missed) == (int(answered), 0)
 
