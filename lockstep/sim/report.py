@@ -97,6 +97,14 @@ def reproduce(result: SeedResult) -> str:
     return f"lockstep sim replay {result.seed} --scenario {result.scenario} --trace"
 
 
+def noticed_by(result: SeedResult) -> str:
+    """The invariant that failed; where no checker judged, what the product itself fell over."""
+    traced = result.violation.partition("Traceback (most recent call last):\n")[2]
+    # Lines of frames are indented; what was raised follows them, and may have more lines.
+    raised = [line for line in traced.splitlines() if not line.startswith(" ")]
+    return f"{result.invariant}, {raised[0]}" if raised else result.invariant
+
+
 def failure_text(result: SeedResult) -> str:
     return (
         f"FAILED {result.scenario} seed {result.seed} ({result.digest}) "

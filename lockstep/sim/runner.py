@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from lockstep.sim.planted import REGISTRY
-from lockstep.sim.report import Batch, failure_text, story_text, summary
+from lockstep.sim.report import Batch, failure_text, noticed_by, story_text, summary
 from lockstep.sim.scenario import Run, SeedResult
 from lockstep.sim.scenarios import SCENARIOS
 from lockstep.values.errors import ConfigurationError
@@ -169,7 +169,7 @@ def planted(seeds: int, only: str = "") -> int:
         result = hunt([name], seeds)[name]
         cpu_s = time.process_time() - began
         missed += result is None
-        what = "NOT FOUND" if result is None else f"seed {result.seed}, {result.invariant}"
+        what = "NOT FOUND" if result is None else f"seed {result.seed}, {noticed_by(result)}"
         print(f"{name:<26} {REGISTRY[name].scenario:<6} {what} ({cpu_s:.1f} CPU s)", flush=True)
     print(f"{missed} planted bugs were not found in {seeds} seeds each")
     return 1 if missed else 0

@@ -13,9 +13,8 @@ from lockstep.sim.placement_report import FLAWS, check, settings, text_of
 SMALL = settings(10, 10, factors=(2, 3), dcs=(0, 1), tokens=(1,), concurrency=(1, 3))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("dcs", [0, 1, 3])
-def test_every_step_of_random_operations_is_what_the_model_says(seed: int, dcs: int) -> None:
+@pytest.mark.parametrize(("dcs", "seed"), [(0, 1), (1, 2), (3, 1)])
+def test_every_step_of_random_operations_is_what_the_model_says(dcs: int, seed: int) -> None:
     for factor, tokens, concurrency in ((2, 4, 1), (3, 16, 3), (5, 1, 5)):
         drill = Drill(Setting(dcs, factor, tokens, concurrency, nodes_max=20, operations=8), seed)
         drill.run()

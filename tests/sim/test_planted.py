@@ -7,17 +7,21 @@ has gone blind. Bugs that need many seeds are left to `lockstep sim planted`.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.outcomes import Failed
 
 from lockstep.sim import runner
-from lockstep.sim.planted import DIRECTED, REGISTRY
+from lockstep.sim.planted import DIRECTED, REGISTRY, data, log, service, sessions, topology
+from lockstep.sim.report import noticed_by
 from lockstep.sim.scenarios import SCENARIOS
-from tests.node import test_failed_work
+from tests.node import test_failed_work, test_purging
 from tests.replication import test_fences, test_streaming
 
 #: The test that brings each of the directed bugs about, and must fail with it.
@@ -30,6 +34,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], None]] = {
     "fence_checked_once": (
         test_fences.test_a_write_is_refused_after_it_was_executed_when_the_fence_passed_it_meanwhile
     ),
+    "purge_in_sessions": test_purging.hold_by_a_session,
 }
 #: How a test ends that does not find what it looks for, or waits for it in vain.
 FAILS = (AssertionError, ValueError, TimeoutError, BaseExceptionGroup, Failed)
@@ -50,6 +55,20 @@ def test_a_planted_bug_is_found(name: str) -> None:
     assert found is not None, f"{REGISTRY[name].harm}: not found in {SEEDS_TRIED} seeds"
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("vote_not_durable", "the stored term is behind the stored log"),
+        ("vote_for_anyone", "a second vote in term"),
+        ("cancel_forgets_lock", "every operation holds one lock"),
+    ],
+)
+def test_what_the_product_itself_notices_is_told_with_its_words(name: str, said: str) -> None:
+    """No checker sees these: an assertion of the product ends the node before they do harm."""
+    found = runner.hunt([name], SEEDS_TRIED, first=TABLE[name])[name]
+    assert found is not None and f", AssertionError: {said}" in noticed_by(found)
+
+
 @pytest.mark.parametrize("name", DIRECTED)
 def test_a_directed_bug_is_found_by_its_test(name: str) -> None:
     BROUGHT_ABOUT[name]()
@@ -64,3 +83,50 @@ def test_a_plant_is_gone_afterwards() -> None:
     from lockstep.topology import barriers, step
 
     assert step.evaluate is barriers.evaluate
+
+
+def outdated(owner: Any, name: str, replacement: Any) -> list[str]:
+    """Why the replacement cannot be called as what it replaces."""
+    original = getattr(owner, name)
+    new = getattr(replacement, "__func__", replacement)
+    taken, found = inspect.signature(original).parameters.values(), []
+    for wanted in (taken, [one for one in taken if one.default is one.empty]):
+        fixed = [one for one in wanted if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+        named = [one.name for one in fixed if one.kind is one.KEYWORD_ONLY]
+        try:
+            inspect.signature(new).bind(*range(len(fixed) - len(named)), **dict.fromkeys(named))
+        except TypeError as error:
+            found.append(f"{owner.__name__}.{name}: {error}")
+    if inspect.iscoroutinefunction(original) != inspect.iscoroutinefunction(new):
+        found.append(f"{owner.__name__}.{name}: only one of the two is awaited")
+    return found
+
+
+def test_a_plant_can_be_called_as_what_it_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a run would fail because the plant is outdated, and the bug would count as found."""
+    seen: list[tuple[Any, str, Any]] = []
+
+    def noted(*changes: tuple[Any, str, Any]) -> contextlib.AbstractContextManager[None]:
+        seen.extend(changes)
+        return contextlib.nullcontext()
+
+    for module in (data, log, service, sessions, topology):
+        monkeypatch.setattr(module, "replaced", noted)
+    for planted in (*REGISTRY.values(), *DIRECTED.values()):
+        planted.plant()
+    assert len(seen) >= len(REGISTRY) + len(DIRECTED)
+    assert [problem for change in seen for problem in outdated(*change)] == []
+
+
+def test_an_outdated_plant_is_noticed() -> None:
+    class Product:
+        def add(self, one: int, *, other: int = 0) -> None: ...
+
+        async def wait(self) -> None: ...
+
+    assert outdated(Product, "add", lambda self, one, *, other=0: None) == []
+    assert outdated(Product, "add", lambda *args, **names: None) == []
+    assert outdated(Product, "add", lambda self, *, other=0: None)
+    assert outdated(Product, "add", lambda self, one: None)
+    assert outdated(Product, "add", lambda self, one, two: None)
+    assert outdated(Product, "wait", lambda self: None)

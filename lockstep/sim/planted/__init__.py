@@ -20,7 +20,7 @@ REGISTRY: dict[str, Planted] = {
     planted.name: planted
     for planted in (*DATA, *COUNTERS, *DECISIONS, *TOPOLOGY, *SESSIONS, *LOG, *SERVICE, *PURGING)
 }
-#: Those that a test brings about, for runs of seeds reach them too seldom.
+#: Those that a test brings about; no seed is looked for.
 DIRECTED: dict[str, Planted] = {planted.name: planted for planted in (*_DIRECTED, *_PURGING_DIRECTED)}
 
 __all__ = ["DIRECTED", "REGISTRY", "Planted"]

@@ -176,7 +176,7 @@ SESSIONS = (
     Planted("each_quorum_is_quorum", "a data centre lacks writes to each", "dcs", _each_quorum_is_quorum),
     Planted("replica_stamps", "replicas differ in who wins", "stamps", _replica_stamps),
 )
-#: What runs of seeds reach too seldom: a test brings each of them about, and they have no scenario.
+#: A test brings each of them about, and they have no scenario.
 DIRECTED = (
     Planted("guards_ignored", "work goes on behind its barrier", "", _guards_ignored),
     Planted("position_without_session", "a second attempt copies nothing", "", _position_without_session),
