@@ -26,7 +26,7 @@ from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, Pee
 from lockstep.replication.shut_out import ShutOut
 from lockstep.storage.engine import StorageEngine
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
-from lockstep.values.limits import LEAVING_FAREWELL_MS, TABLES_DROPPED_AT_ONCE_MAX
+from lockstep.values.limits import TABLES_DROPPED_AT_ONCE_MAX
 
 #: Between two greetings of a node whose new address the metadata does not have yet.
 GREETING_MS = 500
@@ -36,9 +36,6 @@ JOURNALS = ("identity", FOUNDERS_PATH, journal_path(METADATA_GROUP), journal_pat
 
 class Node(Parts):
     """`start` returns when the node is a normal member; `broken` is set when it must not go on."""
-
-    #: Whether this node has left, and gives away what it keeps for others before it ends.
-    _handing_over = False
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -249,22 +246,8 @@ class Node(Parts):
 
     def _left(self) -> None:
         """No new requests; peers and requests in flight are served until this node is stopped."""
-        if self.ready and (self.hints.store.pending or self.batch_store):
-            self.ready = False
-            self.runtime.tasks.spawn(self._hand_over(), "node.leaving")
-        elif not self._handing_over:
-            self._gone()
-
-    async def _hand_over(self) -> None:
-        """Give what this node keeps for others to one that stays, if one takes it in time."""
-        self._handing_over = True
-        try:
-            async with asyncio.timeout(LEAVING_FAREWELL_MS / 1000):
-                await self.batch_store.replay_due(everything=True)
-                await self.hint_delivery.hand_over()
-        except (TimeoutError, LockstepError) as error:
-            self.log("hints.not_handed_over", hints=self.hints.store.count(), error=str(error))
-        self._gone()
+        self.ready = False
+        self.farewell.begin(self._gone)
 
     def _gone(self) -> None:
         if self._end(

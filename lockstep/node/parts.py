@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.configuration import Configuration
+from lockstep.node.farewell import Farewell
 from lockstep.node.founding import Founding
 from lockstep.node.gossiping import Gossip
 from lockstep.node.inherited import InheritedRanges
@@ -73,6 +74,7 @@ class Parts(MetadataParts):
         self.hint_delivery: HintDelivery
         self.batch_store: BatchStore
         self.batches: Batches
+        self.farewell: Farewell
         self.streams: StreamService
         self.stream_client: StreamClient
         self.sizes: RangeSizes
@@ -199,6 +201,9 @@ class Parts(MetadataParts):
             self.hints,
             self._own_id,
             2 * self.configuration.timeouts.write_ms,
+        )
+        self.farewell = Farewell(
+            self.runtime, self.batch_store, self.hints.store, self.hint_delivery, self.log
         )
         self.batches = Batches(
             self.runtime,

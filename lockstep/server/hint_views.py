@@ -5,8 +5,10 @@ Invariant: read from what the hints themselves count; nothing is kept here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from lockstep.schema.types import parse_uuid
 from lockstep.server.samples import Sample
@@ -67,6 +69,35 @@ def dropped_rows(node: Node) -> Iterator[VirtualRow]:
         }
 
 
+class HintView(msgspec.Struct, frozen=True):
+    name: str
+    columns: str
+    partition: tuple[str, ...]
+    clustering: tuple[str, ...]
+    rows: Callable[[Any], Iterator[VirtualRow]]
+    text: str
+
+
+HINT_VIEWS = (
+    HintView(
+        "pending_hints",
+        PENDING_COLUMNS,
+        ("host_id",),
+        (),
+        pending_rows,
+        "Writes that this node keeps for replicas that did not acknowledge them",
+    ),
+    HintView(
+        "dropped_hints",
+        DROPPED_COLUMNS,
+        ("keyspace_name", "table_name"),
+        ("node_id", "start_token", "end_token"),
+        dropped_rows,
+        "Ranges of which a node lacks writes that this node will not bring it: they need a repair",
+    ),
+)
+
+
 def hint_samples(node: Node) -> Iterator[Sample]:
     hints, delivery = node.hints, node.hint_delivery
     for target, pending in list(hints.store.pending.items()):
@@ -76,6 +107,10 @@ def hint_samples(node: Node) -> Iterator[Sample]:
     yield Sample("lockstep_hints_left_total", "Hints kept since the start", "counter", hints.left)
     yield Sample("lockstep_hints_delivered_total", "Hints brought", "counter", delivery.delivered)
     yield Sample("lockstep_hints_failed_total", "Attempts that failed", "counter", delivery.failed)
+    yield Sample(
+        "lockstep_batches_kept", "Logged batches kept for coordinators", "gauge", len(node.batch_store)
+    )
+    yield Sample("lockstep_batches_replayed_total", "Of those replayed", "counter", node.batch_store.replayed)
     for reason, count in hints.dropped.items():
         yield Sample(
             "lockstep_hints_dropped_total",

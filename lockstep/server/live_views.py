@@ -6,12 +6,13 @@ Invariant: read from live counters when asked; nothing is kept here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from lockstep.schema.types import parse_uuid
-from lockstep.server.hint_views import DROPPED_COLUMNS, PENDING_COLUMNS, dropped_rows, pending_rows
+from lockstep.server.hint_views import HINT_VIEWS
 from lockstep.server.keyed_rows import KeyedRows
 from lockstep.server.repair_views import REPAIRED, REPAIRS, repair_rows, repaired_rows
 from lockstep.server.stream_views import CLUSTERING, COLUMNS, PARTITION, stream_rows
@@ -44,6 +45,7 @@ class LiveTables:
         self._clients = clients
 
     def tables(self) -> list[VirtualTable]:
+        node = self._node
         return [
             view(
                 "barriers",
@@ -62,6 +64,10 @@ class LiveTables:
                 self._sessions,
                 "Sessions under which streaming and cleanup may have effects",
             ),
+            *(
+                view(one.name, one.columns, one.partition, one.clustering, partial(one.rows, node), one.text)
+                for one in HINT_VIEWS
+            ),
             view(
                 "streams",
                 COLUMNS,
@@ -69,22 +75,6 @@ class LiveTables:
                 CLUSTERING,
                 lambda: stream_rows(self._node),
                 "Range streams from and to this node that are under way",
-            ),
-            view(
-                "pending_hints",
-                PENDING_COLUMNS,
-                ("host_id",),
-                (),
-                lambda: pending_rows(self._node),
-                "Writes that this node keeps for replicas that did not acknowledge them",
-            ),
-            view(
-                "dropped_hints",
-                DROPPED_COLUMNS,
-                ("keyspace_name", "table_name"),
-                ("node_id", "start_token", "end_token"),
-                lambda: dropped_rows(self._node),
-                "Ranges of which a node lacks writes that this node will not bring it: they need a repair",
             ),
             view(
                 "repairs",
