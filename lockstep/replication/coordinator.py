@@ -117,6 +117,10 @@ class Coordinator:
         """What came of asking more replicas than a read's level needs."""
         return self._reads.counters
 
+    def ask_digests_over(self, size_bytes: int) -> None:
+        """From now on answers larger than this are told by digest; other nodes may have other bounds."""
+        self._reads.digest_over_bytes = size_bytes
+
     def stop(self) -> None:
         """End everything in flight as timed out."""
         self._reads.stop()

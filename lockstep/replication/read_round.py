@@ -23,7 +23,7 @@ from lockstep.replication.writes import TRANSIENT
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError, ReadFailure, ReadTimeout, StaleEpoch
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import DIGEST_OVER_BYTES, READ_EXTRA_AFTER_MS, REPLICA_RETRY_MS
+from lockstep.values.limits import READ_EXTRA_AFTER_MS, REPLICA_RETRY_MS
 
 if TYPE_CHECKING:
     from lockstep.replication.reads import Reads
@@ -145,7 +145,9 @@ class ReadRound:
     def _encoded(self, *, by_digest: bool) -> bytes:
         request = self._request
         if by_digest:
-            request = ReadRequest(request.epoch, request.needs_epoch, request.command, DIGEST_OVER_BYTES)
+            request = ReadRequest(
+                request.epoch, request.needs_epoch, request.command, self._owner.digest_over_bytes
+            )
         body = self._bodies[by_digest] = encode(request)
         return body
 

@@ -38,6 +38,7 @@ from lockstep.values.errors import (
 )
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import (
+    DIGEST_OVER_BYTES,
     PAGE_ROWS_MAX,
     READS_IN_FLIGHT_MAX,
     REPLICA_RETRY_MS,
@@ -77,6 +78,8 @@ class Reads:
         self._new_mutation_id = new_mutation_id
         self._thresholds = thresholds
         self.reach = runtime.probes.reach
+        #: How large an answer is whose digest is asked for where only agreement is.
+        self.digest_over_bytes = DIGEST_OVER_BYTES
         #: Questions asked anew because something that matters had changed when the answers were in.
         self.replans = 0
         #: Refusals that made this node learn a newer epoch first.

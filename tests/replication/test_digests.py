@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.replication import digests, read_round, verbs
+from lockstep.replication import digests, reads, verbs
 from lockstep.replication.messages import ReadReply, ReadRequest
 from lockstep.storage.dead import weigh
 from lockstep.storage.reconcile import merge_partitions
@@ -144,11 +144,11 @@ def test_pages_by_digest_join_to_the_obvious_answer(seed: int, limit: int, rever
                 break
         assert got == wanted
 
-    before, read_round.DIGEST_OVER_BYTES = read_round.DIGEST_OVER_BYTES, 1
+    before, reads.DIGEST_OVER_BYTES = reads.DIGEST_OVER_BYTES, 1
     try:
         run(test)
     finally:
-        read_round.DIGEST_OVER_BYTES = before
+        reads.DIGEST_OVER_BYTES = before
 
 
 def random_state(rng: random.Random) -> Partition:

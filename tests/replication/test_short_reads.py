@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.replication import merging, page, read_round
+from lockstep.replication import merging, page, reads
 from lockstep.storage.reconcile import merge_partitions
 from lockstep.storage.visible import live_view
 from lockstep.values.ids import Consistency, mutation_id
@@ -114,7 +114,7 @@ commands = st.builds(
 @pytest.fixture(autouse=True, params=[False, True], ids=["whole", "by-digest"])
 def by_digest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
-        monkeypatch.setattr(read_round, "DIGEST_OVER_BYTES", 1)
+        monkeypatch.setattr(reads, "DIGEST_OVER_BYTES", 1)
 
 
 def check_limits(seed: int, command: ReadCommand) -> None:

@@ -11,8 +11,9 @@ from lockstep.node import work as work_module
 from lockstep.placement import quorums
 from lockstep.placement.quorums import required_reads
 from lockstep.replication import plans as plans_module
+from lockstep.replication import read_round as read_round_module
 from lockstep.replication import reads as reads_module
-from lockstep.replication.messages import WriteReply
+from lockstep.replication.messages import ReadReply, WriteReply
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.stream_source import StreamService
 from lockstep.sim.planted.plant import Planted
@@ -142,6 +143,17 @@ def _no_read_repair() -> contextlib.AbstractContextManager[None]:
     return replaced((reads_module, "repair", nothing))
 
 
+def _digests_believed() -> contextlib.AbstractContextManager[None]:
+    """Whatever digest a replica tells, it is taken to agree."""
+
+    def agrees(reply: Any, by_digest: dict[bytes, Any]) -> Any:
+        for result in by_digest.values():
+            return ReadReply(reply.accepted_epoch, result, b"", reply.dead)
+        return None
+
+    return replaced((read_round_module, "filled_in", agrees))
+
+
 def _ack_before_sync() -> contextlib.AbstractContextManager[None]:
     """A replica acknowledges a write as soon as it is applied."""
     write = ReplicaService.write
@@ -187,6 +199,7 @@ DATA = (
     Planted("pending_not_counted", "writes miss the new quorum", "moves", _pending_not_counted),
     Planted("small_quorum", "reads miss acknowledged writes", "swarm", _small_quorum),
     Planted("no_read_repair", "reads go back", "swarm", _no_read_repair),
+    Planted("digests_believed", "replicas that differ go unseen", "swarm", _digests_believed),
     Planted("ack_before_sync", "acknowledged writes are lost", "power", _ack_before_sync),
     Planted("answer_unsynced", "what was read is lost", "power", _answer_unsynced),
     Planted("keys_without_id", "one write hides another", "swarm", _keys_without_id),
