@@ -74,20 +74,22 @@ class Comparison:
         table = self._metadata().table(unit.table)
         if len(unit.nodes) < 2 or table is None:
             return  # There is nobody to differ from, or nothing left to repair.
-        ask = Note(repair.session_id, repair.began_epoch, About.EXTENT, unit.table, unit.ranges)
+        about = About.CHANGES if repair.incremental else About.EXTENT
+        ask = Note(repair.session_id, repair.began_epoch, about, unit.table, unit.ranges)
         extents = await asyncio.gather(*(self._questions.note(node, ask) for node in unit.nodes))
         ranges = unit.ranges
         if repair.incremental:
             ranges = joined_ranges(range_ for extent in extents for range_ in extent.changed)
         if ranges:
             wanted = max(extent.bytes for extent in extents) // REPAIR_LEAF_BYTES
-            leaves = split_evenly(ranges, min(max(wanted, 1), REPAIR_LEAVES_MAX - len(ranges)))
+            leaves = split_evenly(ranges, min(wanted, REPAIR_LEAVES_MAX))
             before_s = min(
                 purge_before_s(self._metadata(), table, range_, repair.began_s) for range_ in ranges
             )
             await self._compare(repair, unit, leaves, before_s, progress)
         if not repair.nodes:
-            equal = Note(repair.session_id, repair.began_epoch, About.EQUAL, unit.table, unit.ranges)
+            whole = joined_ranges(unit.ranges)
+            equal = Note(repair.session_id, repair.began_epoch, About.EQUAL, unit.table, whole)
             await asyncio.gather(*(self._questions.note(node, equal) for node in unit.nodes))
 
     async def _compare(

@@ -56,10 +56,12 @@ class About(enum.IntEnum):
 
     #: What is this node yet to deliver to others?
     UNDELIVERED = 1
-    #: How much do you hold of these ranges, and what changed there since they were last repaired?
+    #: How much do you hold of these ranges? From now on the node notes what is written to them.
     EXTENT = 2
     #: These ranges are equal now on all their replicas.
     EQUAL = 3
+    #: As EXTENT; and what of these ranges may have changed since they were last repaired?
+    CHANGES = 4
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +74,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 class Noted(msgspec.Struct, frozen=True, array_like=True):
     """`oldest_us`: when the oldest write was made that this node is yet to deliver; -1: there is none.
-    `bytes`: an estimate. `changed`: parts of the ranges that may differ from when they were last repaired."""
+    `bytes`: an estimate. `changed`: parts of the ranges, of an answer to CHANGES."""
 
     oldest_us: int = -1
     bytes: int = 0

@@ -28,6 +28,8 @@ from lockstep.replication.repair_messages import (
 )
 from lockstep.replication.session_guards import SessionGuards
 from lockstep.runtime.ports import Runtime
+from lockstep.storage.store import Batch, Family
+from lockstep.storage.unchanged import Unchanged
 from lockstep.values.errors import LockstepError, NotReplica, Overloaded
 from lockstep.values.limits import (
     REPAIR_TREE_WAIT_MS,
@@ -46,7 +48,12 @@ class RepairEngine(Protocol):
 
     async def read(self, command: ReadCommand) -> ReadResult: ...
 
-    def apply(self, mutation: Mutation) -> int: ...
+    def apply(self, mutation: Mutation, *, by_repair: bool) -> int: ...
+
+    def write_records(self, family: Family, batch: Batch) -> int: ...
+
+    @property
+    def unchanged(self) -> Unchanged: ...
 
     async def synced(self, sequence: int) -> None: ...
 
@@ -166,7 +173,7 @@ class RepairParticipant:
                     continue  # A dropped table lacks nothing.
                 if self._own_id() not in placement.group_for(mutation.token).writes:
                     raise NotReplica(f"node {self._own_id()} has given token {mutation.token} up")
-                sequence = self._engine.apply(mutation)
+                sequence = self._engine.apply(mutation, by_repair=True)
             self._runtime.probes.reach("repair.mend.applied")
             await self._engine.synced(sequence)
         self.counts.changes_taken += len(mend.mutations)
@@ -178,20 +185,34 @@ class RepairParticipant:
         if note.about is About.UNDELIVERED:
             oldest = self.oldest_undelivered_us()
             return Noted(-1 if oldest is None else oldest)
-        if note.about is About.EXTENT:
-            return await self._extent(note)
-        return Noted()
+        if note.about is About.EQUAL:
+            await self._equal(note)
+            return Noted()
+        return await self._extent(note)
+
+    async def _equal(self, note: Note) -> None:
+        """Nothing but the repair wrote to most of the ranges since they were looked at: remember that."""
+        with self._guards.hold(note.session_id):
+            marks = self._engine.unchanged.equal(note.session_id, note.table_id, note.ranges)
+            if marks:
+                await self._engine.synced(self._engine.write_records(Family.REPAIR, marks))
 
     async def _extent(self, note: Note) -> Noted:
+        unchanged = self._engine.unchanged
+        # Before anything is read, so that what is written meanwhile counts as changed.
+        unchanged.watch(note.session_id, note.table_id, note.ranges)
         size = 0
         for number, range_ in enumerate(note.ranges):
             size += self._engine.estimated_bytes(note.table_id, range_, STREAM_ESTIMATE_PAIRS)[0]
             if number % 8 == 7:
                 await asyncio.sleep(0)
-        return Noted(bytes=size, changed=note.ranges)
+        wants_changes = note.about is About.CHANGES
+        changed = unchanged.parts(note.table_id, note.ranges) if wants_changes else ()
+        return Noted(bytes=size, changed=changed)
 
     def forget_closed(self, session_open: Callable[[str], bool]) -> None:
         """Trees that nobody will ask for any more go."""
         for ask in list(self._trees):
             if not session_open(ask.session_id):
                 del self._trees[ask]
+        self._engine.unchanged.forget(session_open)

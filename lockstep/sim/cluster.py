@@ -21,6 +21,7 @@ from lockstep.node.configuration import (
     NetworkSection,
     NodeSection,
     PlacementSection,
+    PurgeSection,
     RaftSection,
     StreamingSection,
     TestingSection,
@@ -126,6 +127,8 @@ class SimCluster:
         self.history = History()
         self.nodes: dict[str, Node] = {}
         self.parked: dict[str, None] = {}
+        #: Whether deletions may be gone from disks, with all that they hid.
+        self.purges = False
         #: Nodes that left once: also a founder then joins like any other.
         self._rejoining: dict[str, None] = {}
         #: Which dead node a new one of this name is to replace.
@@ -279,6 +282,7 @@ class SimCluster:
             metadata=MetadataSection(snapshot_every_epochs=12, retain_entries=16),
             # Several small files a stream, some of them held back.
             streaming=StreamingSection(throughput_bytes_s=64 * 1024, file_bytes=512),
+            purge=PurgeSection(interval_ms=1000),
             testing=TestingSection(faults=True),
         )
 

@@ -133,12 +133,12 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="purge",
-            chaos_s=20.0,
+            chaos_s=25.0,
             founders=(3,),
             factors=(3, 3, 2),
             spares=2,
-            busy_s=3.0,
-            repair_s=1.0,
+            busy_s=12.0,
+            repair_s=0.7,
             faults=(
                 *("kill", "power", "kill_then_power", "partition", "isolate_leader", "slow_disk"),
                 *("crash_at_probe", "crash_newcomer", "crash_source"),

@@ -224,6 +224,7 @@ class Watch:
             contents,
             only,
             tuple(NodeId(node) for node in cluster.retired),
+            purges=cluster.purges,
         )
 
     def unowned(self, metadata: ClusterMetadata) -> list[str]:

@@ -24,6 +24,7 @@ from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.reconcile import is_empty
 from lockstep.storage.sizes import estimated_bytes
 from lockstep.storage.store import Batch, Family, Pair, RangeCursor, Run, Store
+from lockstep.storage.unchanged import Unchanged
 from lockstep.values import codec
 from lockstep.values.errors import DiskRefused, StorageError
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
@@ -97,10 +98,10 @@ class StorageEngine:
         self._commit = GroupCommit(store, runtime, on_failure)
         self._merge = BackgroundMerge(store, runtime, self._commit.fail)
         self._ask_merge = self._merge.ask if background_merge else None
-        self._purge_before: PurgeBefore = lambda _table_id, _token: 0
-        self.purge = Purge(store, lambda table_id, token: self._purge_before(table_id, token))
+        self.unchanged = Unchanged(store)
+        self.purge = Purge(store, runtime.probes)
 
-    def apply(self, mutation: Mutation, also: Batch = ()) -> int:
+    def apply(self, mutation: Mutation, also: Batch = (), *, by_repair: bool = False) -> int:
         """Write a mutation, visible at once; returns the sequence to await with `synced` before
         acknowledging it. InvalidRequest when it is too large, Overloaded when too much is unsynced.
 
@@ -109,8 +110,9 @@ class StorageEngine:
         self._commit.admit()
         prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
         batch = fragments_of(mutation, prefix)
+        marks = self.unchanged.changed(mutation.table_id, mutation.token, by_repair=by_repair)
         try:
-            sequence = self._store.write([*batch, *also] if also else batch)
+            sequence = self._store.write([*batch, *also, *marks] if also or marks else batch)
         except DiskRefused as error:
             self._commit.fail(error)
             raise
@@ -121,7 +123,7 @@ class StorageEngine:
 
     async def purge_table(self, table_id: int, before: PurgeBefore) -> None:
         """One pass over a table, in the background: see `storage.purging`. One at a time."""
-        self._purge_before = before
+        self.purge.before = before
         try:
             await self.purge.run(table_id, Pace(self._runtime.clock))
         except DiskRefused as error:
@@ -246,7 +248,10 @@ class StorageEngine:
         except DiskRefused as error:
             self._commit.fail(error)
             raise
-        await self._commit.synced(self._commit.unsynced_between(*keys.token_bounds(table_id, tokens)))
+        bounds = keys.token_bounds(table_id, tokens)
+        marks = self.unchanged.changed_between(*bounds)
+        sequence = self.write_records(Family.REPAIR, marks) if marks else 0
+        await self._commit.synced(max(sequence, self._commit.unsynced_between(*bounds)))
 
     def ingest(self, run: FragmentRun) -> int:
         """Make a finished run visible in this step; the sequence to await with `synced`. Ingesting the same
@@ -258,6 +263,7 @@ class StorageEngine:
             raise
         self._commit.wrote_range(run.lower, run.upper, sequence)
         self.purge.touched_range(run.lower, run.upper)
+        self.unchanged.changed_between(run.lower, run.upper)
         self._runtime.probes.reach("storage.batch.written")
         return sequence
 
@@ -325,7 +331,8 @@ class StorageEngine:
         sequence = 0
         for lower, upper in ranges:
             try:
-                sequence = self._store.write([("delete_range", lower, upper)])
+                marks = self.unchanged.changed_between(lower, upper)
+                sequence = self._store.write([("delete_range", lower, upper), *marks])
             except DiskRefused as error:
                 self._commit.fail(error)
                 raise

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from lockstep.runtime.ports import Probes
 from lockstep.storage import keys
 from lockstep.storage.deletions import Shadow, normal_ranges, stronger
 from lockstep.storage.fragments import (
@@ -67,11 +68,13 @@ class _Partition:
 
 
 class Purge:
-    """`touched` must be told of all that is written to partitions other than by merging and purging."""
+    """`touched` must be told of all that is written to partitions other than by merging and purging. `before`
+    is asked in each step."""
 
-    def __init__(self, store: Store, before: PurgeBefore) -> None:
+    def __init__(self, store: Store, probes: Probes) -> None:
         self._store = store
-        self._before = before
+        self._probes = probes
+        self.before: PurgeBefore = lambda _table_id, _token: 0
         self._partition: _Partition | None = None
         self.counts: dict[int, PurgeCounts] = {}
 
@@ -114,7 +117,7 @@ class Purge:
             merged = encode_header(header.deletion, header.range_deletions)
             self._write(_replaced(partition.prefix + keys.KIND_HEADER, headers, merged), counts)
             return False
-        before_s = self._before(table_id, partition.token)
+        before_s = self.before(table_id, partition.token)
         shadow = Shadow(header.deletion, header.range_deletions)
         batch: list[Operation] = []
         seen = 0
@@ -145,6 +148,7 @@ class Purge:
         if batch:
             counts.dropped += sum(1 if operation[0] == "delete" else -1 for operation in batch)
             self._store.write(batch)
+            self._probes.reach("storage.purge.written")
 
     def _places(self, lower: bytes, upper: bytes) -> Iterator[tuple[bytes, list[Pair]]]:
         """Places with their fragments, at most _FRAGMENTS_MAX of each."""

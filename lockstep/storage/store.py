@@ -34,6 +34,8 @@ class Family(enum.Enum):
     JOURNAL = b"\x20"
     #: Node-local facts, never streamed.
     LOCAL = b"\x30"
+    #: What is unchanged since its last repair.
+    REPAIR = b"\x45"
     #: Hints: writes that other replicas lack, and marks of ranges whose hints were given up.
     HINTS = b"\x40"
     #: Logged batches that this node keeps for their coordinators.

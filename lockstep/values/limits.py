@@ -404,6 +404,8 @@ REPAIR_TIMEOUT_MS: Final = 5000
 REPAIR_WRITE_BYTES: Final = 1024 * 1024
 #: Changes in one message of a repair: applied in one turn, some milliseconds.
 REPAIR_WRITES_MAX: Final = 64
+#: Pieces of a table that one replica says may have changed since its repair; with more, neighbours are joined.
+REPAIR_CHANGED_RANGES_MAX: Final = 1024
 #: Ranges that one repair may name.
 REPAIR_RANGES_NAMED_MAX: Final = 1024
 #: How far a write to a table with change data capture may be ahead of a coordinator's clock, and the clock of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -22,8 +23,8 @@ from tests.node.test_repairs import NODES, done, part, repair, table_id, write
 GRACE_S = 30
 
 
-@pytest.fixture
-def town() -> Iterator[Town]:
+@contextmanager
+def purging_town() -> Iterator[Town]:
     with Town() as made:
         made.extra_lines = {f"n{number}": "[purge]\ninterval_ms=1000\n" for number in NODES}
         made.found()
@@ -31,6 +32,12 @@ def town() -> Iterator[Town]:
         for change in (keyspace("ks"), table("ks"), grace):
             done(made, made.submit(1, change))
         made.agreed(*NODES)
+        yield made
+
+
+@pytest.fixture
+def town() -> Iterator[Town]:
+    with purging_town() as made:
         yield made
 
 
@@ -61,18 +68,22 @@ def test_deleted_data_and_its_tombstones_go_after_the_grace_time(town: Town) -> 
     town.until(lambda: not any(pairs(town, number) for number in NODES))
 
 
-def test_an_open_session_holds_purging_back(town: Town) -> None:
-    delete_everywhere(town)
-    parts = (part(town.newest),)
-    # Its driver does not know of it, so that it stays open.
-    begin = BeginRepair(NodeId(2), parts, now_s(town), run=1 << 40)
-    done(town, town.submit(1, begin))
-    town.agreed(*NODES)
-    town.wait(GRACE_S * 2)
-    assert all(pairs(town, number) >= 10 for number in NODES)
-    assert all(town.node(number).tombstone_purge.held_back for number in NODES)
-    done(town, town.begin(1, lambda node: node.repairs.cancel(1, "enough")))
-    town.until(lambda: not any(pairs(town, number) for number in NODES))
+def hold_by_a_session() -> None:
+    with purging_town() as town:
+        delete_everywhere(town)
+        # Its driver does not know of it, so that it stays open.
+        begin = BeginRepair(NodeId(2), (part(town.newest),), now_s(town), run=1 << 40)
+        done(town, town.submit(1, begin))
+        town.agreed(*NODES)
+        town.wait(GRACE_S * 2)
+        assert all(pairs(town, number) >= 10 for number in NODES)
+        assert all(town.node(number).tombstone_purge.held_back for number in NODES)
+        done(town, town.begin(1, lambda node: node.repairs.cancel(1, "enough")))
+        town.until(lambda: not any(pairs(town, number) for number in NODES))
+
+
+def test_an_open_session_holds_purging_back() -> None:
+    hold_by_a_session()
 
 
 def test_what_this_node_keeps_for_others_holds_purging_back(town: Town) -> None:

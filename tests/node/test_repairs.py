@@ -188,3 +188,25 @@ def test_a_cancelled_repair_has_no_more_effect(town: Town) -> None:
     before = digests(town, *NODES)
     town.wait(5)
     assert digests(town, *NODES) == before
+
+
+def test_an_incremental_repair_does_what_a_full_one_would(town: Town) -> None:
+    """Whatever was written, and wherever it was missed, since the last repair of all."""
+    scatter(town, random.Random(9), 20)
+    repair(town)
+    repair(town, 2)
+    repair(town, 1, incremental=True)
+    assert town.node(1).repairs.progress[3].leaves == 0, "nothing changed, nothing is compared"
+    for seed in (10, 11):
+        scatter(town, random.Random(seed), 12)
+        repair(town, 1 + seed % 3, incremental=True)
+        assert len(set(digests(town, *NODES))) == 1
+    town.process(2).crash()
+    town.start(2)
+    town.until(lambda: town.ready(2))
+    town.wait(1)
+    write(town, 3, 5, 900_000_000)
+    wiped = town.begin(2, lambda node: node.engine.wipe((table_id(town.newest),), Range(FULL_RING.left, 0)))
+    done(town, wiped)
+    repair(town, 1, incremental=True)
+    assert len(set(digests(town, *NODES))) == 1, "what was lost counts as changed"

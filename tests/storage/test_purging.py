@@ -47,7 +47,7 @@ async def opened(kind: str, path: Path) -> StorageEngine:
 
 
 async def purge(engine: StorageEngine, before_s: int, turns: Turns | None = None) -> None:
-    engine._purge_before = lambda _table, _token: before_s
+    engine.purge.before = lambda _table, _token: before_s
     await engine.purge.run(TABLE, turns or Turns())
 
 

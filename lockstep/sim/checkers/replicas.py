@@ -194,12 +194,14 @@ def check_held(
     contents: Mapping[NodeId, DurableContent],
     only: Mapping[Replication, Sequence[Range]] | None = None,
     gone: Sequence[NodeId] = (),
+    purges: bool = False,
 ) -> int:
     """Every read quorum of each range meets a replica that durably holds the newest acknowledged write.
 
     `newest` is by scope, as AcknowledgedWrites has it.
     `only` limits the check to some ranges; `gone` are nodes that never answer again, so no
-    quorum has them. Returns how many registers were judged.
+    quorum has them. `purges`: a deletion need not be held once nothing is left that it hides. Returns how
+    many registers were judged.
     """
     for content in contents.values():
         content.refresh()
@@ -218,6 +220,8 @@ def check_held(
         row = clustering_bytes(clustering)
         states = {node: contents[node].state(table.id, key, row) for node in readers if node in contents}
         judged += 1
+        if purges and not wanted[1] and not any(state[1] and state < wanted for state in states.values()):
+            continue
         lacking = [node for node in readers if states.get(node, NOTHING) < wanted]
         for dc, quorum in _quorums(replication, scope, single):
             there = [n for n in lacking if not dc or cluster.directory.dc_by_id[n] == dc]

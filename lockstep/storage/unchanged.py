@@ -1,0 +1,180 @@
+"""Which parts of tables are unchanged since a repair made them equal on all their replicas.
+
+    family 45 | table id 4 | segment 1  ->  one bit for each bucket of the segment: it is unchanged
+
+Tokens fall into BUCKETS equal parts. Invariants. A bucket's bit is taken back in the same batch as anything
+that is written to it, and durably before a file is taken in; it is set only when a repair of all replicas
+ended well and nothing but that repair wrote to the bucket since before its digest was taken. So a part whose
+bits are set on all its replicas is equal on them, up to what may be purged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from lockstep.storage.store import Family, Operation, Store
+from lockstep.values.limits import REPAIR_CHANGED_RANGES_MAX
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
+
+BUCKETS: Final = 1 << 16
+_SHIFT: Final = 64 - 16
+_SEGMENT_BUCKETS: Final = 1024
+_SEGMENT_BYTES: Final = _SEGMENT_BUCKETS // 8
+_BIAS: Final = 1 << 63
+_FAMILY: Final = Family.REPAIR.value
+
+
+def bucket_of(token: int) -> int:
+    return (token + _BIAS) >> _SHIFT
+
+
+def _range_of(first: int, last: int) -> Range:
+    """Tokens of buckets `first` to `last`; the bucket of the lowest token has it too, which no key has."""
+    left = max((first << _SHIFT) - _BIAS - 1, TOKEN_MIN)
+    return Range(left, min(((last + 1) << _SHIFT) - _BIAS - 1, TOKEN_MAX))
+
+
+def _buckets_inside(range_: Range) -> range:
+    """Buckets that lie in the range whole."""
+    first = 0 if range_.left == TOKEN_MIN else bucket_of(range_.left + 1)
+    if range_.left != TOKEN_MIN and (range_.left + 1 + _BIAS) & ((1 << _SHIFT) - 1):
+        first += 1
+    last = bucket_of(range_.right)
+    if range_.right != TOKEN_MAX and (range_.right + 1 + _BIAS) & ((1 << _SHIFT) - 1):
+        last -= 1
+    return range(first, last + 1)
+
+
+class _Bits:
+    """One bit a bucket."""
+
+    __slots__ = ("content",)
+
+    def __init__(self) -> None:
+        self.content = bytearray(BUCKETS // 8)
+
+    def has(self, bucket: int) -> int:
+        return self.content[bucket >> 3] & (1 << (bucket & 7))
+
+    def put(self, bucket: int) -> None:
+        self.content[bucket >> 3] |= 1 << (bucket & 7)
+
+    def take(self, bucket: int) -> None:
+        self.content[bucket >> 3] &= ~(1 << (bucket & 7))
+
+    def segment(self, number: int) -> bytes:
+        return bytes(self.content[number * _SEGMENT_BYTES : (number + 1) * _SEGMENT_BYTES])
+
+
+class Unchanged:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        #: table -> which of its buckets are unchanged; tables without any are absent.
+        self._bits: dict[int, _Bits] = {}
+        #: table -> session of a repair -> buckets written to since it looked, but by that repair.
+        self._touched: dict[int, dict[str, _Bits]] = {}
+        for key, value in store.scan(_FAMILY, bytes([_FAMILY[0] + 1])):
+            table_id, segment = int.from_bytes(key[1:5], "big"), key[5]
+            bits = self._bits.setdefault(table_id, _Bits())
+            bits.content[segment * _SEGMENT_BYTES : (segment + 1) * _SEGMENT_BYTES] = value
+
+    # -- what changes ---------------------------------------------------------------------------------
+
+    def changed(self, table_id: int, token: int, *, by_repair: bool = False) -> Sequence[Operation]:
+        """Something is about to be written there: what must join its batch."""
+        if not by_repair and table_id in self._touched:
+            for touched in self._touched[table_id].values():
+                touched.put(bucket_of(token))
+        bits = self._bits.get(table_id)
+        if bits is None:
+            return ()
+        bucket = bucket_of(token)
+        if not bits.has(bucket):
+            return ()
+        bits.take(bucket)
+        return (self._stored(table_id, bits, bucket // _SEGMENT_BUCKETS),)
+
+    def changed_between(self, lower: bytes, upper: bytes) -> Sequence[Operation]:
+        """As `changed`, of all that is between two keys of fragments of one table."""
+        table_id = int.from_bytes(lower[1:5], "big")
+        first = int.from_bytes(lower[5:13], "big") >> _SHIFT if len(lower) >= 13 else 0
+        is_whole = len(upper) < 13 or upper[1:5] != lower[1:5]
+        last = BUCKETS - 1 if is_whole else int.from_bytes(upper[5:13], "big") >> _SHIFT
+        for touched in self._touched.get(table_id, {}).values():
+            for bucket in range(first, last + 1):
+                touched.put(bucket)
+        bits = self._bits.get(table_id)
+        if bits is None:
+            return ()
+        segments: dict[int, None] = {}
+        for bucket in range(first, last + 1):
+            if bits.has(bucket):
+                bits.take(bucket)
+                segments[bucket // _SEGMENT_BUCKETS] = None
+        return tuple(self._stored(table_id, bits, segment) for segment in segments)
+
+    def _stored(self, table_id: int, bits: _Bits, segment: int) -> Operation:
+        key = _FAMILY + table_id.to_bytes(4, "big") + bytes([segment])
+        return ("put", key, bits.segment(segment))
+
+    # -- what repairs ask and say -----------------------------------------------------------------------
+
+    def watch(self, session_id: str, table_id: int, ranges: Sequence[Range]) -> None:
+        """From now on note what is written to these ranges, until `equal` or `forget`."""
+        touched = self._touched.setdefault(table_id, {}).setdefault(session_id, _Bits())
+        for range_ in ranges:
+            for bucket in range(bucket_of(range_.left + 1), bucket_of(range_.right) + 1):
+                touched.take(bucket)
+
+    def parts(self, table_id: int, ranges: Sequence[Range]) -> tuple[Range, ...]:
+        """What of the ranges may have changed; at most about REPAIR_CHANGED_RANGES_MAX pieces."""
+        bits = self._bits.get(table_id)
+        if bits is None:
+            return tuple(ranges)
+        found = [piece for range_ in ranges for piece in _changed(bits, range_)]
+        while len(found) > max(REPAIR_CHANGED_RANGES_MAX, len(ranges)):
+            found = [_joined(found[at : at + 2]) for at in range(0, len(found), 2)]
+        return tuple(found)
+
+    def equal(self, session_id: str, table_id: int, ranges: Sequence[Range]) -> Sequence[Operation]:
+        """The repair of a session made the ranges equal: what to write, at once."""
+        touched = self._touched.get(table_id, {}).get(session_id)
+        if touched is None:
+            return ()
+        bits = self._bits.setdefault(table_id, _Bits())
+        segments: dict[int, None] = {}
+        for range_ in ranges:
+            for bucket in _buckets_inside(range_):
+                if not touched.has(bucket) and not bits.has(bucket):
+                    bits.put(bucket)
+                    segments[bucket // _SEGMENT_BUCKETS] = None
+        return tuple(self._stored(table_id, bits, segment) for segment in segments)
+
+    def forget(self, session_open: Callable[[str], bool]) -> None:
+        """Sessions that are not open any more need not be watched for."""
+        for table_id in list(self._touched):
+            kept = {one: bits for one, bits in self._touched[table_id].items() if session_open(one)}
+            if kept:
+                self._touched[table_id] = kept
+            else:
+                del self._touched[table_id]
+
+
+def _changed(bits: _Bits, range_: Range) -> Iterator[Range]:
+    """Runs of buckets without their bit, cut to the range."""
+    first, last = bucket_of(range_.left + 1), bucket_of(range_.right)
+    begin = -1
+    for bucket in range(first, last + 2):
+        is_changed = bucket <= last and not bits.has(bucket)
+        if is_changed and begin < 0:
+            begin = bucket
+        elif not is_changed and begin >= 0:
+            piece = _range_of(begin, bucket - 1).intersection(range_)
+            if piece is not None:
+                yield piece
+            begin = -1
+
+
+def _joined(pair: Sequence[Range]) -> Range:
+    return Range(pair[0].left, pair[-1].right)

@@ -1,0 +1,117 @@
+"""Marks of what is unchanged since a repair, against a set of tokens; they survive as what they mark."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from lockstep.storage import keys
+from lockstep.storage.engine import StorageEngine
+from lockstep.storage.store import Family
+from lockstep.storage.unchanged import BUCKETS, Unchanged, bucket_of
+from lockstep.values.limits import REPAIR_CHANGED_RANGES_MAX
+from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
+
+from .support import content_of, open_store, runtime_of
+from .test_engine import TABLE, put
+
+WHOLE = [FULL_RING]
+
+
+async def opened(path: Path, kind: str = "model") -> StorageEngine:
+    runtime = runtime_of()
+    return StorageEngine(await open_store(kind, path, runtime), runtime, background_merge=False)
+
+
+def repaired(engine: StorageEngine, ranges: list[Range]) -> None:
+    engine.unchanged.watch("s", TABLE, ranges)
+    engine._store.write(engine.unchanged.equal("s", TABLE, ranges))
+
+
+def changed_tokens(engine: StorageEngine, tokens: list[int]) -> set[int]:
+    parts = engine.unchanged.parts(TABLE, WHOLE)
+    return {token for token in tokens if any(part.contains(token) for part in parts)}
+
+
+def test_buckets_cover_the_ring_in_order() -> None:
+    assert bucket_of(TOKEN_MIN + 1) == 0 and bucket_of(TOKEN_MAX) == BUCKETS - 1
+    dice = Random(1)
+    tokens = sorted(dice.randrange(TOKEN_MIN + 1, TOKEN_MAX) for _ in range(500))
+    assert [bucket_of(token) for token in tokens] == sorted(bucket_of(token) for token in tokens)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_written_since_is_changed_and_little_else(seed: int, tmp_path: Path) -> None:
+    async def check() -> None:
+        dice = Random(seed)
+        engine = await opened(tmp_path)
+        assert engine.unchanged.parts(TABLE, WHOLE) == (FULL_RING,)
+        repaired(engine, WHOLE)
+        assert engine.unchanged.parts(TABLE, WHOLE) == ()
+        tokens = [dice.randrange(TOKEN_MIN + 1, TOKEN_MAX) for _ in range(200)]
+        written = tokens[:100]
+        for number, token in enumerate(written):
+            engine.apply(put((token, b"k"), b"c", b"v", number + 1, number))
+        buckets = {bucket_of(token) for token in written}
+        assert changed_tokens(engine, tokens) == {t for t in tokens if bucket_of(t) in buckets}
+        again = Unchanged(engine._store)
+        assert again.parts(TABLE, WHOLE) == engine.unchanged.parts(TABLE, WHOLE), "as a start would find it"
+        half = [Range(TOKEN_MIN, 0)]
+        repaired(engine, half)
+        assert changed_tokens(engine, tokens) == {t for t in tokens if bucket_of(t) in buckets and t > 0}
+        bounds = keys.token_bounds(TABLE, Range(TOKEN_MIN, TOKEN_MAX // 2))
+        engine._store.write(engine.unchanged.changed_between(*bounds))
+        assert changed_tokens(engine, tokens) >= {token for token in tokens if token <= TOKEN_MAX // 2}
+        await engine.close()
+
+    asyncio.run(check())
+
+
+def test_what_is_written_while_a_repair_looks_stays_changed(tmp_path: Path) -> None:
+    async def check() -> None:
+        engine = await opened(tmp_path)
+        engine.unchanged.watch("s", TABLE, WHOLE)
+        engine.apply(put((5, b"k"), b"c", b"v", 1, 1))
+        engine.apply(put((-5 << 50, b"k"), b"c", b"v", 1, 2), by_repair=True)
+        engine._store.write(engine.unchanged.equal("s", TABLE, WHOLE))
+        [part] = engine.unchanged.parts(TABLE, WHOLE)
+        assert part.contains(5) and not part.contains(-5 << 50)
+        engine.unchanged.forget(lambda session: False)
+        assert engine.unchanged.equal("s", TABLE, WHOLE) == ()
+        await engine.close()
+
+    asyncio.run(check())
+
+
+def test_a_mark_goes_with_the_write_that_ends_it(tmp_path: Path) -> None:
+    async def check() -> None:
+        engine = await opened(tmp_path)
+        repaired(engine, WHOLE)
+        before = content_of(engine._store)
+        engine.apply(put((5, b"k"), b"c", b"v", 1, 1))
+        marks = {k: v for k, v in content_of(engine._store).items() if k[:1] == Family.REPAIR.value}
+        assert marks != {k: v for k, v in before.items() if k[:1] == Family.REPAIR.value}
+        await engine.truncate(TABLE)
+        assert engine.unchanged.parts(TABLE, WHOLE) == (FULL_RING,)
+        await engine.close()
+
+    asyncio.run(check())
+
+
+def test_ranges_that_end_inside_a_bucket_leave_it_changed_and_many_pieces_are_joined(tmp_path: Path) -> None:
+    async def check() -> None:
+        engine = await opened(tmp_path)
+        repaired(engine, [Range(100, 1 << 60)])
+        assert changed_tokens(engine, [101, 1 << 50, 1 << 60]) == {101, 1 << 60}
+        repaired(engine, WHOLE)
+        for bucket in range(0, BUCKETS, 16):
+            engine.unchanged.changed(TABLE, (bucket << 48) - (1 << 63) + 7)
+        parts = engine.unchanged.parts(TABLE, WHOLE)
+        assert len(parts) <= REPAIR_CHANGED_RANGES_MAX
+        assert sorted(parts) == list(parts)
+        await engine.close()
+
+    asyncio.run(check())
