@@ -134,6 +134,17 @@ def test_data_centres_and_settings_are_as_asked(tmp_path: Path) -> None:
         Cluster(settings={"timeouts": {"wrote_ms": 1}})
 
 
+def test_a_cluster_that_asks_for_passwords() -> None:
+    with Cluster(nodes=1, auth=True) as cluster:
+        cluster.execute("CREATE ROLE ada WITH PASSWORD = 'p' AND LOGIN = true")
+        with cluster.session(user="ada", password="p") as session, pytest.raises(CqlError, match="2100"):
+            session.execute("CREATE ROLE eve")
+        with pytest.raises(CqlError, match="0100"):
+            cluster.session(user="ada", password="wrong")
+        with pytest.raises(ConfigurationError, match="asks for a password"):
+            Session(cluster.nodes[0].address, cluster.port)
+
+
 def test_two_clusters_never_share_an_address() -> None:
     one, other = addresses.claim((9042,)), addresses.claim((9042,))
     assert one.first_address != other.first_address
