@@ -59,6 +59,8 @@ class Conflict(msgspec.Struct, frozen=True):
 
 
 _FREE = Conflict(Scope.NEVER, "")
+_COUNTED_ON = Conflict(Scope.ALWAYS, "a running operation counts on the replicas that it would take away")
+_PLANNED = Conflict(Scope.ALWAYS, "a running operation planned the rings and the tables on them as they were")
 _FROZEN = Conflict(Scope.ALWAYS, "operators froze what is not about the service itself or where nodes are")
 
 #: Every pair that is not free.
@@ -69,16 +71,12 @@ _ROWS: Mapping[tuple[Wanted, Held], Conflict] = {
     (Wanted.RING, Held.REPLICATION): Conflict(
         Scope.ALWAYS, "each of its steps is planned for the token owners as they are"
     ),
-    (Wanted.REPLICATION, Held.RING): Conflict(
-        Scope.ALWAYS, "a running operation planned the rings and the tables on them as they were"
-    ),
+    (Wanted.REPLICATION, Held.RING): _PLANNED,
     (Wanted.REPLICATION, Held.REPLICATION): Conflict(
         Scope.SAME_KEYSPACE, "a keyspace goes from one replication to one other at a time"
     ),
     (Wanted.REPLICATION, Held.FREEZE): _FROZEN,
-    (Wanted.FORCE, Held.REPLICATION): Conflict(
-        Scope.ALWAYS, "a running operation counts on the replicas that it would take away"
-    ),
+    (Wanted.FORCE, Held.REPLICATION): _COUNTED_ON,
     (Wanted.SCHEMA_MOVING, Held.REPLICATION): Conflict(
         Scope.SAME_KEYSPACE, "the keyspace has a ring of its own until the change has ended"
     ),
@@ -89,14 +87,10 @@ _ROWS: Mapping[tuple[Wanted, Held], Conflict] = {
         Scope.SAME_NODE, "nobody hears a node that is shut out, so it takes no part and gets no ranges"
     ),
     (Wanted.RING, Held.FREEZE): _FROZEN,
-    (Wanted.FORCE, Held.RING): Conflict(
-        Scope.ALWAYS, "a running operation counts on the replicas that it would take away"
-    ),
+    (Wanted.FORCE, Held.RING): _COUNTED_ON,
     (Wanted.FORCE, Held.VOTE): Conflict(Scope.SAME_NODE, "another node gets its vote first"),
     (Wanted.FORCE, Held.FREEZE): _FROZEN,
-    (Wanted.SCHEMA_MOVING, Held.RING): Conflict(
-        Scope.ALWAYS, "a running operation planned the rings and the tables on them as they were"
-    ),
+    (Wanted.SCHEMA_MOVING, Held.RING): _PLANNED,
     (Wanted.SCHEMA_MOVING, Held.FREEZE): _FROZEN,
     (Wanted.SCHEMA, Held.FREEZE): _FROZEN,
     (Wanted.MEMBERSHIP, Held.FREEZE): _FROZEN,
@@ -128,6 +122,9 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.ENABLE_FEATURES: Wanted.MEMBERSHIP,
     EntryKind.SET_EXTENSION: Wanted.MEMBERSHIP,
     EntryKind.SCHEMA_CHANGE: Wanted.SCHEMA,
+    EntryKind.ROLE_CHANGE: Wanted.SCHEMA,
+    EntryKind.ROLE_MEMBERSHIP: Wanted.SCHEMA,
+    EntryKind.PERMISSIONS: Wanted.SCHEMA,
     EntryKind.FORCE_REMOVE: Wanted.FORCE,
     EntryKind.UPDATE_NODE: Wanted.FACTS,
     EntryKind.SNAPSHOT: Wanted.FACTS,
@@ -136,9 +133,6 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.EXCLUDE_NODES: Wanted.FACTS,
     EntryKind.INCLUDE_NODES: Wanted.FACTS,
     EntryKind.PREPARE_MEMBERSHIP: Wanted.VOTERS,
-    EntryKind.ROLE_CHANGE: Wanted.SCHEMA,
-    EntryKind.ROLE_MEMBERSHIP: Wanted.SCHEMA,
-    EntryKind.PERMISSIONS: Wanted.SCHEMA,
     EntryKind.ADVANCE_MEMBERSHIP: Wanted.VOTERS,
     EntryKind.CANCEL_MEMBERSHIP: Wanted.VOTERS,
     EntryKind.BEGIN_REPAIR: Wanted.REPAIR,

@@ -27,6 +27,14 @@ def lone(epoch: int = 5) -> ScriptedNode:
     return make_nodes(1, whole_ring(epoch, [1], factors=ONE))[1][0]
 
 
+def writing_lone() -> tuple[ScriptedNode, list[Any]]:
+    """A node with a write of epoch 5 under way, until its store syncs; and what is answered."""
+    node, answers = lone(), list[Any]()
+    node.engine.sync_gate.clear()
+    node.replica.write(WriteRequest(5, 1, upsert(1)), answers.append)
+    return node, answers
+
+
 def reading(epoch: int) -> ReadRequest:
     return ReadRequest(epoch, 1, read_one(1))
 
@@ -44,10 +52,7 @@ def test_a_write_of_a_coordinator_behind_the_fence_is_refused_before_it_is_execu
 
 def test_a_write_is_refused_after_it_was_executed_when_the_fence_passed_it_meanwhile() -> None:
     async def test() -> None:
-        node = lone()
-        answers: list[Any] = []
-        node.engine.sync_gate.clear()
-        node.replica.write(WriteRequest(5, 1, upsert(1)), answers.append)
+        node, answers = writing_lone()
         node.cluster = whole_ring(6, [1], group_epoch=6, factors=ONE)
         node.replica.write(WriteRequest(6, 6, upsert(2)), answers.append)
         await turns()
@@ -65,10 +70,7 @@ def test_a_write_is_refused_after_it_was_executed_when_the_fence_passed_it_meanw
 
 def test_a_change_elsewhere_fences_nothing_that_was_executed() -> None:
     async def test() -> None:
-        node = lone()
-        answers: list[Any] = []
-        node.engine.sync_gate.clear()
-        node.replica.write(WriteRequest(5, 1, upsert(1)), answers.append)
+        node, answers = writing_lone()
         # Another epoch, the same group; and a change of the table, which nobody looks elsewhere for.
         node.cluster = whole_ring(7, [1], factors=ONE, table_epoch=7)
         node.engine.sync_gate.set()
@@ -112,10 +114,7 @@ def test_the_client_of_a_fenced_write_sees_no_error_and_the_new_replica_has_it()
 
 def test_a_request_that_is_not_finished_holds_the_drain_of_the_fence() -> None:
     async def test() -> None:
-        node = lone()
-        answers: list[Any] = []
-        node.engine.sync_gate.clear()
-        node.replica.write(WriteRequest(5, 1, upsert(1)), answers.append)
+        node, answers = writing_lone()
         node.cluster = whole_ring(6, [1], group_epoch=6, factors=ONE)
         draining = asyncio.ensure_future(node.replica.drain(6))
         await turns()
