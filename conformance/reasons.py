@@ -28,7 +28,6 @@ def _rule(reason: str, pattern: str, *, missing: bool = True) -> Rule:
 INDEXES: Final = "indexes"
 VIEWS: Final = "materialized views"
 FUNCTIONS: Final = "functions and aggregates of users"
-ROLES: Final = "roles and authentication"
 CLUSTERS: Final = "a cluster of another shape or configuration"
 _NOT: Final = r"(?:statements )?(?:is|are) not supported"
 #: In order; searched in the text that the test failed with.
@@ -39,7 +38,6 @@ BY_TEXT: Final = (
     _rule(FUNCTIONS, rf"(?:FUNCTION|AGGREGATE) {_NOT}"),
     _rule("lightweight transactions", rf"\(IF\) {_NOT}|conditional batch\S* {_NOT}"),
     _rule("counters", rf"counter (?:columns|batches|updates) {_NOT}"),
-    _rule(ROLES, rf"(?:ROLE|USER|GRANT|REVOKE|PERMISSIONS|LIST)\b[^\"]* {_NOT}"),
     _rule("JSON", rf"JSON {_NOT}"),
     _rule("custom types", r"Unable to parse type ''"),
     _rule("other statements", _NOT),
@@ -47,7 +45,7 @@ BY_TEXT: Final = (
 )
 #: In order; searched in the test's name, for tests that swallow the error which would tell.
 BY_NAME: Final = (
-    _rule(ROLES, r"Authenticat(?:ion|or)\w*Tests::"),
+    _rule(CLUSTERS, r"MisconfiguredAuthenticationTests::"),
     _rule(INDEXES, r"::test_indexes"),
     _rule("a request handler that mirrors payloads", r"custom_payload|test_custom_query_"),
     _rule("traces of replicas (those of coordinators are kept)", r"test_replicas_are_queried"),

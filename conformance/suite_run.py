@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,12 @@ CASSANDRA_VERSION: Final = "5.0.2"
 
 #: The suite's tests name this rack, and count one token a node.
 _AS_EXPECTED: Final = {"placement": {"rack": "r1", "num_tokens": 1}}
+#: Files whose tests configure their cluster, and how.
+_CONFIGURED: Final = {
+    "test_authentication.py": {
+        "auth": {"authenticator": "PasswordAuthenticator", "authorizer": "CassandraAuthorizer"}
+    }
+}
 #: Why the suite skips tests that stop nodes, or rely on their addresses, on a cluster that it did not make.
 _LOCAL_ONLY: Final = "only runs against local"
 
@@ -49,13 +55,15 @@ class FileResult(NamedTuple):
         return sum(one.outcome == outcome for one in self.outcomes)
 
 
-def make_cluster(nodes: int) -> LocalCluster:
+def make_cluster(
+    nodes: int, name: str = CLUSTER_NAME, settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> LocalCluster:
     """A fresh, running cluster at 127.0.0.1, 127.0.0.2, …, on the ports that the suite has fixed."""
     home = BUILD / "clusters"
-    left_over = LocalCluster.open(CLUSTER_NAME, home=home) if (home / CLUSTER_NAME).exists() else None
+    left_over = LocalCluster.open(name, home=home) if (home / name).exists() else None
     if left_over is not None:
         left_over.destroy()
-    cluster = LocalCluster.create(CLUSTER_NAME, nodes, home=home, settings=_AS_EXPECTED)
+    cluster = LocalCluster.create(name, nodes, home=home, settings={**_AS_EXPECTED, **(settings or {})})
     cluster.start()
     return cluster
 
@@ -75,8 +83,18 @@ def run_file(cluster: LocalCluster, clients: Clients, file: str, *, walled: bool
     """The outcomes of a file's tests.
 
     Tests that want a cluster of their own are run again with ours in its place, if `walled`: the suite
-    ends processes by name when such a cluster cannot be had.
+    ends processes by name when such a cluster cannot be had. Files of tests that configure theirs get one
+    that is configured so, while ours stands still.
     """
+    wanted = _CONFIGURED.get(Path(file).name)
+    if wanted is not None:
+        cluster.stop()
+        configured = make_cluster(len(cluster.file.nodes), "configured", wanted)
+        try:
+            return _run(configured, clients, file, (file,), external=True)
+        finally:
+            configured.destroy()
+            cluster.start()
     result = _run(cluster, clients, file, (file,), external=True)
     wanting = [one.test for one in result.outcomes if one.outcome == "skipped" and _LOCAL_ONLY in one.text]
     if not wanting or not walled:
