@@ -78,6 +78,20 @@ def test_a_batch_is_all_or_nothing_when_its_coordinator_dies(label: str, hit: in
         assert seen(town, 1) == len(KEYS)
 
 
+def lose_the_coordinator_at_its_first_write() -> None:
+    with founded(16) as town:
+        town.world.probes.add(CrashRule(label="replica.write.accepted", process="n1", hit=1))
+        begin_batch(town, 1)
+        town.until(lambda: not town.process(1).alive)
+        town.until(lambda: kept(town, 2, 3) == 0)
+        town.wait(1)
+        assert seen(town, 2) == len(KEYS)
+
+
+def test_a_batch_is_written_when_its_coordinator_dies_before_the_first_replica_hears_of_it() -> None:
+    lose_the_coordinator_at_its_first_write()
+
+
 def test_a_batch_whose_log_is_not_acknowledged_sends_nothing_to_replicas_and_says_so() -> None:
     with founded(12) as town:
         town.world.probes.add(CrashRule(label="batches.kept", process="n2", hit=1))

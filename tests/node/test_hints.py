@@ -6,16 +6,19 @@ from collections.abc import Sequence
 
 import pytest
 
+from lockstep.metadata.directory import NodeState
 from lockstep.metadata.membership import ServiceWish, SetService
+from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.replication.hints import DISABLED, EXPIRED, WINDOW
 from lockstep.schema.changes import AlterOptions
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.history import Change, Look
+from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Unavailable
 from lockstep.values.ids import Consistency, NodeId
-from tests.node.support import Outcome, Town, decommission
+from tests.node.support import Outcome, Town
 from tests.node.test_requests_while_moving import founded, table_of
 
 TIMEOUT_MS = 1000
@@ -171,20 +174,35 @@ def test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked() -> None
         assert {mark.reason for mark in town.node(1).hints.store.marks()} == {EXPIRED}
 
 
-def test_hints_of_a_range_that_moved_reach_its_new_replicas_and_nobody_else() -> None:
-    """A node comes while another one is away, and the one that is away leaves for good."""
+def remove_the_only_one_that_has_a_hint() -> None:
+    """A write of which only hints for one node are left, which then is removed."""
     with founded(7) as town:
-        away(town, 3)
-        write_all(town, 1)
-        back_id = NodeId(town.node(3).node_id)
-        back(town, 3)
         town.start(4)
         town.until(lambda: town.ready(4))
-        town.finish(town.submit(1, SetService(ServiceWish.LEAVE, node=back_id)))
-        town.finish(town.submit(1, decommission(back_id)))
-        town.until(lambda: "n3" in town.ended)
-        town.until(lambda: pending(town, 1, 2, 4) == 0)
-        assert [held(town, number) for number in (1, 2, 4)] == [COUNT] * 3
+        lost = NodeId(town.node(3).node_id)
+        town.finish(town.submit(1, SetService(ServiceWish.LEAVE, node=lost)))
+        away(town, 3, [1, 2, 4])
+
+        async def leave_hints(node: Node) -> None:
+            for key in KEYS:
+                at = node.runtime.clock.wall_us()
+                change = Change("t", key, at, ANY, TIMEOUT_MS, ((0, b"v"),))
+                made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
+                plan = node.hints.plans.write_plan(made.table_id, made.token, ANY)
+                hinted = [target for target in plan.targets if target.node == lost]
+                node.hints.leave(made, plan.epoch, hinted)
+
+        town.finish(town.begin(1, leave_hints))
+        mine = pending(town, 1)
+        assert 0 < mine <= COUNT
+        town.finish(town.submit(1, PrepareOperation(kind=OperationKind.REMOVE, node=lost, tokens=())))
+        town.until(lambda: town.state_of(int(lost)) is NodeState.LEFT)
+        town.until(lambda: pending(town, 1) == 0)
+        assert sum(held(town, number) for number in (1, 2, 4)) == 3 * mine
+
+
+def test_hints_of_a_node_that_was_removed_reach_the_replicas_of_now() -> None:
+    remove_the_only_one_that_has_a_hint()
 
 
 def test_a_node_that_leaves_hands_its_hints_over() -> None:

@@ -21,7 +21,7 @@ from lockstep.sim import runner
 from lockstep.sim.planted import DIRECTED, REGISTRY, data, log, service, sessions, topology
 from lockstep.sim.report import noticed_by
 from lockstep.sim.scenarios import SCENARIOS
-from tests.node import test_failed_work, test_purging
+from tests.node import test_batches, test_failed_work, test_hints, test_purging
 from tests.replication import test_fences, test_streaming
 
 #: The test that brings each of the directed bugs about, and must fail with it.
@@ -35,6 +35,9 @@ BROUGHT_ABOUT: dict[str, Callable[[], None]] = {
         test_fences.test_a_write_is_refused_after_it_was_executed_when_the_fence_passed_it_meanwhile
     ),
     "purge_in_sessions": test_purging.hold_by_a_session,
+    "batch_forgotten_early": test_batches.lose_the_coordinator_at_its_first_write,
+    "hints_of_former_replicas_dropped": test_hints.remove_the_only_one_that_has_a_hint,
+    "hint_dropped_unmarked": (test_hints.test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked),
 }
 #: How a test ends that does not find what it looks for, or waits for it in vain.
 FAILS = (AssertionError, ValueError, TimeoutError, BaseExceptionGroup, Failed)

@@ -8,6 +8,7 @@ from lockstep.sim.planted.counters import COUNTERS
 from lockstep.sim.planted.data import DATA
 from lockstep.sim.planted.decisions import DECISIONS
 from lockstep.sim.planted.log import LOG
+from lockstep.sim.planted.owed import DIRECTED as _OWED_DIRECTED
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.planted.purging import DIRECTED as _PURGING_DIRECTED
 from lockstep.sim.planted.purging import PURGING
@@ -21,6 +22,8 @@ REGISTRY: dict[str, Planted] = {
     for planted in (*DATA, *COUNTERS, *DECISIONS, *TOPOLOGY, *SESSIONS, *LOG, *SERVICE, *PURGING)
 }
 #: Those that a test brings about; no seed is looked for.
-DIRECTED: dict[str, Planted] = {planted.name: planted for planted in (*_DIRECTED, *_PURGING_DIRECTED)}
+DIRECTED: dict[str, Planted] = {
+    planted.name: planted for planted in (*_DIRECTED, *_PURGING_DIRECTED, *_OWED_DIRECTED)
+}
 
 __all__ = ["DIRECTED", "REGISTRY", "Planted"]

@@ -1,0 +1,54 @@
+"""Planted bugs of what is owed to replicas: hints and logged batches. A test brings each of them about."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from lockstep.replication.batch_records import ForgetBatch
+from lockstep.replication.batches import Batches
+from lockstep.replication.hint_delivery import HintDelivery
+from lockstep.replication.hint_store import HintStore
+from lockstep.sim.planted.plant import Planted
+from lockstep.sim.replaced import replaced
+
+
+def _batch_forgotten_early() -> contextlib.AbstractContextManager[None]:
+    """The batch log forgets a batch before its writes are sent."""
+    original = Batches._keep
+
+    async def keep(self: Any, batch: Any, consistency: Any, deadline_s: float) -> Any:
+        holders = await original(self, batch, consistency, deadline_s)
+        self._forget(holders, ForgetBatch(batch.batch_id, batch.created_us))
+        await asyncio.sleep(0.02)
+        return holders
+
+    return replaced((Batches, "_keep", keep))
+
+
+def _hints_of_former_replicas_dropped() -> contextlib.AbstractContextManager[None]:
+    """Hints of a node that no longer owns their range are forgotten."""
+
+    def leave_again(self: Any, plan: Any, stored: Any) -> None:
+        self._store.delete([stored])
+
+    return replaced((HintDelivery, "_leave_again", leave_again))
+
+
+def _hint_dropped_unmarked() -> contextlib.AbstractContextManager[None]:
+    """What is given up leaves no trace."""
+    return replaced((HintStore, "_mark_batch", lambda self, marks: []))
+
+
+#: What a test brings about.
+DIRECTED = (
+    Planted("batch_forgotten_early", "half a batch is written", "", _batch_forgotten_early),
+    Planted(
+        "hints_of_former_replicas_dropped",
+        "a write that was acknowledged at ANY is lost",
+        "",
+        _hints_of_former_replicas_dropped,
+    ),
+    Planted("hint_dropped_unmarked", "nobody knows that a range needs a repair", "", _hint_dropped_unmarked),
+)
