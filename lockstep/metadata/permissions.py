@@ -14,7 +14,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.roles import Access
 from lockstep.metadata.transformations import refuse_before_initialize
-from lockstep.schema.changes import SYSTEM_KEYSPACES, CreateKeyspace, CreateTable, SchemaChange
+from lockstep.schema.changes import SYSTEM_KEYSPACES, CreateKeyspace, SchemaChange
 from lockstep.schema.model import Schema
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import GRANTS_MAX
@@ -79,10 +79,9 @@ def followed(access: Access, before: Schema, after: Schema, change: SchemaChange
 def _created(change: SchemaChange, before: Schema, after: Schema) -> list[str]:
     if isinstance(change, CreateKeyspace):
         return [resources.keyspace(change.keyspace), resources.functions(change.keyspace)]
-    if isinstance(change, CreateTable):
-        return [resources.table(change.keyspace, change.name)]
     known = _functions_of(before, change.keyspace)
-    return [name for name in _functions_of(after, change.keyspace) if name not in known]
+    made = [name for name in _functions_of(after, change.keyspace) if name not in known]
+    return [*_tables_only_in(after, before), *made]
 
 
 def _gone(before: Schema, after: Schema) -> list[str]:
@@ -94,12 +93,15 @@ def _gone(before: Schema, after: Schema) -> list[str]:
         elif space is not None:
             kept = _functions_of(after, space.name)
             gone += [name for name in _functions_of(before, space.name) if name not in kept]
-    for table_id in before.table_ids_gone_in(after):
-        table = before.tables_by_id[table_id]
-        # A table that is emptied has another id under the same name.
-        if after.table(table.keyspace, table.name) is None:
-            gone.append(resources.table(table.keyspace, table.name))
-    return gone
+    return gone + _tables_only_in(before, after)
+
+
+def _tables_only_in(here: Schema, there: Schema) -> list[str]:
+    """Tables and views of one schema that the other does not have; costs what differs."""
+    tables = (here.tables_by_id[table_id] for table_id in here.table_ids_gone_in(there))
+    # A table that is emptied has another id under the same name.
+    alone = (table for table in tables if there.table(table.keyspace, table.name) is None)
+    return [resources.table(table.keyspace, table.name) for table in alone]
 
 
 def _functions_of(schema: Schema, keyspace: str) -> tuple[str, ...]:
