@@ -340,3 +340,51 @@ def _twin_base() -> ClusterMetadata:
 
 
 _TWIN_BASE = _twin_base()
+
+
+# -- grants and the schema -------------------------------------------------------------------------
+
+
+def _table(number: int, keyspace: str, name: str) -> CreateTable:
+    return CreateTable(keyspace, name, f"00000000-0000-4000-9000-{number:012}", COLUMNS)
+
+
+SPACES, TABLES = st.sampled_from(("p", "q")), st.sampled_from(("t", "u"))
+SCHEMA_CHANGES = st.lists(
+    st.one_of(
+        st.builds(lambda k, by: ChangeSchema(CreateKeyspace(k, FACTOR), by), SPACES, st.sampled_from(NAMES)),
+        st.builds(
+            lambda n, k, t, by: ChangeSchema(_table(n, k, t), by),
+            st.integers(0, 10**9),
+            SPACES,
+            TABLES,
+            st.sampled_from(NAMES),
+        ),
+        st.builds(lambda k, t: ChangeSchema(DropTable(k, t)), SPACES, TABLES),
+        st.builds(lambda k, t: ChangeSchema(EmptyTable(k, t)), SPACES, TABLES),
+        st.builds(lambda k: ChangeSchema(DropKeyspace(k)), SPACES),
+        st.builds(lambda n: ChangeRole(CreateRole(n)), st.sampled_from(NAMES)),
+        st.builds(lambda n: ChangeRole(DropRole(n)), st.sampled_from(NAMES)),
+        st.builds(
+            lambda n, k, t: ChangePermissions(n, f"data/{k}/{t}", ("SELECT",), True),
+            st.sampled_from(NAMES),
+            SPACES,
+            TABLES,
+        ),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SCHEMA_CHANGES)
+def test_no_grant_is_on_what_is_not_there(changes: list[Transformation]) -> None:
+    cluster = _TWIN_BASE
+    for change in changes:
+        try:
+            cluster = change.apply(cluster, cluster.epoch + 1)
+        except Rejected:
+            continue
+        cluster.access.validate()
+        for grant in cluster.access.listed_grants():
+            assert permissions.exists(cluster, grant.resource), grant
