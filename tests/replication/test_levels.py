@@ -6,11 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from lockstep.replication.plans import PlanBook
+from lockstep.cql.wire import responses
+from lockstep.replication.failure_codes import reasons_of
+from lockstep.replication.plans import PlanBook, Target
 from lockstep.values.errors import (
     CorruptFile,
     DiskRefused,
     LockstepError,
+    PeerTimeout,
+    PeerUnreachable,
     ReadFailure,
     ReadTimeout,
     RequestError,
@@ -18,7 +22,7 @@ from lockstep.values.errors import (
     WriteFailure,
     WriteTimeout,
 )
-from lockstep.values.ids import Consistency
+from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.rows import ReadCommand, ReadResult
 
 from .clusters import TABLE_ID, make_nodes, read_one, upsert, whole_ring
@@ -178,3 +182,25 @@ def test_what_is_known_of_a_failure_decides_how_it_is_told(
         assert not errors[1].outcome_known or isinstance(errors[1], Unavailable)
 
     run(test)
+
+
+def test_each_failed_replica_is_named_with_its_reason() -> None:
+    targets = [Target(NodeId(n), (f"10.0.0.{n}" if n < 5 else "name", 1), "dc1") for n in range(1, 6)]
+    failures = {
+        NodeId(1): CorruptFile("sst", 3, "checksum"),
+        NodeId(2): PeerTimeout("late"),
+        NodeId(3): PeerUnreachable("down"),
+        NodeId(5): CorruptFile("sst", 3, "checksum"),
+    }
+    reasons = reasons_of(targets, failures)
+    assert reasons == (("10.0.0.1", 0), ("10.0.0.2", 2), ("10.0.0.3", 5)), "node 5 has no number as address"
+    error = WriteFailure(C.QUORUM, 1, 2, 4, "SIMPLE", reasons)
+    assert error.message == (
+        "Operation failed - received 1 responses and 4 failures: UNKNOWN from /10.0.0.1, "
+        "TIMEOUT from /10.0.0.2, NODE_DOWN from /10.0.0.3"
+    )
+    for version, wanted in ((5, 4), (4, 4)):
+        body = responses.error(version, error)
+        # Behind the code, the message, the level and two counts.
+        at = 4 + 2 + len(error.message) + 2 + 8
+        assert int.from_bytes(body[at : at + 4], "big") == wanted, "failures without an address count too"
