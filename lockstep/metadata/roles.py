@@ -88,14 +88,16 @@ class Access(msgspec.Struct, frozen=True, dict=True):
 
     def permissions(self, name: str, resource: str) -> frozenset[str]:
         """What a role may do with a resource, by all its roles and all that hold the resource."""
+        applicable = resources.applicable(resource)
         if self.is_superuser(name):
-            return frozenset(resources.applicable(resource))
+            return frozenset(applicable)
         holders = resources.chain(resource)
         return frozenset(
             permission
             for role in self.closure(name)
             for holder in holders
             for permission in self.granted(role, holder)
+            if permission in applicable
         )
 
     # Changing
