@@ -19,6 +19,7 @@ from lockstep.replication.session_guards import SessionGuards
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.model import Schema, Table
 from lockstep.schema.table_options import option
+from lockstep.storage.companions import table_of, with_ballots
 from lockstep.storage.engine import StorageEngine
 from lockstep.values.errors import CorruptFile, DiskRefused
 from lockstep.values.tokens import Range
@@ -80,7 +81,8 @@ class TombstonePurge:
                 pause_s = self._interval_s
             else:
                 try:
-                    await self._engine.purge_table(table_id, self.before)
+                    for stored in with_ballots((table_id,)):
+                        await self._engine.purge_table(stored, self.before)
                     self._runtime.probes.reach("storage.purge.passed")
                 except CorruptFile as error:
                     self._log("storage.purge_failed", table=table_id, error=str(error))
@@ -113,10 +115,12 @@ class TombstonePurge:
     def before(self, table_id: int, token: int) -> int:
         """The second before which tombstones of the token may go now; 0: none may."""
         cluster = self._state.current
-        table = cluster.table(table_id)
+        table = cluster.table(table_of(table_id))
         if table is None or self._is_held(cluster):
             return 0
         now_s = self._runtime.clock.wall_us() // 1_000_000
+        if table_id != table.id:
+            return now_s  # Ballots are written anew as long as they matter to anyone.
         before_s = purge_before_s(cluster, table, Range(token - 1, token), now_s)
         oldest_us = self._oldest_undelivered_us()
         return before_s if oldest_us is None else min(before_s, oldest_us // 1_000_000)

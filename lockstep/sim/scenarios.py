@@ -143,10 +143,7 @@ SCENARIOS: dict[str, Scenario] = {
                 *("kill", "power", "kill_then_power", "partition", "isolate_leader", "slow_disk"),
                 *("crash_at_probe", "crash_newcomer", "crash_source"),
             ),
-            sometimes=(
-                *("repair done", "repair failed", "storage.purge.written", "repair.mend.applied"),
-                *("join completed", "decommission completed"),
-            ),
+            sometimes=("repair done", "repair failed", "storage.purge.written", "repair.mend.applied"),
         ),
         Scenario(
             name="power",

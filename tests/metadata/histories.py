@@ -19,6 +19,7 @@ from lockstep.metadata.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import KINDS, Founder, Initialize
 from lockstep.schema.model import Keyspace, Replication, schema_of
 from lockstep.topology.force_remove import KINDS as FORCE_KINDS
+from lockstep.topology.repairs import KINDS as REPAIR_KINDS
 from lockstep.topology.requests import KINDS as REQUEST_KINDS
 from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.values import codec
@@ -58,6 +59,7 @@ def registry() -> Registry:
         TOPOLOGY_KINDS,
         REQUEST_KINDS,
         FORCE_KINDS,
+        REPAIR_KINDS,
         SCHEMA_KINDS,
         EXCLUDED_KINDS,
         FEATURE_KINDS,
