@@ -265,7 +265,7 @@ class Parts(MetadataParts):
             self.log,
         )
 
-        oldest = self.hints.store.oldest_us
+        oldest = self.oldest_hint_us
         participant.oldest_undelivered_us = oldest
         interval_s = self.configuration.purge.interval_ms / 1000
         self.tombstone_purge = TombstonePurge(
