@@ -127,6 +127,24 @@ class StreamingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file_bytes: Annotated[int, msgspec.Meta(ge=256, le=1 << 30)] = STREAM_FILE_BYTES
 
 
+class StorageSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`commitlog_sync`: with batch, a write is acknowledged when it is on the disk; with periodic, at once,
+    and a crash may lose what was acknowledged during the last `commitlog_sync_period_ms`.
+
+    `reserve_bytes`: with less free on the disk writes are refused and reads go on. Twice what the store's own
+    log may take; 0 never looks.
+    """
+
+    commitlog_sync: Literal["batch", "periodic"] = "batch"
+    commitlog_sync_period_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)] = 10_000
+    reserve_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)] = 128 * 1024 * 1024
+
+    @property
+    def period_ms(self) -> int:
+        """Between two syncs that nobody waits for; 0: everybody waits."""
+        return self.commitlog_sync_period_ms if self.commitlog_sync == "periodic" else 0
+
+
 class HintsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Writes that are kept for replicas that did not acknowledge them.
 
@@ -215,6 +233,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     purge: PurgeSection = PurgeSection()
     cms: CmsSection = CmsSection()
     streaming: StreamingSection = StreamingSection()
+    storage: StorageSection = StorageSection()
     hints: HintsSection = HintsSection()
     gossip: GossipSection = GossipSection()
     topology: TopologySection = TopologySection()

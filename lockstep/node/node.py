@@ -72,7 +72,14 @@ class Node(Parts):
         self._refuse_other_cluster()
         refuse_lacking(self.cluster.features_enabled, self.configuration.features)
         self.store = await self._open_store(self.runtime)
-        self.engine = StorageEngine(self.store, self.runtime, on_failure=self._break)
+        storage = self.configuration.storage
+        self.engine = StorageEngine(
+            self.store,
+            self.runtime,
+            on_failure=self._break,
+            sync_period_ms=storage.period_ms,
+            reserve_bytes=storage.reserve_bytes,
+        )
         self._engine_open = True
         self._build_request_path(identity.generation)
         await self.hints.store.load(self.runtime.clock.wall_us())

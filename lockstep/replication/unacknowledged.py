@@ -32,6 +32,7 @@ class Owner(Protocol):
     runtime: Runtime
     hints: Hints | None
     lingering: Deadlines
+    bytes_in_flight: int
     alive: Callable[[int], bool]
 
 
@@ -48,6 +49,7 @@ class Unacknowledged(abc.ABC):
         "_number",
         "_outstanding",
         "_plan",
+        "_size",
         "done",
         "forced",
         "settled",
@@ -72,6 +74,8 @@ class Unacknowledged(abc.ABC):
         #: Whether it waits for replicas although its end was told.
         self._lingers = False
         self._number = 0
+        #: Bytes that its owner counts as in flight.
+        self._size = 0
         self.settled: Settled | None = None
         #: Whether hints are left whatever the settings.
         self.forced = False
@@ -90,8 +94,28 @@ class Unacknowledged(abc.ABC):
 
     def _linger(self, owner: Owner) -> None:
         """Leave hints for replicas that will not answer any more, and wait for the others."""
+        is_waiting = self._leave_to_silent(owner)
+        if is_waiting != self._lingers:
+            self._lingers = is_waiting
+            if is_waiting:
+                self._number = owner.lingering.add(self)
+            else:
+                owner.lingering.remove(self._number)
+        if not is_waiting:
+            self._let_go(owner)
+
+    def _let_go(self, owner: Owner) -> None:
+        """Nothing more is heard of this write."""
+        owner.bytes_in_flight -= self._size
+        self._size = 0
+        if self.settled is not None:
+            settled, self.settled = self.settled, None
+            settled(self._hints_whole, self._hints_sequence)
+
+    def _leave_to_silent(self, owner: Owner) -> bool:
+        """Leave hints for replicas that will not answer any more; whether others may."""
         if (owner.hints is None or not self.leaves_hints) and self.settled is None:
-            return
+            return False
         since, waits = self._plan.needs_epoch, len(owner.lingering) < WRITES_LINGERING_MAX
         silent: list[Target] = []
         is_waiting = False
@@ -105,15 +129,7 @@ class Unacknowledged(abc.ABC):
                 silent.append(target)
         if silent:
             self._leave(owner, silent)
-        if is_waiting != self._lingers:
-            self._lingers = is_waiting
-            if is_waiting:
-                self._number = owner.lingering.add(self)
-            else:
-                owner.lingering.remove(self._number)
-        if not is_waiting and self.settled is not None:
-            settled, self.settled = self.settled, None
-            settled(self._hints_whole, self._hints_sequence)
+        return is_waiting
 
     def _leave(self, owner: Owner, targets: Sequence[Target]) -> Left:
         for target in targets:

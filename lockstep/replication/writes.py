@@ -42,6 +42,7 @@ from lockstep.values.limits import (
     MUTATION_BYTES_MAX,
     REPLICA_RETRY_MS,
     REQUEST_PLANS_MAX,
+    WRITES_BYTES_IN_FLIGHT_MAX,
     WRITES_IN_FLIGHT_MAX,
 )
 from lockstep.values.rows import Mutation
@@ -92,6 +93,8 @@ class Writes:
         self.in_flight = Deadlines(runtime.clock)
         #: Writes whose end was told, and of which replicas may still answer.
         self.lingering = Deadlines(runtime.clock)
+        #: Of the mutations that both hold.
+        self.bytes_in_flight = 0
         #: Keeps what replicas did not acknowledge; None: nothing is kept.
         self.hints: Hints | None = None
         #: Plans that were replaced by one that differs in something that matters.
@@ -127,9 +130,11 @@ class Writes:
         Write(self, plan, mutation, deadline_s, write_type, told).start()
 
     def admit(self) -> None:
-        """Overloaded when this node coordinates as many writes as it may."""
+        """Overloaded when this node coordinates as many writes as it may, or as many bytes of them."""
         if len(self.in_flight) >= WRITES_IN_FLIGHT_MAX:
             raise Overloaded("too many writes in flight on this node")
+        if self.bytes_in_flight >= WRITES_BYTES_IN_FLIGHT_MAX:
+            raise Overloaded("too many bytes of writes in flight on this node")
 
     def stop(self) -> None:
         self.in_flight.stop()
@@ -188,6 +193,8 @@ class Write(Unacknowledged):
         self._retry: asyncio.TimerHandle | None = None
         self._moving = False
         self._prepare()
+        self._size = len(self._body)
+        owner.bytes_in_flight += self._size
         self._number = owner.in_flight.add(self)
 
     def start(self) -> None:
@@ -434,3 +441,5 @@ class Write(Unacknowledged):
             self._told(error)
             if error is None or isinstance(error, WriteTimeout | WriteFailure):
                 self._linger(self._owner)
+            else:
+                self._let_go(self._owner)

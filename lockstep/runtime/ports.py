@@ -67,6 +67,10 @@ class Disk(Protocol):
         """Bytes of a file; FileNotFoundError when absent."""
         ...
 
+    def free_bytes(self) -> int:
+        """Room on the device for this node's files; cheap."""
+        ...
+
     def append(self, path: str, data: bytes) -> None:
         """Append, creating file and directories as needed. DiskRefused when the disk is full."""
         ...

@@ -311,6 +311,10 @@ class SimDisk:
         return {path: bytes(self._durable_names[path].durable) for path in sorted(self._durable_names)}
 
 
+#: What is free on a disk without a capacity.
+_ROOMY = 1 << 50
+
+
 class DiskPort:
     """Disk port of one incarnation: after its crash, writes are dropped."""
 
@@ -333,6 +337,10 @@ class DiskPort:
 
     def size(self, path: str) -> int:
         return len(self._disk.file(path).cache)
+
+    def free_bytes(self) -> int:
+        capacity = self._disk.settings.capacity_bytes
+        return _ROOMY if capacity is None else max(0, capacity - self._disk.used_bytes())
 
     def append(self, path: str, data: bytes) -> None:
         if not self._loop.dead:

@@ -23,6 +23,7 @@ from lockstep.storage.purging import Purge, PurgeBefore
 from lockstep.storage.reading import Reading, partitions_between
 from lockstep.storage.reconcile import is_empty
 from lockstep.storage.sizes import estimated_bytes
+from lockstep.storage.space import Space
 from lockstep.storage.store import Batch, Family, Pair, RangeCursor, Run, Store
 from lockstep.storage.unchanged import Unchanged
 from lockstep.values import codec
@@ -91,11 +92,15 @@ class StorageEngine:
         *,
         background_merge: bool = True,
         on_failure: Callable[[StorageError], None] | None = None,
+        sync_period_ms: int = 0,
+        reserve_bytes: int = 0,
     ) -> None:
-        """`on_failure` is told once when the store can make nothing durable any more."""
+        """`on_failure` is told once when the store can make nothing durable any more. `sync_period_ms`: see
+        GroupCommit. `reserve_bytes`: see `storage.space`."""
         self._store = store
         self._runtime = runtime
-        self._commit = GroupCommit(store, runtime, on_failure)
+        self.space = Space(runtime, reserve_bytes)
+        self._commit = GroupCommit(store, runtime, on_failure, sync_period_ms)
         self._merge = BackgroundMerge(store, runtime, self._commit.fail)
         self._ask_merge = self._merge.ask if background_merge else None
         self.unchanged = Unchanged(store)
@@ -107,6 +112,7 @@ class StorageEngine:
 
         `also` are operations of other families (a journal entry) that join the same atomic batch.
         """
+        self.space.require()
         self._commit.admit()
         prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
         batch = fragments_of(mutation, prefix)
@@ -242,6 +248,7 @@ class StorageEngine:
     async def before_ingest(self, table_id: int, tokens: Range) -> None:
         """Wait for what was written of the range: a run may be durable at once, so it must not survive a
         crash that takes back an older deletion. Overloaded when too much is unsynced."""
+        self.space.require()
         self._commit.admit()
         try:
             await self._store.before_ingest()
@@ -251,7 +258,7 @@ class StorageEngine:
         bounds = keys.token_bounds(table_id, tokens)
         marks = self.unchanged.changed_between(*bounds)
         sequence = self.write_records(Family.REPAIR, marks) if marks else 0
-        await self._commit.synced(max(sequence, self._commit.unsynced_between(*bounds)))
+        await self._commit.durable(max(sequence, self._commit.unsynced_between(*bounds)))
 
     def ingest(self, run: FragmentRun) -> int:
         """Make a finished run visible in this step; the sequence to await with `synced`. Ingesting the same
@@ -310,6 +317,8 @@ class StorageEngine:
     def write_records(self, family: Family, batch: Batch) -> int:
         """Write records of a family of this node's own, visible at once: the sequence to await with `synced`.
         Overloaded when too much is unsynced."""
+        if any(operation[0] == "put" for operation in batch):
+            self.space.require()
         self._commit.admit()
         try:
             sequence = self._store.write(batch)

@@ -45,8 +45,17 @@ class _Unsynced:
 
 class GroupCommit:
     def __init__(
-        self, store: Store, runtime: Runtime, on_failure: Callable[[StorageError], None] | None = None
+        self,
+        store: Store,
+        runtime: Runtime,
+        on_failure: Callable[[StorageError], None] | None = None,
+        period_ms: int = 0,
     ) -> None:
+        """With a period nobody waits for a sync: one is made that long after the first write behind the last,
+        and a crash may take back what was acknowledged since."""
+        self._period_ms = period_ms
+        #: Set when a periodic sync is not to wait.
+        self._hurry = asyncio.Event()
         self._store = store
         self._runtime = runtime
         self._on_failure = on_failure
@@ -98,10 +107,23 @@ class GroupCommit:
 
     async def synced(self, sequence: int) -> None:
         """Wait until everything written up to `sequence` is durable. DiskRefused when it cannot be."""
+        if not self._period_ms:
+            await self.durable(sequence)
+            return
+        if self._failure is not None:
+            raise DiskRefused(self._failure)
+        if sequence > self._covered and self._task is None:
+            self._task = self._runtime.tasks.spawn(self._run(), "storage.sync")
+        if len(self._open.partitions) > limits.UNSYNCED_PARTITIONS_MAX // 2:
+            self._hurry.set()
+
+    async def durable(self, sequence: int) -> None:
+        """As `synced`, whatever the period."""
         if sequence <= self._covered:
             return
         if self._failure is not None:
             raise DiskRefused(self._failure)
+        self._hurry.set()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._task is None:
             self._waiting.append(waiter)
@@ -114,7 +136,9 @@ class GroupCommit:
 
     async def _run(self) -> None:
         try:
-            while self._waiting:
+            while self._waiting or (self._period_ms and self._covered < self._written):
+                if self._period_ms and not self._waiting:
+                    await self._wait_for_period()
                 await self._sync_once()
         except StorageError as error:
             for waiter in self._taken():
@@ -125,6 +149,14 @@ class GroupCommit:
             # Only a cancelled task still has waiters here; they cannot be told anything true.
             for waiter in self._taken():
                 waiter.cancel()
+
+    async def _wait_for_period(self) -> None:
+        self._hurry.clear()
+        try:
+            async with asyncio.timeout(self._period_ms / 1000):
+                await self._hurry.wait()
+        except TimeoutError:
+            self._runtime.probes.reach("storage.sync.periodic")
 
     async def _sync_once(self) -> None:
         self._joined, self._waiting = self._waiting, []
@@ -148,6 +180,7 @@ class GroupCommit:
 
     async def settle(self) -> None:
         """Wait for a sync that runs; used before the store is closed."""
+        self._hurry.set()
         if self._task is not None:
             await asyncio.wait([self._task])
         # A closed store refuses writes too, and that is no failure.

@@ -101,6 +101,8 @@ CQL_EXPRESSION_DEPTH_MAX: Final = 100
 MODEL_STORE_LOG_BYTES_MAX: Final = 4 * 1024 * 1024
 #: One record of the model store's log is one sync group; a longer length prefix is damage.
 MODEL_STORE_RECORD_BYTES_MAX: Final = 1024 * 1024 * 1024
+#: Between two looks at how much of the disk is free: a node cannot write its reserve away in that time.
+DISK_SPACE_LOOK_MS: Final = 500
 #: Partitions written and not yet synced; above it writes are refused as overloaded. At 1 KiB each: 64 MiB.
 UNSYNCED_PARTITIONS_MAX: Final = 65_536
 #: Fragment bytes behind one read answer; it then ends early with `more`. Fits an internode frame four times.
@@ -147,6 +149,8 @@ COUNTER_BOUND: Final = 1 << 63
 COUNTER_IDS_KEPT_MAX: Final = 65_536
 #: Changes of one partition's counters that wait for each other; each takes a read and a sync.
 COUNTER_WAITERS_MAX: Final = 1024
+#: Bytes of their mutations, those included whose clients have been answered and that wait for a replica.
+WRITES_BYTES_IN_FLIGHT_MAX: Final = 128 * 1024 * 1024
 #: Reads a coordinator has in flight; answers are held whole until they are merged.
 READS_IN_FLIGHT_MAX: Final = 4096
 #: Origins of decided proposals that each new one names: more rounds than pass while one proposer is away for

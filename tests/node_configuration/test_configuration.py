@@ -134,6 +134,7 @@ def test_every_section_and_key_has_a_default() -> None:
         "timeouts",
         "purge",
         "hints",
+        "storage",
         "reads",
         "raft",
         "metadata",

@@ -66,6 +66,10 @@ class RealDisk:
 
     # ---- reads
 
+    def free_bytes(self) -> int:
+        found = os.statvfs(self._root)
+        return found.f_bavail * found.f_frsize
+
     def names(self, directory: str) -> list[str]:
         try:
             return sorted(os.listdir(self._path(directory)))
