@@ -151,6 +151,8 @@ def translated(
             tables.setdefault(section, {})[key] = int(digits)
     if settings.get("authenticator", "").endswith("PasswordAuthenticator"):
         tables["auth"] = {"authenticator": "password"}
+        if settings.get("authorizer", "").endswith("CassandraAuthorizer"):
+            tables["auth"]["authorizer"] = "role-based"
     return tables
 
 
