@@ -22,7 +22,7 @@ from lockstep.server.permission_needs import function_resource
 from lockstep.server.permits import NOT_LOGGED_IN, Permits, Session
 from lockstep.server.role_lists import RoleLists
 from lockstep.server.schema_statements import SchemaStatements
-from lockstep.values.errors import InvalidRequest, Unauthorized
+from lockstep.values.errors import InvalidRequest, SyntaxError_, Unauthorized
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -73,7 +73,7 @@ class RoleStatements:
 
     async def _create(self, access: Access, session: Session, statement: tree.CreateRole) -> Answered:
         options, user = statement.options, str(session.user)
-        self._require(session, "CREATE", resources.ROLES)
+        self._may(access, session, "CREATE", resources.ROLES)
         if options.superuser and not access.is_superuser(user):
             raise Unauthorized("Only superusers can create a role with superuser status")
         _check_options(options)
@@ -105,7 +105,7 @@ class RoleStatements:
                 if value is not None:
                     raise Unauthorized(f"You aren't allowed to alter {name}")
         else:
-            self._require(session, "ALTER", resources.role(statement.name))
+            self._may(access, session, "ALTER", resources.role(statement.name))
             if access.is_superuser(statement.name) and not superuser:
                 raise Unauthorized("Only superusers are allowed to alter a role with superuser status")
         _check_options(options)
@@ -121,7 +121,7 @@ class RoleStatements:
         return _DONE
 
     async def _drop(self, access: Access, session: Session, statement: tree.DropRole) -> Answered:
-        self._require(session, "DROP", resources.role(statement.name))
+        self._may(access, session, "DROP", resources.role(statement.name))
         if access.is_superuser(statement.name) and not access.is_superuser(str(session.user)):
             raise Unauthorized("Only superusers can drop a role with superuser status")
         if statement.name == session.user:
@@ -132,9 +132,7 @@ class RoleStatements:
     async def _member(
         self, access: Access, session: Session, role: str, grantee: str, *, member: bool
     ) -> Answered:
-        self._require(session, "AUTHORIZE", resources.role(role))
-        if access.is_superuser(role) and not access.is_superuser(str(session.user)):
-            raise Unauthorized("Only superusers can grant or revoke a role with superuser status")
+        self._may(access, session, "AUTHORIZE", resources.role(role))
         await self._entries.submitted(ChangeMembership(role, grantee, member))
         return _DONE
 
@@ -183,7 +181,8 @@ class RoleStatements:
             raise InvalidRequest(f"Role {role} doesn't exist")
         wanted = _expanded(permissions, resource)
         if not wanted:
-            raise InvalidRequest("Resource type does not support any of the requested permissions")
+            kind = _CLASSES[resources.split(resource)[0]]
+            raise SyntaxError_(f"Resource type {kind} does not support any of the requested permissions")
         for permission in ("AUTHORIZE", *wanted):
             self._require(session, permission, resource)
         before = access.granted(role, resource)
@@ -198,6 +197,8 @@ class RoleStatements:
         """The resource that a statement names. InvalidRequest when there is none of this name."""
         resource = self._name_of(named, session_keyspace)
         parts = resources.split(resource)
+        if parts[0] == resources.FUNCTIONS and parts[1:2] == ("system",):
+            raise InvalidRequest("Altering permissions on builtin functions is not supported")
         known = exists(self._node.cluster, resource)
         space = self._virtual.by_name.get(parts[1]) if parts[0] == resources.DATA and len(parts) > 1 else None
         if space is not None:
@@ -231,11 +232,26 @@ class RoleStatements:
             return function_resource(space, keyspace, name, named.arguments)
         return resources.table(keyspace, name)
 
+    def _may(self, access: Access, session: Session, permission: str, resource: str) -> None:
+        """Unauthorized unless the user has this permission on a role, or on all."""
+        assert self._permits is not None, "somebody is logged in"
+        if self._permits.checks and permission not in access.permissions(str(session.user), resource):
+            raise Unauthorized(
+                f"User {session.user} does not have sufficient privileges to perform the requested operation"
+            )
+
     def _require(self, session: Session, permission: str, resource: str) -> None:
         assert self._permits is not None, "somebody is logged in"
         self._permits.require(session, ((permission, resource),))
 
 
+#: What Cassandra calls the sorts of resources.
+_CLASSES: Final = {
+    resources.DATA: "DataResource",
+    resources.ROLES: "RoleResource",
+    resources.FUNCTIONS: "FunctionResource",
+    resources.MBEANS: "JMXResource",
+}
 _WHOLE: Final = {
     "keyspaces": resources.DATA,
     "roles": resources.ROLES,
