@@ -70,6 +70,9 @@ _MATTERS = {
     "cdc": "changes of the table are captured",
     "comment": "shown by DESCRIBE and in `system_schema.tables`",
     "default_time_to_live": "of what is written without a TTL",
+    "gc_grace_seconds": "how long deletions are kept, with `tombstone_gc` in mode `timeout`",
+    "tombstone_gc": "`mode` is `timeout`, `repair`, `disabled` or `immediate`; "
+    "`propagation_delay_in_seconds` is about `repair`",
 }
 
 

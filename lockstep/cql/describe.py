@@ -14,7 +14,7 @@ from lockstep.cql.catalog import Catalog, cql_name
 from lockstep.cql.prepared import ColumnSpec, Prepared
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType
-from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, option, option_map
+from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, UNDESCRIBED_DEFAULTS, option, option_map
 from lockstep.schema.types import parse_type
 from lockstep.schema.user_types import in_order_of_use
 from lockstep.values.errors import InvalidRequest
@@ -210,6 +210,8 @@ def _option_texts(table: Table, with_id: bool) -> list[str]:
         texts.append(f"CLUSTERING ORDER BY ({orders})")
     for name in DEFAULTS:
         value = option(table.options, name)
+        if name in UNDESCRIBED_DEFAULTS and value == DEFAULTS[name]:
+            continue
         if name in MAP_OPTIONS:
             value = _map(sorted(option_map(value).items()))
         elif name in _QUOTED_OPTIONS:

@@ -72,6 +72,8 @@ DEFAULTS: dict[str, str] = {
     "tombstone_gc": map_text((("mode", "timeout"), ("propagation_delay_in_seconds", "3600"))),
 }
 MAP_OPTIONS = frozenset(("caching", "compaction", "compression", "extensions", "tombstone_gc"))
+#: Options that Cassandra lacks: its tools see them only where they were set.
+UNDESCRIBED_DEFAULTS = frozenset(("tombstone_gc",))
 #: When tombstones may go: after the grace time, once a repair is recorded, never, or at once.
 TOMBSTONE_GC_MODES = ("timeout", "repair", "disabled", "immediate")
 #: Accepted and dropped, as current Cassandra does.
@@ -227,7 +229,8 @@ def _tombstone_gc(name: str, value: OptionValue) -> str:
         if key not in found:
             raise _refused(f"Unknown sub-option '{key}' of {name}: there are {', '.join(found)}")
         if key == "mode" and raw.lower() not in TOMBSTONE_GC_MODES:
-            raise _refused(f"Invalid value for {name} mode: {raw} is not one of {', '.join(TOMBSTONE_GC_MODES)}")
+            modes = ", ".join(TOMBSTONE_GC_MODES)
+            raise _refused(f"Invalid value for {name} mode: {raw} is not one of {modes}")
         found[key] = raw.lower() if key == "mode" else _whole(0)(f"{name}.{key}", raw)
     return map_text(tuple(found.items()))
 

@@ -109,8 +109,8 @@ UNSYNCED_PARTITIONS_MAX: Final = 65_536
 READ_RESULT_BYTES_MAX: Final = 4 * 1024 * 1024
 #: Fragments handled before the loop gets a turn: about 3 microseconds each, so below 3 ms.
 FRAGMENTS_PER_TURN_MAX: Final = 1000
-#: As that, for work in the background: below 1 ms.
-BACKGROUND_FRAGMENTS_PER_TURN: Final = 250
+#: As that, for work in the background that also digests or rewrites them: some 15 microseconds each.
+BACKGROUND_FRAGMENTS_PER_TURN: Final = 64
 #: Rows waiting for their fragments to be merged; further ones are found again by their next read.
 MERGES_QUEUED_MAX: Final = 1024
 #: Key combinations one statement may ask for with IN, as Cassandra's guardrail order of magnitude: each

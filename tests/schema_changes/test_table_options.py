@@ -116,3 +116,18 @@ def test_accepted_maps_are_kept_with_full_names_and_accepted_again(
 def test_policies_are_kept_as_written() -> None:
     for text in ("99p", "95.5percentile", "50ms", "NONE", "always", "min(99p, 50ms)", "MAX(50ms,99.9p)"):
         assert option(checked_options([("speculative_retry", text)]), "speculative_retry") == text
+
+
+def test_when_tombstones_may_go() -> None:
+    assert option_map(option((), "tombstone_gc")) == {
+        "mode": "timeout",
+        "propagation_delay_in_seconds": "3600",
+    }
+    changed = checked_options([("tombstone_gc", (("mode", "REPAIR"), ("propagation_delay_in_seconds", "9")))])
+    assert option_map(option(changed, "tombstone_gc")) == {
+        "mode": "repair",
+        "propagation_delay_in_seconds": "9",
+    }
+    for wrong in (("mode", "never"), ("propagation_delay_in_seconds", "-1"), ("grace", "1")):
+        with pytest.raises(Rejected):
+            checked_options([("tombstone_gc", (wrong,))])
