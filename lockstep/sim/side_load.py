@@ -76,7 +76,7 @@ class SideLoad:
         operators.when_ready.append(self._begin)
 
     def make_client(self, name: str, dc: str) -> SideClient:
-        raise NotImplementedError
+        raise AssertionError("abstract")
 
     def _begin(self, runtime: Runtime) -> None:
         runtime.tasks.spawn(self._start(runtime), self.table)
@@ -127,11 +127,11 @@ class SideClient:
 
     async def ask(self, session: CqlClient) -> None:
         """One request of the run, recorded."""
-        raise NotImplementedError
+        raise AssertionError("abstract")
 
     async def last_asks(self, session: CqlClient) -> bool:
         """Ask everything that is asked at the end; False when something was not answered."""
-        raise NotImplementedError
+        raise AssertionError("abstract")
 
     async def run(self, runtime: Runtime) -> None:
         session: CqlClient | None = None
