@@ -169,7 +169,6 @@ class LiveTables:
 
     def _client_rows(self) -> Iterator[VirtualRow]:
         for client in self._clients():
-                "username": (session.user or "anonymous") if session is not None else None,
             session = client.session
             yield {
                 "address": client.peer[0],
@@ -180,6 +179,7 @@ class LiveTables:
                 "keyspace_name": session.keyspace if session is not None else None,
                 "protocol_version": client.version,
                 "request_count": client.requests_served,
+                "username": (session.user or "anonymous") if session is not None else None,
             }
 
 
