@@ -12,6 +12,7 @@ from typing import Final
 from lockstep.cql import tree
 from lockstep.cql.context import Context
 from lockstep.cql.functions import random_uuid
+from lockstep.cql.index_statements import index_change
 from lockstep.cql.prepared import Prepared
 from lockstep.schema.changes import (
     AddColumns,
@@ -33,8 +34,6 @@ from lockstep.schema.types import parse_uuid, uuid_text
 from lockstep.values.errors import ConfigurationInvalid, InvalidRequest, SyntaxError_
 
 _WORDS: Final = {
-    tree.CreateIndexStatement: "CREATE INDEX",
-    tree.DropIndexStatement: "DROP INDEX",
     tree.CreateViewStatement: "CREATE MATERIALIZED VIEW",
     tree.AlterViewStatement: "ALTER MATERIALIZED VIEW",
     tree.DropViewStatement: "DROP MATERIALIZED VIEW",
@@ -72,6 +71,8 @@ def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
         return _alter_type(statement, prepared.keyspace)
     if isinstance(statement, tree.DropTypeStatement):
         return DropType(prepared.keyspace, prepared.table, statement.if_exists)
+    if isinstance(statement, tree.CreateIndexStatement | tree.DropIndexStatement):
+        return index_change(statement, prepared.keyspace)
     if isinstance(statement, tree.ObjectStatement):
         raise InvalidRequest(f"{_WORDS[type(statement)]} statements are not supported")
     assert isinstance(statement, tree.AlterTableStatement), f"{prepared.kind} is no schema statement"

@@ -5,12 +5,13 @@ Invariant: running the statements of a description in order gives an equal schem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog, cql_name
+from lockstep.cql.index_statements import index_statement
 from lockstep.cql.prepared import ColumnSpec, Prepared
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType
@@ -114,10 +115,14 @@ def _statements(
     space = _keyspace(catalog, chosen)
     table = space.by_name.get(statement.name) if statement.what in ("any", "table") else None
     if table is not None:
-        return [_table_row(table, internals)]
+        return _table_rows(table, internals)
     user_type = space.types_by_name.get(statement.name) if statement.what in ("any", "type") else None
     if user_type is not None:
         return [_type_row(space, user_type)]
+    if statement.what in ("any", "index"):
+        found = [row for row in _index_rows(space.tables) if row[2] == _q(statement.name)]
+        if found:
+            return found
     what = _SHOWN_KINDS.get(statement.what, "")
     raise InvalidRequest(f"{what}'{statement.name}' not found in keyspace '{chosen}'")
 
@@ -146,15 +151,22 @@ def _keyspace_rows(keyspace: Keyspace, internals: bool, *, only: bool = False) -
     if only:
         return rows
     types = [_type_row(keyspace, found) for found in in_order_of_use(keyspace)]
-    return rows + types + [_table_row(table, internals) for table in keyspace.tables]
+    return rows + types + [row for table in keyspace.tables for row in _table_rows(table, internals)]
 
 
 def _type_row(space: Keyspace, user_type: UserType) -> tuple[str, ...]:
     return _q(space.name), "type", _q(user_type.name), type_statement(space, user_type)
 
 
-def _table_row(table: Table, internals: bool) -> tuple[str, ...]:
-    return _q(table.keyspace), "table", _q(table.name), table_statement(table, with_id=internals)
+def _table_rows(table: Table, internals: bool) -> list[tuple[str, ...]]:
+    text = table_statement(table, with_id=internals)
+    return [(_q(table.keyspace), "table", _q(table.name), text), *_index_rows((table,))]
+
+
+def _index_rows(tables: Iterable[Table]) -> Iterator[tuple[str, ...]]:
+    for table in tables:
+        for index in table.indexes:
+            yield _q(table.keyspace), "index", _q(index.name), index_statement(table, index)
 
 
 def keyspace_statement(keyspace: Keyspace) -> str:

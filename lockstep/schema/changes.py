@@ -21,6 +21,7 @@ from lockstep.schema.column_types import (
     check_key_type,
     check_nested,
 )
+from lockstep.schema.index_changes import IndexChange, apply_index_change, check_not_indexed
 from lockstep.schema.model import (
     Column,
     ColumnKind,
@@ -167,6 +168,7 @@ SchemaChange = (
     | DropTable
     | EmptyTable
     | TypeChange
+    | IndexChange
 )
 
 
@@ -191,6 +193,8 @@ def apply_change(
         return empty_table(schema, change, epoch)
     if isinstance(change, TypeChange):
         return apply_type_change(schema, change, epoch)
+    if isinstance(change, IndexChange):
+        return apply_index_change(schema, change, epoch)
     return alter_table(schema, change, epoch)
 
 
@@ -388,6 +392,7 @@ def _drop_columns(table: Table, change: DropColumns) -> Table:
             raise Rejected(f"Column {name} was not found in table '{table.keyspace}.{table.name}'")
         if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
             raise Rejected(f"Cannot drop PRIMARY KEY column {name}")
+        check_not_indexed(table, column)
         dropped.append(DroppedColumn(column.id, name, column.type, change.dropped_at_us, column.kind))
     if not dropped:
         return table

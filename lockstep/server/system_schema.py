@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Final
 
+from lockstep.cql.index_statements import target_text
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
 from lockstep.schema.table_options import option, option_map
 from lockstep.schema.types import parse_type, parse_uuid
@@ -68,11 +69,6 @@ _EMPTY = (
         ("table_name", "trigger_name"),
     ),
     (
-        "indexes",
-        "keyspace_name text; table_name text; index_name text; kind text; options frozen<map<text, text>>",
-        ("table_name", "index_name"),
-    ),
-    (
         "views",
         "keyspace_name text; view_name text; base_table_id uuid; base_table_name text; "
         "include_all_columns boolean; where_clause text; "
@@ -121,6 +117,13 @@ class SchemaTables:
                 "kind text; type text",
                 ("table_name", "column_name"),
                 self._of_tables(_dropped_rows),
+            ),
+            schema(
+                "indexes",
+                "keyspace_name text; table_name text; index_name text; kind text; "
+                "options frozen<map<text, text>>",
+                ("table_name", "index_name"),
+                self._of_tables(_index_rows),
             ),
             schema(
                 "types",
@@ -296,4 +299,18 @@ def _dropped_rows(table: Table) -> Iterator[VirtualRow]:
             "dropped_time": column.dropped_at_us // 1000,
             "kind": _KINDS[column.kind],
             "type": column.type,
+        }
+
+
+def _index_rows(table: Table) -> Iterator[VirtualRow]:
+    for index in table.indexes:
+        options = {**dict(index.options), "target": target_text(table, index)}
+        if index.class_:
+            options["class_name"] = index.class_
+        yield {
+            "keyspace_name": table.keyspace,
+            "table_name": table.name,
+            "index_name": index.name,
+            "kind": "CUSTOM" if index.class_ else "COMPOSITES",
+            "options": options,
         }

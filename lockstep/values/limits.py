@@ -452,3 +452,5 @@ PASSWORDS_KNOWN_MAX: Final = 1024
 ALLOWED_NEEDS_KEPT_MAX: Final = 1024
 #: Bytes of hints in one message of a node that leaves; with one more it stays below an internode frame.
 HINTS_HANDED_BYTES_MAX: Final = 1024 * 1024
+#: Secondary indexes of one table: each write of a row makes an entry in each.
+TABLE_INDEXES_MAX: Final = 64

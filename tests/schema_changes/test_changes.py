@@ -210,7 +210,7 @@ def test_options_are_canonical_and_kept_over_alters() -> None:
     assert option(table.options, "read_repair") == "BLOCKING"
 
 
-def _described(schema: Schema, text: str, keyspace: str | None = None) -> list[tuple[str, ...]]:
+def described(schema: Schema, text: str, keyspace: str | None = None) -> list[tuple[str, ...]]:
     found = describe(prepare(text, keyspace, Catalog(schema)), Catalog(schema), ClusterFacts("c"))
     assert [column.type.text for column in found.columns] == ["text"] * len(found.columns)
     return [tuple(value.decode() for value in row if value is not None) for row in found.rows]
@@ -250,13 +250,13 @@ def tables(draw: st.DrawFn) -> str:
 @given(tables())
 def test_a_described_keyspace_creates_an_equal_one(text: str) -> None:
     schema = build(KEYSPACE, text)
-    rows = _described(schema, "DESCRIBE KEYSPACE ks WITH INTERNALS")
+    rows = described(schema, "DESCRIBE KEYSPACE ks WITH INTERNALS")
     again = build(*(row[3] for row in rows))
     first, second = schema.table("ks", "t"), again.table("ks", "t")
     assert first is not None and second is not None and first.uuid == second.uuid
     assert _shape(first) == _shape(second)
     assert schema.by_name["ks"].replication == again.by_name["ks"].replication
-    assert _described(again, "DESC SCHEMA") == _described(schema, "DESC SCHEMA")
+    assert described(again, "DESC SCHEMA") == described(schema, "DESC SCHEMA")
 
 
 def _shape(table) -> list[tuple]:
@@ -265,15 +265,15 @@ def _shape(table) -> list[tuple]:
 
 def test_descriptions_list_names() -> None:
     schema = build(KEYSPACE, TABLE, 'CREATE TABLE "Tt" (k int PRIMARY KEY)')
-    assert _described(schema, "DESC KEYSPACES") == [("ks", "keyspace", "ks")]
-    assert _described(schema, "DESCRIBE TABLES", "ks") == [("ks", "table", '"Tt"'), ("ks", "table", "t")]
-    assert _described(schema, "DESCRIBE t", "ks") == _described(schema, "DESC TABLE ks.t")
-    assert [row[1] for row in _described(schema, "DESCRIBE ONLY KEYSPACE ks")] == ["keyspace"]
-    assert _described(schema, "DESCRIBE CLUSTER")[0][0] == "c"
+    assert described(schema, "DESC KEYSPACES") == [("ks", "keyspace", "ks")]
+    assert described(schema, "DESCRIBE TABLES", "ks") == [("ks", "table", '"Tt"'), ("ks", "table", "t")]
+    assert described(schema, "DESCRIBE t", "ks") == described(schema, "DESC TABLE ks.t")
+    assert [row[1] for row in described(schema, "DESCRIBE ONLY KEYSPACE ks")] == ["keyspace"]
+    assert described(schema, "DESCRIBE CLUSTER")[0][0] == "c"
     with pytest.raises(RequestError, match="'zz' not found in keyspaces"):
-        _described(schema, "DESCRIBE KEYSPACE zz")
+        described(schema, "DESCRIBE KEYSPACE zz")
     with pytest.raises(RequestError, match="'zz' not found in keyspace 'ks'"):
-        _described(schema, "DESCRIBE TABLE ks.zz")
+        described(schema, "DESCRIBE TABLE ks.zz")
 
 
 def test_equal_histories_give_equal_bytes() -> None:
