@@ -32,6 +32,7 @@ from lockstep.replication.conditional import Conditionals
 from lockstep.replication.coordinator import Coordinator
 from lockstep.replication.counter_leader import CounterLeader
 from lockstep.replication.counters import Counters
+from lockstep.replication.forwarding import Forwarding, dc_of_own
 from lockstep.replication.hint_delivery import HintDelivery
 from lockstep.replication.hint_store import HintStore
 from lockstep.replication.hints import HintPolicy, Hints
@@ -193,6 +194,14 @@ class Parts(MetadataParts):
         )
         self.coordinator.keep_hints(self.hints)
         writes = self.coordinator.writes
+        writes.forwarding = Forwarding(
+            self.runtime,
+            self.internode,
+            self.replica,
+            liveness.alive,
+            dc_of_own(lambda: self._cluster_now().directory.dc_by_id, self._own_id),
+            self.address,
+        )
         self.batch_store = BatchStore(
             self.runtime,
             self.internode,

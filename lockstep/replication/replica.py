@@ -95,8 +95,12 @@ class ReplicaService:
     # -- writes -----------------------------------------------------------------------------------
 
     def _receive_write(self, peer: PeerInfo, request: WriteRequest, respond: Respond) -> None:
+        self.take(peer.endpoint, request, respond)
+
+    def take(self, source: Address, request: WriteRequest, respond: Callable[[Any], None]) -> None:
+        """As `write`, once this node has caught up with the plan; `source` is who knows what that needs."""
         if request.needs_epoch > self._metadata().epoch:
-            work = self._write_after_catch_up(peer.endpoint, request, respond)
+            work = self._write_after_catch_up(source, request, respond)
             self._runtime.tasks.spawn(work, "replica-catch-up")
             return
         self.write(request, respond)

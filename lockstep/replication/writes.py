@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from lockstep.replication import verbs
 from lockstep.replication.deadlines import Deadlines
 from lockstep.replication.failure_codes import reasons_of
+from lockstep.replication.forwarding import Forwarding
 from lockstep.replication.handshake import Address
 from lockstep.replication.hints import Hints
 from lockstep.replication.internode import Internode
@@ -95,6 +96,8 @@ class Writes:
         self.lingering = Deadlines(runtime.clock)
         #: Of the mutations that both hold.
         self.bytes_in_flight = 0
+        #: Spares other data centres messages; None: every replica is sent to directly.
+        self.forwarding: Forwarding | None = None
         #: Keeps what replicas did not acknowledge; None: nothing is kept.
         self.hints: Hints | None = None
         #: Plans that were replaced by one that differs in something that matters.
@@ -139,6 +142,8 @@ class Writes:
     def stop(self) -> None:
         self.in_flight.stop()
         self.lingering.stop()
+        if self.forwarding is not None:
+            self.forwarding.stop()
 
 
 def require_alive(plan: Plan, alive: Callable[[int], bool]) -> None:
@@ -160,6 +165,7 @@ class Write(Unacknowledged):
     __slots__ = (
         "_body",
         "_failures",
+        "_forwards",
         "_moving",
         "_notes",
         "_owner",
@@ -184,6 +190,8 @@ class Write(Unacknowledged):
         super().__init__(plan, mutation)
         self._owner = owner
         self._write_type = write_type
+        #: Whether other data centres may be sent one message each: the first time, if all get the same.
+        self._forwards = self.leaves_hints
         self._verb = verbs.WRITE
         self.deadline_s = deadline_s
         self._notes = NOTES.get()
@@ -236,6 +244,12 @@ class Write(Unacknowledged):
         return self._request
 
     def _send(self, targets: Sequence[Target]) -> None:
+        forwarding = self._owner.forwarding
+        if self._forwards and forwarding is not None:
+            self._forwards = False
+            targets = forwarding.send(self, targets, self._request, self.deadline_s)
+            if not targets:
+                return
         self._owner.internode.submit_each(targets, self._verb, self._body, self.deadline_s, self)
 
     def _apply_here(self, target: Target) -> None:
