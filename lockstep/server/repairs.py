@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.diff import diff
 from lockstep.metadata.repairs import Repair, RepairPart
 from lockstep.server.answers import get, later, now
 from lockstep.server.operations import Operation
+from lockstep.server.request_plans import changes
 from lockstep.topology.repairs import BeginRepair, units
 from lockstep.values.errors import ConfigurationError, LockstepError
 from lockstep.values.ids import NodeId
@@ -144,11 +144,11 @@ class RepairRequests:
         node, cluster = self._node, self._node.cluster
         now_s = node.runtime.clock.wall_us() // 1_000_000
         entry = BeginRepair(NodeId(node.node_id), parts, now_s, nodes, wanted.incremental)
-        refusal, changes = "", []
+        refusal, changed = "", []
         try:
             node.repairs.refuse_dead(cluster, entry)
             after = entry.apply(cluster, cluster.epoch + 1)
-            changes = [msgspec.to_builtins(one) for one in diff(cluster, after)]
+            changed = changes(cluster, after)
         except LockstepError as error:
             refusal = error.message
         repair = Repair(0, entry.driver, parts, nodes, wanted.incremental, now_s)
@@ -183,7 +183,7 @@ class RepairRequests:
             "steps": list(_STEPS),
             "way_back": "can be ended at any time; what was sent until then stays, and is right",
             "records": "which ranges were repaired" if not nodes else "nothing: not every replica takes part",
-            "changes": changes,
+            "changes": changed,
         }
 
 
