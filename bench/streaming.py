@@ -43,9 +43,11 @@ from lockstep.storage.rocks import open_rocks_store
 from lockstep.values.limits import STREAM_FILE_BYTES
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN
 
-HOST = "127.0.32.1"
+HOST = "127.0.101.1"
 TABLE = 1
 VALUE_BYTES = 100
+#: Of a pair, about.
+ROW_BYTES = 160
 SESSION = "bench"
 #: What the raw copy reads and writes at once: large for few calls.
 RAW_BYTES = 1024 * 1024
@@ -65,6 +67,16 @@ def rows(count: int) -> Iterator[list[tuple[bytes, bytes]]]:
             key = keys.row_prefix(prefix, b"") + keys.write_suffix(number, b"%014d" % number)
             batch.append((key, noise[at : at + VALUE_BYTES]))
         yield batch
+
+
+def touch_memory(root: Path, size: int) -> None:
+    """Have the kernel use as many pages as will be written, and free them: on a virtual machine the first use
+    of a page since the host took it back costs more than copying it does."""
+    path = root / "touched"
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(size // RAW_BYTES + 1):
+            file.write(bytes(RAW_BYTES))
+    path.unlink()
 
 
 def cluster() -> ClusterMetadata:
@@ -180,9 +192,10 @@ async def _warm(node: BenchNode) -> None:
     held.close()
 
 
-async def _target(node: BenchNode, source: tuple[str, int], pipe: Connection) -> dict[str, Any]:
+async def _target(node: BenchNode, source: tuple[str, int], pipe: Connection, size: int) -> dict[str, Any]:
     await node.start()
     await node.runtime.disk.sync_names("")
+    await asyncio.get_running_loop().run_in_executor(None, touch_memory, node.root, size)
     node.ticker.restart()
     began = time.perf_counter()
     report = await node.client.stream_range(
@@ -209,7 +222,7 @@ def _mb(report: Any, seconds: float) -> dict[str, float]:
     return {"mb_s": report.moved_bytes / seconds / 1e6, "rows_s": report.fragments / seconds}
 
 
-async def _transfer(node: BenchNode, source: tuple[str, int], pipe: Connection) -> dict[str, Any]:
+async def _transfer(node: BenchNode, source: tuple[str, int], pipe: Connection, size: int) -> dict[str, Any]:
     """Fetch finished files only: what comes after their arrival is left out."""
     from lockstep.replication.stream_files import Position, StreamKey
     from lockstep.replication.stream_progress import StreamProgress
@@ -222,6 +235,7 @@ async def _transfer(node: BenchNode, source: tuple[str, int], pipe: Connection) 
     pipe.send("wait for files")
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(None, pipe.recv)
+    await loop.run_in_executor(None, touch_memory, node.root, size)
     node.ticker.restart()
     began = time.perf_counter()
     number = moved = 0
@@ -256,7 +270,7 @@ def _measured(root: Path, count: int, finished: bool) -> dict[str, Any]:
         assert ours.recv() == "ready"
         node = BenchNode(2, ports[1], root)
         work = _transfer if finished else _target
-        return run(lambda: work(node, (HOST, ports[0]), ours))
+        return run(lambda: work(node, (HOST, ports[0]), ours, count * ROW_BYTES))
     finally:
         child.join(30)
         if child.is_alive():
@@ -273,27 +287,38 @@ def free_port() -> int:
 # -- beside it --------------------------------------------------------------------------------------
 
 
-def raw_source(port: int, path: str) -> None:
-    with socket.create_connection((HOST, port)) as link, open(path, "rb") as file:
+def raw_source(port: int, path: str, pipe: Connection) -> None:
+    with socket.create_connection((HOST, port)) as link, open(path, "rb", buffering=0) as file:
+        pipe.send("ready")
+        pipe.recv()
+        cpu_began = time.process_time()
         while data := file.read(RAW_BYTES):
             link.sendall(data)
+        pipe.send(time.process_time() - cpu_began)
 
 
 def raw_copy(root: Path, size: int) -> dict[str, float]:
-    """File, socket, file, by blocking calls of a part's size in two processes; files as large as ours."""
+    """File, socket, file, by blocking calls in two processes; files as large as ours, and what is read is on
+    the disk and in memory as ours is. Nothing is checked, and nobody else is served."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     path = root / "raw"
     with open(path, "wb") as file:
         for _ in range(size // RAW_BYTES):
             file.write(os.urandom(RAW_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    ours, theirs = _SPAWN.Pipe()
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen()
-        child = _SPAWN.Process(target=raw_source, args=(listener.getsockname()[1], str(path)))
+        child = _SPAWN.Process(target=raw_source, args=(listener.getsockname()[1], str(path), theirs))
         child.start()
         link, _ = listener.accept()
-        began, moved, number = time.perf_counter(), 0, 0
+        ours.recv()
+        touch_memory(root, size)
+        ours.send("go")
+        began, cpu_began, moved, number = time.perf_counter(), time.process_time(), 0, 0
         buffer = memoryview(bytearray(RAW_BYTES))
         out = open(root / "out-0", "wb", buffering=0)  # noqa: SIM115
         while count := link.recv_into(buffer):
@@ -305,10 +330,11 @@ def raw_copy(root: Path, size: int) -> dict[str, float]:
                 out = open(root / f"out-{number}", "wb", buffering=0)  # noqa: SIM115
         out.close()
         seconds = time.perf_counter() - began
+        cpu_s = {"source": ours.recv(), "target": time.process_time() - cpu_began}
         link.close()
         child.join()
     shutil.rmtree(root, ignore_errors=True)
-    return {"seconds": seconds, "bytes": moved, "mb_s": moved / seconds / 1e6}
+    return {"seconds": seconds, "bytes": moved, "mb_s": moved / seconds / 1e6, "cpu_s": cpu_s}
 
 
 def writer_alone(root: Path, count: int) -> dict[str, float]:
@@ -317,7 +343,7 @@ def writer_alone(root: Path, count: int) -> dict[str, float]:
 
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
-    seconds, cpu_s, size, per_file = 0.0, 0.0, 0, STREAM_FILE_BYTES // 160
+    seconds, cpu_s, size, per_file = 0.0, 0.0, 0, STREAM_FILE_BYTES // ROW_BYTES
     batches = rows(count)
     written = number = 0
     while written < count:
@@ -329,6 +355,7 @@ def writer_alone(root: Path, count: int) -> dict[str, float]:
         held = []
         while len(held) < per_file and (batch := next(batches, None)):
             held += batch
+        touch_memory(root, STREAM_FILE_BYTES)
         began, cpu_began = time.perf_counter(), time.process_time()
         writer = rocksdict.SstFileWriter(options)
         writer.open(str(root / f"{number}.sst"))
@@ -353,7 +380,7 @@ def writer_alone(root: Path, count: int) -> dict[str, float]:
 def measure(megabytes: int = 1000, rounds: int = 3) -> dict[str, Any]:
     """Median of the rounds; what is compared is measured in turn."""
     root = SCRATCH / "streaming"
-    count = megabytes * 1_000_000 // 160
+    count = megabytes * 1_000_000 // ROW_BYTES
     transfers, ends = [], []
     for _ in range(rounds):
         raw = raw_copy(root, megabytes * 1_000_000)

@@ -10,12 +10,24 @@ import asyncio
 from typing import Final, Protocol
 
 from lockstep.replication import verbs
-from lockstep.replication.frames import REPLY, SHARED, Envelope, FrameReader, SharedReply, encode_frame
+from lockstep.replication.frames import (
+    RAW,
+    REPLY,
+    SHARED,
+    Envelope,
+    FrameReader,
+    SharedReply,
+    encode_frame,
+    encode_raw_frame,
+    raw_body,
+)
 from lockstep.replication.handshake import PeerInfo
-from lockstep.runtime.ports import Clock
+from lockstep.replication.raw_bytes import FileReply, RawReceiver, RawSender
+from lockstep.replication.waiters import RawWaiter
+from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import FrameCorrupt
-from lockstep.values.limits import PEER_QUEUED_BYTES_MAX
+from lockstep.values.limits import PEER_QUEUED_BYTES_MAX, RAW_SILENT_MS
 
 #: Longer replies are rarely equal, and comparing them would cost more than a frame.
 SHARED_BODY_BYTES_MAX: Final = 32
@@ -23,6 +35,8 @@ SHARED_BODY_BYTES_MAX: Final = 32
 WRITE_BYTES_COALESCED: Final = 256 * 1024
 #: What a queued small reply counts towards the backlog.
 REPLY_BYTES: Final = 40
+#: How often a transport is looked at that has yet to write something before raw bytes.
+DRAIN_MS: Final = 1
 
 
 class Owner(Protocol):
@@ -34,17 +48,23 @@ class Owner(Protocol):
 
     def frame_received(self, connection: Connection, envelope: Envelope) -> None: ...
 
+    def raw_follows(self, connection: Connection, envelope: Envelope, body: bytes) -> RawWaiter | None:
+        """Who takes the raw bytes behind this frame of a reply `body`; nobody: they are dropped."""
+        ...
+
     def connection_closed(self, connection: Connection, reason: str) -> None: ...
 
 
 class Connection(asyncio.Protocol):
-    def __init__(self, owner: Owner, clock: Clock) -> None:
+    def __init__(self, owner: Owner, runtime: Runtime) -> None:
         self._owner = owner
-        self._clock = clock
+        self._clock = runtime.clock
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
         self._out: list[bytes] = []
+        self._raw_out = RawSender(self, runtime)
+        self._raw_in = RawReceiver(self, runtime)
         #: Small replies of this tick: (verb, body) -> streams.
         self._replies: dict[tuple[int, bytes], list[int]] = {}
         self._out_bytes = 0
@@ -56,7 +76,7 @@ class Connection(asyncio.Protocol):
         self.peer_epoch = 0
         #: Requests of the peer that are being answered.
         self.serving = 0
-        self.heard_s = clock.monotonic_s()
+        self.heard_s = self._clock.monotonic_s()
         self.closed = False
 
     # -- asyncio.Protocol -------------------------------------------------------------------------
@@ -67,7 +87,7 @@ class Connection(asyncio.Protocol):
         if self.closed:
             transport.close()
         else:
-            self._flush()
+            self.flush()
 
     def data_received(self, data: bytes) -> None:
         if self.closed:
@@ -85,23 +105,48 @@ class Connection(asyncio.Protocol):
             if envelope.verb == verbs.HELLO:
                 owner.hello_received(self, envelope)
             elif self.peer is not None:
+                if envelope.flags & RAW:
+                    self._raw_follows(envelope)
+                    return
                 owner.frame_received(self, envelope)
             else:
                 self.close("a message came before the handshake")
+
+    def _raw_follows(self, envelope: Envelope) -> None:
+        """Let the raw bytes behind this frame be taken; it is the last one that was read."""
+        transport, rest = self._transport, self._reader.rest
+        assert transport is not None, "frames come from a transport"
+        self._reader.rest = memoryview(b"")
+        transport.pause_reading()
+        try:
+            size, body = raw_body(envelope.body)
+            waiter = self._owner.raw_follows(self, envelope, body)
+        except FrameCorrupt as error:
+            self.close(error.message)
+            return
+        self._raw_in.receive(transport, rest, size, waiter)
+
+    def read_on(self, rest: bytes) -> None:
+        """All raw bytes were taken; `rest` was read behind them."""
+        self.heard_s = self._clock.monotonic_s()
+        if self.closed or self._transport is None:
+            return
+        self._transport.resume_reading()
+        if rest:
+            self.data_received(rest)
 
     def pause_writing(self) -> None:
         self._paused = True
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._flush()
+        self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         already = self.closed
         self.closed = True
         self._transport = None
-        self._out = []
-        self._replies = {}
+        self._forget()
         if not already:
             self._owner.connection_closed(self, str(exc) if exc is not None else self._reason)
 
@@ -116,9 +161,25 @@ class Connection(asyncio.Protocol):
         if self.closed:
             return
         if not self._out and not self._replies:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._out.append(frame)
         self._out_bytes += len(frame)
+
+    def reply_raw(self, verb: int, stream: int, body: bytes, content: FileReply) -> None:
+        """Queue a reply and the part of a file behind it."""
+        self._raw_out.send(encode_raw_frame(verb, stream, self._owner.epoch(), body, content.size), content)
+
+    async def drained(self) -> asyncio.Transport:
+        """The transport, once it has written everything. OSError when it is gone."""
+        await asyncio.sleep(0)  # What was written in this turn may not be counted yet.
+        for _ in range(RAW_SILENT_MS // DRAIN_MS):
+            transport = self._transport
+            if transport is None or self.closed:
+                raise ConnectionResetError("the connection is closed")
+            if not transport.get_write_buffer_size():
+                return transport
+            await asyncio.sleep(DRAIN_MS / 1000)
+        raise TimeoutError("the peer does not read")
 
     def reply(self, verb: int, stream: int, body: bytes) -> None:
         """Queue a reply; equal ones of one tick share a frame, for acknowledgements come in crowds."""
@@ -128,7 +189,7 @@ class Connection(asyncio.Protocol):
         if self.closed:
             return
         if not self._out and not self._replies:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         streams = self._replies.get((verb, body))
         if streams is None:
             self._replies[verb, body] = [stream]
@@ -146,8 +207,9 @@ class Connection(asyncio.Protocol):
                 frame = encode_frame(verb, 0, epoch, REPLY | SHARED, encode(SharedReply(body, streams)))
             self._out.append(frame)
 
-    def _flush(self) -> None:
-        if self._paused or self._transport is None:
+    def flush(self) -> None:
+        """Write what is queued, unless something is in the way that calls again."""
+        if self._paused or self._transport is None or self._raw_out.busy:
             return
         if self._replies:
             self._frame_replies()
@@ -182,13 +244,18 @@ class Connection(asyncio.Protocol):
         if self.closed:
             return
         if not abort:
-            self._flush()
+            self.flush()
         self.closed = True
-        self._out = []
-        self._replies = {}
+        self._forget()
         if self._transport is not None:
             if abort:
                 self._transport.abort()
             else:
                 self._transport.close()
         self._owner.connection_closed(self, reason)
+
+    def _forget(self) -> None:
+        self._out = []
+        self._replies = {}
+        self._raw_out.stop()
+        self._raw_in.stop()

@@ -1,6 +1,8 @@
 """Internode frames: u32 length, u32 its complement, u32 CRC-32, then a MessagePack array (verb, stream,
 epoch, flags, body).
 
+A reply may announce raw bytes that follow its frame: the first eight bytes of its body tell how many.
+
 Invariant: a frame is handed on whole and checked, or not at all; a damaged one poisons its reader, so
 that the connection is closed and no later byte is interpreted. A damaged length shows at once: a reader that
 waited for bytes that nobody sends would take the answers that go on coming for them.
@@ -24,8 +26,11 @@ ERROR: Final = 2
 ONE_WAY: Final = 4
 #: With REPLY: one body for several requests; the frame's body is a SharedReply.
 SHARED: Final = 8
+#: With REPLY: raw bytes follow the frame. Whoever is told of them checks them.
+RAW: Final = 16
 
 _HEADER = struct.Struct(">III")
+_RAW_SIZE = struct.Struct(">Q")
 _ALL_BITS: Final = 0xFFFF_FFFF
 HEADER_BYTES: Final = _HEADER.size
 
@@ -60,15 +65,33 @@ def encode_frame(verb: int, stream: int, epoch: int, flags: int, body: bytes) ->
     return _HEADER.pack(size, size ^ _ALL_BITS, zlib.crc32(payload)) + payload
 
 
-class FrameReader:
-    """Cuts a byte stream into envelopes; holds at most one unfinished frame."""
+def encode_raw_frame(verb: int, stream: int, epoch: int, body: bytes, size: int) -> bytes:
+    """The frame of a reply that `size` raw bytes follow."""
+    return encode_frame(verb, stream, epoch, REPLY | RAW, _RAW_SIZE.pack(size) + body)
 
-    __slots__ = ("_have", "_need", "_parts")
+
+def raw_body(body: bytes) -> tuple[int, bytes]:
+    """How many raw bytes follow such a frame, and its reply. FrameCorrupt when nobody sends so many."""
+    if len(body) < _RAW_SIZE.size:
+        raise FrameCorrupt("a frame does not tell how many bytes follow it")
+    size: int = _RAW_SIZE.unpack_from(body)[0]
+    if not 0 < size <= INTERNODE_FRAME_BYTES_MAX:
+        raise FrameCorrupt(f"{size} raw bytes behind a frame")
+    return size, body[_RAW_SIZE.size :]
+
+
+class FrameReader:
+    """Cuts a byte stream into envelopes; holds at most one unfinished frame.
+
+    It stops behind a frame that raw bytes follow: `rest` is what was read of them, and of what is behind."""
+
+    __slots__ = ("_have", "_need", "_parts", "rest")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._have = 0
         self._need = HEADER_BYTES
+        self.rest = memoryview(b"")
 
     def feed(self, data: bytes) -> list[Envelope]:
         """Envelopes completed by `data`. FrameCorrupt: nothing of this read may be used."""
@@ -92,8 +115,12 @@ class FrameReader:
             payload = data[start : start + length]
             if zlib.crc32(payload) != crc:
                 raise FrameCorrupt("frame checksum differs")
-            found.append(_decode(payload))
+            envelope = _decode(payload)
+            found.append(envelope)
             offset = start + length
+            if envelope.flags & RAW:
+                self.rest = memoryview(data)[offset:]
+                return found
         if offset < size:
             self._keep(data[offset:], HEADER_BYTES)
         return found

@@ -16,7 +16,9 @@ from lockstep.replication.connection import Connection
 from lockstep.replication.error_bodies import encode_error
 from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, Envelope, encode_frame
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of, refusal
+from lockstep.replication.lanes import Lanes, answer_raw
 from lockstep.replication.peer import HELLO_DECODER, Link, Peer
+from lockstep.replication.raw_bytes import FileReply
 from lockstep.replication.rivals import conflict
 from lockstep.replication.services import Service, Services
 from lockstep.replication.shut_out import NOBODY, kept_from, muted
@@ -44,6 +46,10 @@ class Receiver(Protocol):
     address: Address
 
 
+Peers = dict[Address, Peer]
+#: With the context of each one's answer.
+Targets = Sequence[tuple[Address, Any]]
+
 #: In place of a stream: whoever answers now is not heard.
 _RELEASED = -1
 
@@ -68,7 +74,9 @@ class Respond:
             return
         connection = self._connection
         connection.serving -= 1
-        if isinstance(reply, LockstepError):
+        if isinstance(reply, FileReply):
+            answer_raw(self._node, connection, self._verb, self._stream, reply)
+        elif isinstance(reply, LockstepError):
             self._node.answer(connection, self._verb, self._stream, ERROR, encode_error(reply))
         else:
             self._node.answer(connection, self._verb, self._stream, REPLY, encode(reply))
@@ -118,6 +126,7 @@ class Internode(Services):
         self.shut_out = NOBODY
         self._accept = accept
         self._peers: dict[Address, Peer] = {}
+        self.lanes = Lanes(self)
         self._incoming: dict[Connection, asyncio.TimerHandle | None] = {}
         self._server: Server | None = None
         self._streams = 0
@@ -139,9 +148,9 @@ class Internode(Services):
             self._server = None
         for connection in list(self._incoming):
             connection.close("this node stops")
-        for peer in list(self._peers.values()):
+        for peer in [*self._peers.values(), *self.lanes.peers.values()]:
             peer.stop()
-        self._peers = {}
+        self._peers, self.lanes.peers = {}, {}
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -174,21 +183,17 @@ class Internode(Services):
         self, address: Address, verb: int, body: bytes, deadline_s: float, waiter: Waiter, context: Any
     ) -> None:
         """Hot path of `call`: an encoded body (shared by several targets), one waiter for all of them."""
-        self._submit(((address, context),), verb, body, deadline_s, waiter)
+        self.submit_by(self._peers, ((address, context),), verb, body, deadline_s, waiter)
 
     def submit_each(
         self, targets: Sequence[Receiver], verb: int, body: bytes, deadline_s: float, waiter: Waiter
     ) -> None:
         """The same frame to several receivers, each being the context of its own answer."""
-        self._submit([(target.address, target) for target in targets], verb, body, deadline_s, waiter)
+        pairs = [(target.address, target) for target in targets]
+        self.submit_by(self._peers, pairs, verb, body, deadline_s, waiter)
 
-    def _submit(
-        self,
-        targets: Sequence[tuple[Address, Any]],
-        verb: int,
-        body: bytes,
-        deadline_s: float,
-        waiter: Waiter,
+    def submit_by(
+        self, peers: Peers, targets: Targets, verb: int, body: bytes, deadline_s: float, waiter: Waiter
     ) -> None:
         service = self._services.get(verb)
         assert service is not None, f"verb {verb} is declared before it is sent"
@@ -199,7 +204,7 @@ class Internode(Services):
             if self.shut_out.at and self.shut_out.keeps(address, verb):
                 asyncio.get_running_loop().call_soon(waiter.failed, context, kept_from(address))
                 continue
-            peer = self._peers.get(address) or self._new_peer(address)
+            peer = peers.get(address) or self._new_peer(address, peers)
             if peer is None:
                 error = PeerUnreachable("this node's internode service is not running")
                 asyncio.get_running_loop().call_soon(waiter.failed, context, error)
@@ -208,7 +213,7 @@ class Internode(Services):
 
     def send(self, address: Address, verb: int, message: Any) -> None:
         """One-way, best effort, in order while the connection lasts."""
-        peer = self._peers.get(address) or self._new_peer(address)
+        peer = self._peers.get(address) or self._new_peer(address, self._peers)
         if peer is not None and not self.shut_out.keeps(address, verb):
             peer.send_one_way(verb, encode(message))
 
@@ -225,24 +230,24 @@ class Internode(Services):
 
     def introduce(self) -> None:
         """Tell all open peers this node's new identity (it was given an id, or joined a cluster)."""
-        for peer in list(self._peers.values()):
+        for peer in [*self._peers.values(), *self.lanes.peers.values()]:
             peer.introduce()
 
     def next_stream(self) -> int:
         self._streams += 1
         return self._streams
 
-    def _new_peer(self, address: Address) -> Peer | None:
+    def _new_peer(self, address: Address, peers: dict[Address, Peer]) -> Peer | None:
         """None before the start and after the stop."""
         if not self._running:
             return None
-        peer = self._peers[address] = Peer(self, address)
+        peer = peers[address] = Peer(self, address)
         return peer
 
     # -- incoming connections ---------------------------------------------------------------------
 
     def _incoming_connection(self) -> Connection:
-        connection = Connection(self, self.runtime.clock)
+        connection = Connection(self, self.runtime)
         loop = asyncio.get_running_loop()
         limit_s = PEER_CONNECT_TIMEOUT_MS / 1000
         self._incoming[connection] = loop.call_later(limit_s, self._greeting_missed, connection)
@@ -283,9 +288,10 @@ class Internode(Services):
         connection.peer_epoch = max(connection.peer_epoch, envelope.epoch)
         if not introduced and theirs.endpoint not in self.blocked_to:
             connection.send(encode_frame(verbs.HELLO, 0, self.epoch(), REPLY, encode(self.hello())))
-        peer = self._peers.get(theirs.endpoint)
-        if peer is not None:
-            peer.wake()
+        for peers in (self._peers, self.lanes.peers):
+            peer = peers.get(theirs.endpoint)
+            if peer is not None:
+                peer.wake()
         self.told_epoch(connection.peer, envelope.epoch)
 
     def conflict(self, connection: Connection, theirs: Hello) -> str | None:
@@ -364,6 +370,9 @@ class Internode(Services):
             respond(ServerFault(f"{verbs.NAMES.get(service.verb)} failed: {type(error).__name__}"))
             raise
         respond(reply)
+
+    def raw_follows(self, connection: Connection, envelope: Envelope, body: bytes) -> None:
+        raise FrameCorrupt("raw bytes came on a connection for requests")
 
     def answer(self, connection: Connection, verb: int, stream: int, flags: int, body: bytes) -> None:
         """Send a reply frame unless it was one-way (stream 0) or the peer is gone or blocked."""

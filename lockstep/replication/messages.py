@@ -104,9 +104,10 @@ class StreamAskPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamPart(msgspec.Struct, frozen=True, array_like=True):
-    """Exactly the bytes asked for; or none, when the throttle has no turn for them yet: ask again."""
+    """Announces exactly the bytes asked for, which follow raw; or none, when the throttle has no turn for
+    them yet: ask again."""
 
-    data: bytes
+    size: int
 
 
 class StreamClose(msgspec.Struct, frozen=True, array_like=True):

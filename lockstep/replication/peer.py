@@ -26,9 +26,9 @@ from lockstep.replication.frames import (
     encode_frame,
 )
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of
-from lockstep.replication.waiters import Waiter
+from lockstep.replication.waiters import RawWaiter, Waiter
 from lockstep.values.codec import UNREADABLE, decoder, encode
-from lockstep.values.errors import HandshakeRefused, LockstepError, PeerTimeout, PeerUnreachable
+from lockstep.values.errors import FrameCorrupt, HandshakeRefused, LockstepError, PeerTimeout, PeerUnreachable
 from lockstep.values.limits import (
     PEER_BACKOFF_MS_MAX,
     PEER_BACKOFF_MS_MIN,
@@ -120,11 +120,9 @@ class Peer:
     def send_one_way(self, verb: int, body: bytes) -> None:
         """Best effort: dropped when the peer is blocked, in back-off or does not read."""
         node = self._node
-        if self.address in node.blocked_to:
+        if self.address in node.blocked_to or (self._connection is not None and not self._connection.room()):
             return
         if self.link is Link.IDLE and self._clock.monotonic_s() < self._retry_at_s:
-            return
-        if self._connection is not None and not self._connection.room():
             return
         stream = node.next_stream()
         if self.link is not Link.OPEN:
@@ -169,7 +167,7 @@ class Peer:
         try:
             async with asyncio.timeout(PEER_CONNECT_TIMEOUT_MS / 1000):
                 _, protocol = await self._node.runtime.network.connect(
-                    host, port, lambda: Connection(self, self._clock), self._node.tls
+                    host, port, lambda: Connection(self, self._node.runtime), self._node.tls
                 )
                 assert isinstance(protocol, Connection), "the network returns the protocol it was given"
                 self._connection = protocol
@@ -281,6 +279,12 @@ class Peer:
             connection.close("a request came on a connection for replies")
             pending.waiter.failed(pending.context, PeerTimeout(f"{self._name()} broke the protocol"))
 
+    def raw_follows(self, connection: Connection, envelope: Envelope, body: bytes) -> RawWaiter | None:
+        if self.address in self._node.blocked_from:
+            return None
+        self._node.see_epoch(connection, envelope.epoch)
+        return _announced(self._pending.pop(envelope.stream, None), body, self._name())
+
     def _shared_reply(self, connection: Connection, envelope: Envelope) -> None:
         """Equal replies to several requests of one verb, so one decoding serves them all."""
         epoch, reply = envelope.epoch, None
@@ -354,11 +358,25 @@ class Peer:
         self.link = Link.IDLE
         pendings, self._pending = self._pending, {}
         for stream, pending in pendings.items():
-            error: LockstepError = PeerTimeout("this node stops")
-            if stream in self._queued:
-                error = PeerUnreachable("this node stops")
-            pending.waiter.failed(pending.context, error)
+            kind = PeerUnreachable if stream in self._queued else PeerTimeout
+            pending.waiter.failed(pending.context, kind("this node stops"))
         self._queued = {}
 
     def _name(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"
+
+
+def _announced(pending: Pending | None, body: bytes, name: str) -> RawWaiter | None:
+    """Who takes the raw bytes behind the reply `body`. None: it expired here, or answers a duplicated frame.
+    FrameCorrupt: the request ended, and so does the connection."""
+    if pending is None:
+        return None
+    waiter = pending.waiter
+    try:
+        if not isinstance(waiter, RawWaiter):
+            raise FrameCorrupt("raw bytes came that nobody asked for")
+        waiter.reply = pending.reply_decoder.decode(body)
+    except (FrameCorrupt, *UNREADABLE) as error:
+        waiter.failed(pending.context, PeerTimeout(f"{name} sent a garbled reply"))
+        raise FrameCorrupt(f"a garbled reply: {error}") from error
+    return waiter

@@ -10,10 +10,10 @@ belongs to a session that is closed is removed, when it closes or at the next st
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Callable
 
 import msgspec
+import xxhash
 
 from lockstep.replication.handshake import Address
 from lockstep.runtime.ports import Disk
@@ -159,14 +159,60 @@ class StreamFiles:
         return f"{DIRECTORY}/{_PREFIX}{_name(key)}{_STATE}"
 
 
+def new_digest() -> xxhash.xxh3_128:
+    """Over a file's content, in order: 16 bytes that tell of any damage, but are no proof against malice."""
+    return xxhash.xxh3_128()
+
+
 def digest_of(disk: Disk, path: str) -> bytes:
-    """16 bytes over a file's size and the CRC-32 of each of its pieces, in order. For a thread: reading and
-    summing up need no interpreter."""
-    size = disk.size(path)
-    digest = hashlib.blake2b(size.to_bytes(8, "big"), digest_size=16)
-    for offset in range(0, size, STREAM_DIGEST_BYTES):
-        digest.update(zlib.crc32(disk.read_at(path, offset, STREAM_DIGEST_BYTES)).to_bytes(4, "big"))
+    """Of what a file holds. For a thread: reading and summing up need no interpreter."""
+    digest, offset, buffer = new_digest(), 0, memoryview(bytearray(STREAM_DIGEST_BYTES))
+    file = disk.reader(path)
+    try:
+        while size := file.read_into(offset, buffer):
+            digest.update(buffer[:size])
+            offset += size
+    finally:
+        file.close()
     return digest.digest()
+
+
+class ArrivingFile:
+    """A file whose parts come in threads: what is behind the last one that arrived is written and summed up.
+
+    Parts that come in another order are dropped. Bytes given up are the same ones when they come again, so a
+    thread that is late does no harm.
+    """
+
+    def __init__(self, disk: Disk, path: str, size_bytes: int) -> None:
+        """`size_bytes` of it were here before."""
+        self._file = disk.writer(path)
+        self._digest = new_digest() if not size_bytes else None
+        self.size_bytes = size_bytes
+        self._closed = False
+
+    def taker(self, offset: int) -> Callable[[memoryview], None]:
+        """Takes the bytes of one part, from `offset` on."""
+
+        def take(data: memoryview) -> None:
+            if self._closed or self.size_bytes != offset + taken[0]:
+                return
+            self._file.write_at(self.size_bytes, data)
+            if self._digest is not None:
+                self._digest.update(data)
+            taken[0] += len(data)
+            self.size_bytes += len(data)
+
+        taken = [0]
+        return take
+
+    def digest(self) -> bytes | None:
+        """Of everything that arrived; None when some of it was here before, and has to be read."""
+        return self._digest.digest() if self._digest is not None else None
+
+    def close(self) -> None:
+        self._closed = True
+        self._file.close()
 
 
 def _name(key: StreamKey) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -26,6 +26,7 @@ from lockstep.replication.messages import (
     StreamOpened,
     StreamPart,
 )
+from lockstep.replication.raw_bytes import FileReply
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.stream_files import digest_of
 from lockstep.replication.stream_progress import StreamCounts, StreamView
@@ -216,7 +217,8 @@ class StreamService:
             except TimeoutError:
                 return
 
-    async def _part(self, peer: PeerInfo, request: StreamAskPart) -> StreamPart:
+    async def _part(self, peer: PeerInfo, request: StreamAskPart) -> Any:
+        """A FileReply, or a StreamPart without bytes."""
         stream = self._stream(request.stream_id, request.session_id)
         built = stream.files.get(request.number)
         if built is None:
@@ -225,20 +227,20 @@ class StreamService:
             raise NotReplica(f"a part has at most {STREAM_PART_BYTES} bytes, not {request.size}")
         what = request.number, request.offset
         if not await self.throttle.take(request.size, STREAM_WAIT_MS, stream.turns, what):
-            return StreamPart(b"")
+            return StreamPart(0)
         disk = self._runtime.disk
         try:
-            # It was written a moment ago, so it is read from memory, faster than a thread begins.
-            data = disk.read_at(built.path, request.offset, request.size)
+            file = disk.reader(built.path)
         except (OSError, LockstepError) as error:
             if stream.closed:
                 self._require_session(request.session_id)
                 raise NotReplica(f"stream {request.stream_id} is not open here") from error
             self._drop(stream.number)
             raise Overloaded(f"the source cannot read its file: {error}") from error
-        self.counts.bytes += len(data)
-        stream.view.moved(len(data))
-        return StreamPart(data)
+        size = min(request.size, max(0, built.summary.size_bytes - request.offset))
+        self.counts.bytes += size
+        stream.view.moved(size)
+        return FileReply(StreamPart(size), file, request.offset, size)
 
     async def _close(self, peer: PeerInfo, request: StreamClose) -> StreamClose:
         stream = self._streams.get(request.stream_id)

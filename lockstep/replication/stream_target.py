@@ -9,7 +9,6 @@ session.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -26,10 +25,10 @@ from lockstep.replication.messages import (
     StreamNextFile,
     StreamOpen,
     StreamOpened,
-    StreamPart,
 )
 from lockstep.replication.session_guards import SessionGuards
-from lockstep.replication.stream_files import Position, StreamFiles, StreamKey, digest_of
+from lockstep.replication.stream_files import ArrivingFile, Position, StreamFiles, StreamKey, digest_of
+from lockstep.replication.stream_parts import Pace, PartsAhead
 from lockstep.replication.stream_progress import StreamCounts, StreamProgress, StreamView
 from lockstep.runtime.ports import Clock, Runtime
 from lockstep.storage.sorted_file import FORMAT_VERSION, FileSummary
@@ -48,8 +47,8 @@ from lockstep.values.limits import (
     REPLICA_RETRY_MS,
     STREAM_ATTEMPTS_MAX,
     STREAM_FILE_ATTEMPTS_MAX,
+    STREAM_LANE_IDLE_MS,
     STREAM_PART_BYTES,
-    STREAM_PARTS_AHEAD,
     STREAM_TIMEOUT_MS,
 )
 from lockstep.values.tokens import Range
@@ -77,10 +76,6 @@ class StreamReport(msgspec.Struct, frozen=True, array_like=True):
     files: int
 
 
-#: Parts that are on their way, in order.
-_Ahead = deque[tuple[StreamAskPart, "asyncio.Future[StreamPart]"]]
-
-
 class _FileDamaged(FrameCorrupt):
     """A file that arrived is not what its header says."""
 
@@ -106,6 +101,9 @@ class _Copy:
         #: Times that the file which comes next was damaged.
         self.damaged = 0
         self.failures = 0
+        #: Digests of files that arrived in one go, by number.
+        self.digests: dict[int, bytes] = {}
+        self.pace = Pace()
         #: Bytes that arrived, whatever became of them: shows whether an attempt got anywhere.
         self.arrived = 0
 
@@ -168,8 +166,14 @@ class StreamClient:
                 await self._attempt(copy)
         finally:
             self._views.pop(key, None)
+            asyncio.get_running_loop().call_later(STREAM_LANE_IDLE_MS / 1000, self._idle, source)
         copy.view.ended()
         return StreamReport(copy.position.moved_bytes, copy.position.fragments, copy.position.files)
+
+    def _idle(self, source: Address) -> None:
+        """Let the connection for files go when nothing is streamed from there."""
+        if not any(key.source == source for key in self._views):
+            self._internode.lanes.close(source)
 
     async def _attempt(self, copy: _Copy) -> None:
         """Go on until all is here, or something breaks that another attempt may mend."""
@@ -216,6 +220,7 @@ class StreamClient:
             self._forget_stream(copy)
         else:
             self._files.discard(key)
+            copy.digests = {}
             copy.position = replace(copy.position, fetched=())
 
     def _forget_stream(self, copy: _Copy) -> None:
@@ -230,10 +235,8 @@ class StreamClient:
         if copy.position.stream_id or copy.position.next_key:
             self.counts.resumed += 1
             self._runtime.probes.reach("stream.target.resumed")
-        if not copy.position.stream_id:
-            await self._open(copy)
-            if copy.position.done:
-                return
+        if not copy.position.stream_id and await self._open(copy):
+            return
         arrived: asyncio.Queue[StreamFile] = asyncio.Queue(1)
         try:
             async with asyncio.TaskGroup() as both:
@@ -243,16 +246,15 @@ class StreamClient:
             raise _first(failures) from failures
         self._internode.send(copy.key.source, verbs.STREAM_CLOSE, StreamClose(copy.position.stream_id))
 
-    async def _open(self, copy: _Copy) -> None:
+    async def _open(self, copy: _Copy) -> bool:
         key, position = copy.key, copy.position
         request = StreamOpen(key.session_id, key.table_id, key.left, key.right, copy.epoch, position.next_key)
         opened: StreamOpened = await self._ask(key, verbs.STREAM_OPEN, request)
         self._guards.require(key.session_id)
-        if opened.empty:
-            copy.position = replace(position, done=True)
-            return
+        copy.digests = {}
         copy.position = replace(
             position,
+            done=opened.empty,
             stream_id=opened.stream_id,
             number=0,
             total_bytes=opened.total_bytes,
@@ -261,6 +263,7 @@ class StreamClient:
             fetched=(),
         )
         copy.view.total_bytes, copy.view.file_bytes = opened.total_bytes, opened.file_bytes
+        return opened.empty
 
     async def _fetch(self, copy: _Copy, arrived: asyncio.Queue[StreamFile]) -> None:
         number = copy.position.number
@@ -287,8 +290,7 @@ class StreamClient:
 
     async def _fetch_content(self, copy: _Copy, number: int, summary: FileSummary) -> None:
         """Append what is not here yet, several parts being on their way at once."""
-        key, disk = copy.key, self._runtime.disk
-        path = self._files.content(key, number)
+        key = copy.key
         offset = self._files.arrived(key, number)
         if (number, summary.digest) not in copy.position.fetched or offset > summary.size_bytes:
             self._files.discard(key, number)
@@ -297,52 +299,29 @@ class StreamClient:
             self._files.note(copy.position)
         elif offset:
             self._runtime.probes.reach("stream.target.continued")
-        ahead: _Ahead = deque()
-        asked = self._ask_ahead(copy, number, summary, offset, ahead)
+        file = ArrivingFile(self._runtime.disk, self._files.content(key, number), offset)
+        stream_id, part_bytes_max = copy.position.stream_id, copy.position.part_bytes
+
+        def request(at: int) -> StreamAskPart | None:
+            size = min(copy.pace.part_bytes, part_bytes_max, summary.size_bytes - at)
+            return StreamAskPart(key.session_id, stream_id, number, at, size) if size else None
+
+        clock = self._runtime.clock
+        ahead = PartsAhead(self._internode, clock, key, file, request, copy.pace)
         try:
             while offset < summary.size_bytes:
-                await ahead[0][1]
-                self._guards.require(key.session_id)
-                data = self._arrived(key, ahead)
-                if not data:
-                    continue
-                # The next are on their way while these are written; what comes meanwhile goes together.
-                asked = self._ask_ahead(copy, number, summary, asked, ahead)
-                await disk.append_large(path, data)
-                offset += len(data)
-                self.counts.bytes += len(data)
-                copy.moved(len(data), self._runtime.clock.monotonic_s())
+                ahead.ask()
+                await ahead.next(lambda: self._guards.require(key.session_id))
+                size, offset = file.size_bytes - offset, file.size_bytes
+                self.counts.bytes += size
+                copy.moved(size, clock.monotonic_s())
                 self._runtime.probes.reach("stream.target.chunk")
+            digest = file.digest()
+            if digest is not None:
+                copy.digests[number] = digest
         finally:
-            for _, coming in ahead:
-                if not coming.cancel() and not coming.cancelled():
-                    coming.exception()  # Heard, so that nobody calls it lost.
-
-    def _ask_ahead(self, copy: _Copy, number: int, summary: FileSummary, asked: int, ahead: _Ahead) -> int:
-        """Ask for what may be on its way; up to where everything was asked for."""
-        while asked < summary.size_bytes and len(ahead) < STREAM_PARTS_AHEAD:
-            size = min(copy.position.part_bytes, summary.size_bytes - asked)
-            ask = StreamAskPart(copy.key.session_id, copy.position.stream_id, number, asked, size)
-            ahead.append((ask, self._begin(copy.key, ask)))
-            asked += size
-        return asked
-
-    def _arrived(self, key: StreamKey, ahead: _Ahead) -> bytes:
-        """Take the parts that are here, in order; nothing when the source has no turn yet for the first."""
-        found: list[bytes] = []
-        while ahead and ahead[0][1].done():
-            ask, coming = ahead[0]
-            if found and (coming.cancelled() or coming.exception() is not None):
-                break  # It is raised when nothing else is left to be written.
-            data = coming.result().data
-            if not data:
-                ahead[0] = ask, self._begin(key, ask)
-                break
-            if len(data) != ask.size:
-                raise FrameCorrupt("a part of another size came")
-            found.append(data)
-            ahead.popleft()
-        return found[0] if len(found) == 1 else b"".join(found)
+            file.close()
+            ahead.close()
 
     # -- what has arrived -------------------------------------------------------------------------
 
@@ -351,19 +330,20 @@ class StreamClient:
             header = await arrived.get()
             assert header.summary is not None, "only checked headers are handed on"
             if header.summary.entries:
-                await self._take_file(copy, header.number, header.summary)
+                digest = copy.digests.pop(header.number, None)
+                await self._take_file(copy, header.number, header.summary, digest)
             if header.last:
                 break
         with self._guards.hold(copy.key.session_id):
             copy.position = replace(copy.position, done=True)
-            # Of a stream that brought nothing there is nothing to remember: with many small ranges most do.
+            # With many small ranges most streams bring nothing: there is nothing to remember of them.
             if copy.position.files:
                 await self._files.record(copy.position)
 
-    async def _take_file(self, copy: _Copy, number: int, summary: FileSummary) -> None:
+    async def _take_file(self, copy: _Copy, number: int, summary: FileSummary, digest: bytes | None) -> None:
         """Verify a file and make it visible, whole."""
         key, tokens = copy.key, Range(copy.key.left, copy.key.right)
-        await self._verify(key, number, summary)
+        await self._verify(key, number, summary, digest)
         await self._engine.before_ingest(key.table_id, tokens)
         self._runtime.probes.reach("stream.target.file")
         # No await between the guard's look at the session and the store's step that makes the file visible.
@@ -389,11 +369,13 @@ class StreamClient:
         copy.progress.fragments += summary.entries
         self.counts.files += 1
 
-    async def _verify(self, key: StreamKey, number: int, summary: FileSummary) -> None:
-        """Make a file durable whose content is what its header says; _FileDamaged if it is not."""
+    async def _verify(self, key: StreamKey, number: int, summary: FileSummary, digest: bytes | None) -> None:
+        """Make a file durable whose content is what its header says; _FileDamaged if it is not. Without the
+        digest of what arrived the file is read."""
         path, disk = self._files.content(key, number), self._runtime.disk
         try:
-            digest = await self._runtime.tasks.run_blocking(lambda: digest_of(disk, path))
+            if digest is None:
+                digest = await self._runtime.tasks.run_blocking(lambda: digest_of(disk, path))
             if disk.size(path) != summary.size_bytes or digest != summary.digest:
                 self._guards.require(key.session_id)
                 raise _FileDamaged(f"{path} differs from its digest")
@@ -417,9 +399,6 @@ class StreamClient:
             raise _FileDamaged(error.message) from error
         except FileNotFoundError as error:
             raise _FileDamaged(f"file {number} of this stream is gone") from error
-
-    def _begin(self, key: StreamKey, ask: StreamAskPart) -> asyncio.Future[StreamPart]:
-        return self._internode.begin(key.source, verbs.STREAM_PART, ask, STREAM_TIMEOUT_MS)
 
     async def _ask(self, key: StreamKey, verb: int, request: Any) -> Any:
         return await self._internode.request(key.source, verb, request, STREAM_TIMEOUT_MS)

@@ -35,6 +35,29 @@ class FutureWaiter:
             self.future.set_exception(error)
 
 
+class RawWaiter(FutureWaiter):
+    """Waits for a reply and the raw bytes behind it: the future has the reply when `take` got all of them.
+
+    `take` may be called in a thread. What comes when nobody waits any more is taken all the same.
+    """
+
+    __slots__ = ("reply", "take")
+
+    def __init__(self, future: asyncio.Future[Any], take: Callable[[memoryview], None]) -> None:
+        super().__init__(future)
+        self.take = take
+        self.reply: Any = None
+
+    def ended(self, error: Exception | None) -> None:
+        """All bytes were taken, or `error` came between."""
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(self.reply)
+        else:
+            self.future.set_exception(error)
+
+
 class CallbackWaiter:
     __slots__ = ("_on_error", "_on_reply")
 

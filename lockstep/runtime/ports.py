@@ -40,6 +40,31 @@ class Random(Protocol):
         ...
 
 
+class FileReader(Protocol):
+    """An open file: its content can be read although its name is removed. One call at a time."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill `buffer` from `offset` on; fewer bytes only at the file's end. For any thread."""
+        ...
+
+    def fileno(self) -> int:
+        """The operating system's descriptor; -1 where there is none."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FileWriter(Protocol):
+    """An open file that grows; when its name is removed, what is written is lost. One call at a time."""
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        """Have `data` there; not beyond the present end. What was there already is given with the same bytes
+        only. Nothing once it is closed. DiskRefused. For any thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Disk(Protocol):
     """Files under one node's directory; paths are relative, with `/`.
 
@@ -91,10 +116,13 @@ class Disk(Protocol):
         """`append` and `sync` in one; nothing else may be written to `path` meanwhile. DiskRefused."""
         ...
 
-    async def append_large(self, path: str, data: bytes) -> None:
-        """`append` off the loop, for data whose copying alone would hold it up. DiskRefused.
+    def reader(self, path: str) -> FileReader:
+        """FileNotFoundError when absent."""
+        ...
 
-        Nothing else may be written to `path` meanwhile."""
+    def writer(self, path: str) -> FileWriter:
+        """For data whose copying alone would hold the loop up; created when absent. Nothing else but other
+        writers of the same bytes may write to `path` meanwhile. DiskRefused."""
         ...
 
     async def sync_names(self, directory: str) -> None: ...
@@ -127,6 +155,24 @@ class Network(Protocol):
         self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: Tls | None = None
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         """OSError when refused; may hang: the caller owns the deadline."""
+        ...
+
+    async def send_file(
+        self, transport: asyncio.Transport, head: bytes, file: FileReader, offset: int, size: int
+    ) -> None:
+        """Write `head` and then this part of a file, off the loop. Nothing else may be written meanwhile.
+
+        OSError, also when nothing moves for RAW_SILENT_MS or the file is shorter: the stream is broken then,
+        and so it is when the caller is cancelled."""
+        ...
+
+    async def receive(
+        self, transport: asyncio.Transport, first: memoryview, size: int, take: Callable[[memoryview], None]
+    ) -> bytes:
+        """Give `first`, and then as many bytes of the stream as make it `size`, to `take`, in order and off
+        the loop. Reading is paused, and stays so. Returns what was read behind them.
+
+        OSError as for `send_file`, and whatever `take` raises: the stream is broken then."""
         ...
 
 

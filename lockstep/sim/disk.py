@@ -116,16 +116,25 @@ class SimDisk:
         return file
 
     def append(self, path: str, data: bytes) -> None:
-        capacity = self.settings.capacity_bytes
-        if capacity is not None and self.used_bytes() + len(data) > capacity:
-            self._world.count("disk.full")
-            raise DiskRefused(f"no space left for {path}", hint="free space on the data directory's disk")
+        self._require_room(path, len(data))
         file = self.files.get(path)
         if file is None:
             file = self.files[path] = _File()
             self._change_name(path, "", path, file)
         file.write(len(file.cache), bytes(data))
         file.cache += data
+
+    def extend(self, path: str, file: _File, data: bytes) -> None:
+        """Append to a file that is open, and may have lost the name it was opened under."""
+        self._require_room(path, len(data))
+        file.write(len(file.cache), data)
+        file.cache += data
+
+    def _require_room(self, path: str, size: int) -> None:
+        capacity = self.settings.capacity_bytes
+        if capacity is not None and self.used_bytes() + size > capacity:
+            self._world.count("disk.full")
+            raise DiskRefused(f"no space left for {path}", hint="free space on the data directory's disk")
 
     def truncate(self, path: str, size: int) -> None:
         file = self.file(path)
@@ -315,6 +324,45 @@ class SimDisk:
 _ROOMY = 1 << 50
 
 
+class SimReader:
+    """A file as it was when it was opened."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        found = self._content[offset : offset + len(buffer)]
+        buffer[: len(found)] = found
+        return len(found)
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        return
+
+
+class SimWriter:
+    """Writes to the file it was opened for, whatever name that has; nothing after the process's crash."""
+
+    def __init__(self, disk: SimDisk, path: str, loop: SimLoop) -> None:
+        self._disk = disk
+        self._path = path
+        self._loop = loop
+        self._file: _File | None = disk.files.get(path)
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        file = self._file
+        if file is None or self._loop.dead:
+            return
+        here = len(file.cache) - offset
+        assert here >= 0, "a file has no holes"
+        self._disk.extend(self._path, file, bytes(data[here:]))
+
+    def close(self) -> None:
+        self._file = None
+
+
 class DiskPort:
     """Disk port of one incarnation: after its crash, writes are dropped."""
 
@@ -368,10 +416,13 @@ class DiskPort:
         self.append(path, data)
         await self.sync(path)
 
-    async def append_large(self, path: str, data: bytes) -> None:
-        """Written at a later instant, as by a thread; never when the process crashed before."""
-        await asyncio.sleep(0)
-        self.append(path, data)
+    def reader(self, path: str) -> SimReader:
+        return SimReader(self._disk.read(path))
+
+    def writer(self, path: str) -> SimWriter:
+        if path not in self._disk.files:
+            self.append(path, b"")
+        return SimWriter(self._disk, path, self._loop)
 
     async def sync_names(self, directory: str) -> None:
         sequence = self._disk.name_sequence()

@@ -7,17 +7,18 @@ dead path is silent; only a kernel that is there and reachable answers with a re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lockstep.runtime.ports import Tls
+from lockstep.runtime.ports import FileReader, Tls
 from lockstep.sim.clock import NS
 from lockstep.sim.dialing import Dialing, Factory, SimServer
 from lockstep.sim.links import Link, LinkSettings
 from lockstep.sim.loop import SimLoop
 from lockstep.sim.transport import Segment, SimTransport
+from lockstep.values.limits import RAW_SILENT_MS
 
 if TYPE_CHECKING:
     from lockstep.sim.process import Process
@@ -312,3 +313,28 @@ class NetworkPort:
         self, host: str, port: int, protocol: Factory, tls: Tls | None = None
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         return await self._dialing.connect(self._loop, host, port, protocol)
+
+    async def send_file(
+        self, transport: asyncio.Transport, head: bytes, file: FileReader, offset: int, size: int
+    ) -> None:
+        assert isinstance(transport, SimTransport), "a simulated connection"
+        content = bytearray(size)
+        if file.read_into(offset, memoryview(content)) < size:
+            raise OSError("the file is shorter than what was promised of it")
+        transport.write(head + content)
+        async with asyncio.timeout(RAW_SILENT_MS / 1000):
+            await transport.drained()
+
+    async def receive(
+        self, transport: asyncio.Transport, first: memoryview, size: int, take: Callable[[memoryview], None]
+    ) -> bytes:
+        assert isinstance(transport, SimTransport), "a simulated connection"
+        async with asyncio.timeout(RAW_SILENT_MS / 1000) as limit:
+            data, behind = first[:size], bytes(first[size:])
+            while True:
+                take(data)
+                size -= len(data)
+                if not size:
+                    return behind
+                limit.reschedule(self._loop.time() + RAW_SILENT_MS / 1000)
+                data = memoryview(await transport.pulled(size))

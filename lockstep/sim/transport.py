@@ -78,6 +78,10 @@ class SimTransport(asyncio.Transport):
         self._inbox: deque[bytes | None] = deque()
         self._reading = True
         self._read_queued = False
+        #: Somebody waits for bytes instead of the protocol.
+        self._awaited: asyncio.Future[None] | None = None
+        #: Somebody waits until everything written was taken.
+        self._emptied: asyncio.Future[None] | None = None
         self._read_callback = Callback(self._read, (), context, "read")
         loop.ends[self] = None
 
@@ -149,6 +153,41 @@ class SimTransport(asyncio.Transport):
         self.fabric.send_reset(self)
         self._end_soon(None)
 
+    # ---- raw bytes
+
+    async def pulled(self, size: int) -> bytes:
+        """What comes next, at most `size` bytes of it, while reading is paused. OSError at the end."""
+        assert not self._reading, "either the protocol reads or somebody else"
+        while not self._inbox and not self.closing:
+            self._awaited = self.loop.create_future()
+            await self._awaited
+        if self.closing or self._inbox[0] is None:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        data = self._take()
+        if len(data) > size:
+            self._inbox.appendleft(data[size:])
+            data = data[:size]
+        self.fabric.acknowledge(self.peer, len(data))
+        return data
+
+    async def drained(self) -> None:
+        """Everything written has been taken. OSError when the connection ended before."""
+        while self.in_flight and not self.closing:
+            self._emptied = self.loop.create_future()
+            await self._emptied
+        if self.closing:
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+    def _tell_awaited(self) -> None:
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None and not awaited.done():
+            awaited.set_result(None)
+
+    def _tell_emptied(self) -> None:
+        emptied, self._emptied = self._emptied, None
+        if emptied is not None and not emptied.done():
+            emptied.set_result(None)
+
     # ---- what the Fabric tells
 
     def made(self, protocol: asyncio.Protocol) -> None:
@@ -171,6 +210,8 @@ class SimTransport(asyncio.Transport):
     def acknowledged(self, size: int) -> None:
         """The peer's application took `size` bytes."""
         self.in_flight -= size
+        if self._emptied is not None and not self.in_flight and not self.closed:
+            self.loop.push(Callback(self._tell_emptied, (), self.context, "emptied"))
         if self._write_paused and self.in_flight <= self._low and not self.closed:
             self.loop.push(Callback(self._release, (), self.context, "writable"))
 
@@ -184,6 +225,8 @@ class SimTransport(asyncio.Transport):
     # ---- inside
 
     def _queue_read(self) -> None:
+        if self._awaited is not None:
+            self.loop.push(Callback(self._tell_awaited, (), self.context, "readable"))
         if self._inbox and self._reading and not self._read_queued and not self.closing:
             self._read_queued = True
             self.loop.push(self._read_callback)
@@ -248,6 +291,8 @@ class SimTransport(asyncio.Transport):
         if self.closed:
             return
         self.closed = True
+        self._tell_awaited()
+        self._tell_emptied()
         self.loop.ends.pop(self, None)
         self._inbox.clear()
         self.fabric.end_closed(self)

@@ -25,7 +25,7 @@ from lockstep.values.limits import (
 )
 
 #: Of the files' bytes: raised when stores of an earlier version could not take them in.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class FileSummary(msgspec.Struct, frozen=True, array_like=True):

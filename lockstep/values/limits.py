@@ -205,13 +205,26 @@ STREAM_WAIT_MS: Final = 2000
 STREAM_FILE_BYTES: Final = 64 * 1024 * 1024
 #: Files of one stream on the source's disk: one is made visible at the target, one is sent, one is built.
 STREAM_FILES_KEPT_MAX: Final = 3
-#: Bytes of a sorted file in one answer: large enough that the answer's own cost is small, and small enough
-#: that its copies stay in the processor's cache: parts of 1 MiB took three times as long.
-STREAM_PART_BYTES: Final = 256 * 1024
-#: Parts asked for ahead: the next are on their way while one is written, and no stream holds more memory.
-STREAM_PARTS_AHEAD: Final = 8
-#: Bytes of a sorted file behind one checksum of its digest; read and checked in one go, in the cache.
-STREAM_DIGEST_BYTES: Final = 256 * 1024
+#: Bytes of a sorted file in one answer: a thread's work of some milliseconds, so that a hand-over to it and
+#: back is a small part of that.
+STREAM_PART_BYTES: Final = 8 * 1024 * 1024
+#: The first part that is asked for, and the smallest. Parts grow while they come fast.
+STREAM_PART_BYTES_MIN: Final = 512 * 1024
+STREAM_PART_MS_FAST: Final = 100
+#: A part that takes longer is followed by smaller ones: those behind it have to come in STREAM_TIMEOUT_MS.
+STREAM_PART_MS_SLOW: Final = 1000
+#: Parts asked for ahead: one arrives, one is at the source's socket, one is on its way there.
+STREAM_PARTS_AHEAD: Final = 3
+#: What is read at once of a sorted file for its digest: a busy interpreter is waited for before each.
+STREAM_DIGEST_BYTES: Final = 4 * 1024 * 1024
+#: For how long a node keeps the connection for files to another one when nothing is streamed.
+STREAM_LANE_IDLE_MS: Final = 5000
+#: Raw bytes behind a frame are read in pieces of this size: in the processor's cache, few calls.
+RAW_PIECE_BYTES: Final = 1024 * 1024
+#: Threads that send or take raw bytes; each may wait for a slow network, so they are not those of syncs.
+RAW_THREADS_MAX: Final = 8
+#: Raw bytes are given up when none of them moves for this long.
+RAW_SILENT_MS: Final = 10_000
 #: What is put into a sorted file in one go: some hundred microseconds, in the cache.
 STREAM_BLOCK_BYTES: Final = 128 * 1024
 STREAM_BLOCK_PAIRS: Final = 800

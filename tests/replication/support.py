@@ -13,22 +13,7 @@ from typing import Any
 from lockstep.replication.handshake import Hello, PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
-from lockstep.values.errors import ConfigurationError
-
-
-class LoopbackNetwork:
-    async def listen(
-        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: None = None
-    ) -> Any:
-        try:
-            return await asyncio.get_running_loop().create_server(protocol, host, port)
-        except OSError as error:
-            raise ConfigurationError(str(error)) from error
-
-    async def connect(
-        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: None = None
-    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        return await asyncio.get_running_loop().create_connection(protocol, host, port)  # type: ignore[return-value]
+from lockstep.runtime.real.network import RealNetwork
 
 
 class MonotonicClock:
@@ -101,7 +86,7 @@ def real_runtime(seed: int = 1) -> Runtime:
         clock=MonotonicClock(),
         random=SeededRandom(seed),
         disk=None,  # type: ignore[arg-type]
-        network=LoopbackNetwork(),
+        network=RealNetwork(),
         tasks=OwnedTasks(),
         probes=RecordingProbes(),
     )

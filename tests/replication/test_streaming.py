@@ -10,6 +10,7 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.replication import stream_source, stream_target, verbs
 from lockstep.replication.messages import StreamFile, StreamPart, WriteRequest
+from lockstep.replication.raw_bytes import FileReply
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.session_guards import SessionGuards
 from lockstep.replication.stream_progress import StreamProgress
@@ -20,7 +21,7 @@ from lockstep.storage.model import ModelRun, pairs_in
 from lockstep.values.errors import FrameCorrupt, PeerUnreachable, SessionClosed
 from lockstep.values.rows import Mutation
 from lockstep.values.tokens import Range
-from tests.storage.support import LossyDisk
+from tests.storage.support import LossyDisk, MemoryReader
 
 from .clusters import TABLE_ID, TinyEngine, upsert, whole_ring
 from .support import TestNode, run, running, until
@@ -194,6 +195,17 @@ def intercept(node: StreamNode, verb: int, change: Callable[[Any, Any], Any]) ->
         return change(request, await real(peer, request))
 
     service.handler = answered
+
+
+def content_of(part: FileReply) -> bytearray:
+    content = bytearray(part.size)
+    assert part.file.read_into(part.offset, memoryview(content)) == part.size
+    return content
+
+
+def reply_of(part: FileReply, content: bytearray) -> FileReply:
+    part.file.close()
+    return FileReply(part.reply, MemoryReader(bytes(content)), 0, part.size)
 
 
 def test_a_range_arrives_whole_in_several_files_and_nothing_is_left_behind() -> None:
@@ -438,7 +450,7 @@ def test_a_target_that_is_started_again_goes_on_where_it_was(loses_power: bool) 
             asked.append((request.number, request.offset))
             if request.number == 4 and request.offset:
                 stop.set()
-                return StreamPart(b"")
+                return StreamPart(0)
             return reply
 
         intercept(source, verbs.STREAM_PART, hear)
@@ -519,10 +531,12 @@ def test_a_damaged_file_is_fetched_again_and_never_visible(what: str) -> None:
         fill(source.engine, 8)
         damages = [2]
 
-        def damage_part(request: Any, part: StreamPart) -> StreamPart:
+        def damage_part(request: Any, part: FileReply) -> FileReply:
             if damages[0] and (request.number, request.offset) == (0, PART_BYTES):
                 damages[0] -= 1
-                return StreamPart(part.data[:100] + bytes([part.data[100] ^ 1]) + part.data[101:])
+                content = content_of(part)
+                content[100] ^= 1
+                return reply_of(part, content)
             return part
 
         def damage_header(request: Any, file: StreamFile) -> StreamFile:
@@ -551,7 +565,7 @@ def test_a_file_that_stays_damaged_is_told_after_bounded_attempts() -> None:
     async def test() -> None:
         source, target = two_nodes()
         fill(source.engine, 8)
-        intercept(source, verbs.STREAM_PART, lambda request, part: StreamPart(bytes(len(part.data))))
+        intercept(source, verbs.STREAM_PART, lambda request, part: reply_of(part, bytearray(part.size)))
         async with running(source, target):
             with pytest.raises(FrameCorrupt, match="was damaged 4 times"):
                 await target.copy(source)

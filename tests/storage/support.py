@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,9 +83,12 @@ class LossyDisk:
         self.append(path, data)
         await self.sync(path)
 
-    async def append_large(self, path: str, data: bytes) -> None:
-        await asyncio.sleep(0)
-        self.append(path, data)
+    def reader(self, path: str) -> MemoryReader:
+        return MemoryReader(self.read(path))
+
+    def writer(self, path: str) -> MemoryWriter:
+        self.append(path, b"")
+        return MemoryWriter(self, self._seen[self._inode[path]])
 
     async def sync_names(self, directory: str) -> None:
         await asyncio.sleep(0)
@@ -103,6 +107,42 @@ class LossyDisk:
             after._seen[inode] = bytearray(synced + tail[: keep(len(tail))])
             after._synced[inode] = bytes(after._seen[inode])
         return after
+
+
+class MemoryReader:
+    """What a file held when it was opened, behind a descriptor of the operating system."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._descriptor = os.memfd_create("content")
+        os.write(self._descriptor, content)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        found = self._content[offset : offset + len(buffer)]
+        buffer[: len(found)] = found
+        return len(found)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class MemoryWriter:
+    def __init__(self, disk: LossyDisk, content: bytearray) -> None:
+        self._disk = disk
+        self._content: bytearray | None = content
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        if self._disk.refuse:
+            raise DiskRefused("the disk is full")
+        if self._content is not None:
+            assert offset <= len(self._content), "a file has no holes"
+            self._content[offset : offset + len(data)] = data
+
+    def close(self) -> None:
+        self._content = None
 
 
 class LoopTasks:

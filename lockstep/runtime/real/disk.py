@@ -13,6 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import PurePosixPath
 
+from lockstep.runtime.real.files import RealReader, RealWriter
 from lockstep.values.errors import DiskRefused
 from lockstep.values.limits import DISK_OPEN_FILES_MAX
 
@@ -133,6 +134,19 @@ class RealDisk:
         except OSError as error:
             raise _judged(error, "remove", path) from error
 
+    def reader(self, path: str) -> RealReader:
+        try:
+            return RealReader(self._path(path))
+        except OSError as error:
+            raise _judged(error, "read", path) from error
+
+    def writer(self, path: str) -> RealWriter:
+        self._make_directory(_parent(_key(path)))
+        try:
+            return RealWriter(self._path(path), lambda error: _judged(error, "append", path))
+        except OSError as error:
+            raise _judged(error, "open", path) from error
+
     # ---- promises
 
     async def sync(self, path: str) -> None:
@@ -150,14 +164,6 @@ class RealDisk:
         """
         try:
             await self._in_thread(self._file(path), lambda descriptor: _write_whole(descriptor, data))
-        except OSError as error:
-            raise _judged(error, "append", path) from error
-
-    async def append_large(self, path: str, data: bytes) -> None:
-        try:
-            await self._in_thread(
-                self._file(path), lambda descriptor: _write_whole(descriptor, data), syncs=False
-            )
         except OSError as error:
             raise _judged(error, "append", path) from error
 
@@ -181,8 +187,8 @@ class RealDisk:
 
     # ---- inside
 
-    async def _in_thread(self, file: _OpenFile, first: Callable[[int], None], *, syncs: bool = True) -> None:
-        """Do `first` and then (with `syncs`) sync, off the loop.
+    async def _in_thread(self, file: _OpenFile, first: Callable[[int], None]) -> None:
+        """Do `first` and then sync, off the loop.
 
         When the caller is cancelled, `first` is done by then or never will be; the descriptor stays open
         while the thread uses it."""
@@ -200,8 +206,7 @@ class RealDisk:
                     file.unpin()
                     raise
             try:
-                if syncs:
-                    os.fdatasync(file.descriptor)
+                os.fdatasync(file.descriptor)
             finally:
                 file.unpin()
 

@@ -12,11 +12,15 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lockstep.runtime.ports import Tls
+from lockstep.runtime.ports import FileReader, Tls
+from lockstep.runtime.real import encrypted
+from lockstep.runtime.real.files import SMALL_BYTES, BlockingSocket, Buffers, receive, send_file
 from lockstep.values.errors import ConfigurationError
+from lockstep.values.limits import RAW_THREADS_MAX
 
 if TYPE_CHECKING:
     import ssl
+    from concurrent.futures import ThreadPoolExecutor
 
 _UNUSABLE = {
     errno.EADDRINUSE: ("is in use", "stop the other process or choose another port"),
@@ -57,7 +61,11 @@ class RealServer:
 
 
 class RealNetwork:
-    """Network port."""
+    """Network port. Its threads begin when they are needed."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        self._buffers = Buffers()
 
     async def listen(
         self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: Tls | None = None
@@ -76,6 +84,47 @@ class RealNetwork:
         secured = _context(tls, listens=False) if tls is not None else None
         transport, made = await loop.create_connection(protocol, host, port, ssl=secured)
         return transport, made
+
+    async def send_file(
+        self, transport: asyncio.Transport, head: bytes, file: FileReader, offset: int, size: int
+    ) -> None:
+        if encrypted.is_encrypted(transport):
+            await encrypted.send_file(transport, head, file, offset, size)
+            return
+        if size <= SMALL_BYTES:
+            content = bytearray(size)
+            if file.read_into(offset, memoryview(content)) < size:
+                raise OSError("the file is shorter than what was promised of it")
+            transport.write(head + content)
+            return
+        await self._blocking(transport, lambda link: send_file(link, head, file.fileno(), offset, size))
+
+    async def receive(
+        self, transport: asyncio.Transport, first: memoryview, size: int, take: Callable[[memoryview], None]
+    ) -> bytes:
+        if encrypted.is_encrypted(transport):
+            return await encrypted.receive(transport, first, size, take)
+        here, behind = first[:size], bytes(first[size:])
+        if len(here) == size <= SMALL_BYTES:
+            take(here)
+        else:
+            await self._blocking(transport, lambda link: receive(link, here, size, take, self._buffers))
+        return behind
+
+    async def _blocking(self, transport: asyncio.Transport, work: Callable[[socket.socket], None]) -> None:
+        """Do `work` in a thread. A caller that is cancelled does not wait for it, but it ends soon."""
+        if self._threads is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._threads = ThreadPoolExecutor(RAW_THREADS_MAX, thread_name_prefix="raw")
+        link = BlockingSocket(transport)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, link.run, work)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            running.add_done_callback(_heard)
+            link.wake()
+            raise
 
 
 def require_usable(tls: Tls) -> None:
@@ -103,3 +152,9 @@ def _context(tls: Tls, *, listens: bool) -> ssl.SSLContext:
     if tls.ca:
         made.verify_mode = ssl.CERT_REQUIRED if tls.mutual or not listens else ssl.CERT_OPTIONAL
     return made
+
+
+def _heard(ended: asyncio.Future[None]) -> None:
+    """Nobody waits for it any more."""
+    if not ended.cancelled():
+        ended.exception()
