@@ -88,6 +88,11 @@ class Unacknowledged(abc.ABC):
     def _end(self, error: LockstepError | None) -> None:
         """Tell the end, if it was not told before."""
 
+    def _counting(self) -> list[NodeId]:
+        """Nodes whose acceptance counts for the present plan."""
+        since = self._plan.needs_epoch
+        return [node for node, epoch in self._accepted.items() if epoch >= since]
+
     def _answered_late(self, owner: Owner) -> None:
         if self._lingers:
             self._linger(owner)

@@ -285,11 +285,6 @@ class Write(Unacknowledged):
             self._owner.reach("write.answered_before_plan")
             self._send_missing()  # it answered an attempt from before the present plan
 
-    def _counting(self) -> list[NodeId]:
-        """Nodes whose acceptance counts for the present plan."""
-        since = self._plan.needs_epoch
-        return [node for node, epoch in self._accepted.items() if epoch >= since]
-
     def _judge(self) -> None:
         plan = self._plan
         if len(self._accepted) < plan.required or self._moving:
