@@ -16,9 +16,10 @@ from lockstep.cql.prepared import Prepared
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.messages import QueryParameters, Value
 from lockstep.replication.ballot_messages import Place
+from lockstep.replication.ballot_rounds import Patience
 from lockstep.replication.conditional import Decision
 from lockstep.server.capture import refuse_uncapturable
-from lockstep.server.serial_levels import SERIAL_LEVELS, patience
+from lockstep.server.serial_levels import SERIAL_LEVELS
 from lockstep.server.statements import Statement
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency
@@ -61,13 +62,14 @@ async def run_conditional(
             refuse_uncapturable(node.cluster.generations, of_tables, (verdict.mutation,), context.now_us)
         return Decision(verdict.mutation, verdict)
 
+    timeouts = node.configuration.timeouts
     found: Verdict = await node.conditionals.write(
         Place(request.shape.table.id, request.token, request.key),
         request.command,
         decide,
         serial,
         parameters.consistency,
-        patience(node, node.configuration.timeouts.write_ms),
+        Patience(timeouts.write_ms, timeouts.cas_contention_ms),
     )
     return responses.rows(responses.encode_rows_metadata(version, found.columns), found.rows)
 

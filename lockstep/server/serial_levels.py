@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from lockstep.cql.select import POINT, SelectPlan
-from lockstep.replication.conditional import Patience
+from lockstep.replication.ballot_rounds import Patience
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import ReadCommand, ReadResult
@@ -30,12 +30,9 @@ def check_one_partition(plan: SelectPlan) -> None:
 async def read_at(node: Node, command: ReadCommand, level: Consistency, timeout_ms: float) -> ReadResult:
     """A read at any level."""
     if level in SERIAL_LEVELS:
-        return await node.conditionals.read(command, level, patience(node, timeout_ms))
+        # Whoever is beaten while reading has nothing at stake: it goes on while it has time.
+        return await node.conditionals.read(command, level, Patience(timeout_ms, timeout_ms))
     return await node.coordinator.read(command, level, timeout_ms)
-
-
-def patience(node: Node, timeout_ms: float) -> Patience:
-    return Patience(timeout_ms, node.configuration.timeouts.cas_contention_ms)
 
 
 def serial_write(level: Consistency) -> InvalidRequest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from lockstep.cql.wire import client as wire
 from lockstep.schema.changes import NewColumn
 from lockstep.schema.model import ColumnKind
+from lockstep.schema.types import SetType, parse_type
 from lockstep.sim.checkers.decisions import Decided, check_decisions
 from lockstep.sim.cql_client import CqlClient
 from lockstep.sim.door import KEYSPACE
@@ -19,12 +20,14 @@ from lockstep.values.ids import Consistency
 TABLE = "decided"
 _KEYS = tuple(b"d%d" % number for number in range(3))
 _COMMIT_LEVELS = (Consistency.QUORUM, Consistency.QUORUM, Consistency.ONE, Consistency.ANY)
-_INSERT = f"INSERT INTO {KEYSPACE}.{TABLE} (pk, v) VALUES (?, ?) IF NOT EXISTS"
-_UPDATE = f"UPDATE {KEYSPACE}.{TABLE} SET v = ? WHERE pk = ? IF v = ?"
-_SELECT = f"SELECT v FROM {KEYSPACE}.{TABLE} WHERE pk = ?"
+_INSERT = f"INSERT INTO {KEYSPACE}.{TABLE} (pk, v, held) VALUES (?, ?, ?) IF NOT EXISTS"
+_UPDATE = f"UPDATE {KEYSPACE}.{TABLE} SET v = ?, held = held + ? WHERE pk = ? IF v = ?"
+_SELECT = f"SELECT v, held FROM {KEYSPACE}.{TABLE} WHERE pk = ?"
+_SET = SetType(parse_type("blob"), frozen=False)
 _COLUMNS = (
     NewColumn("pk", "blob", ColumnKind.PARTITION_KEY, 0),
     NewColumn("v", "blob"),
+    NewColumn("held", "set<blob>"),
 )
 
 
@@ -67,9 +70,10 @@ class _Client(SideClient):
         value = self._deciding.next_value(self.name)
         level = draw.choice(_COMMIT_LEVELS)
         if known is None:
-            await self._write(session, key, _INSERT, [key, value], level, None, value)
+            await self._write(session, key, _INSERT, [key, value, _SET.join([value])], level, None, value)
         else:
-            await self._write(session, key, _UPDATE, [value, key, known], level, known, value)
+            values = [value, _SET.join([value]), key, known]
+            await self._write(session, key, _UPDATE, values, level, known, value)
 
     async def last_asks(self, session: CqlClient) -> bool:
         for key in _KEYS:
@@ -93,8 +97,7 @@ class _Client(SideClient):
         if outcome is Outcome.OK:
             assert isinstance(found, wire.RowsResult)
             applied = found.rows[0][0] == b"\x01"
-            # A row that is not there is told without columns; the value is the last of those there are.
-            seen = found.rows[0][-1] if len(found.rows[0]) > 1 else None
+            seen = _value(found)
             self._deciding.known[key] = wrote if applied else seen
         event = Decided(
             self.name, key, start_ns, self.cluster.world.now_ns, outcome, expected, wrote, applied, seen
@@ -105,12 +108,20 @@ class _Client(SideClient):
     async def _read(self, session: CqlClient, key: bytes) -> bool:
         start_ns = self.cluster.world.now_ns
         outcome, found, error = await self.execute(session, _SELECT, [key], Consistency.SERIAL)
-        seen = None
+        seen, held = None, None
         if outcome is Outcome.OK:
             assert isinstance(found, wire.RowsResult)
-            seen = found.rows[0][0] if found.rows else None
+            seen, packed = found.rows[0] if found.rows else (None, None)
+            held = frozenset(_SET.split(packed) if packed is not None else ())
             self._deciding.known[key] = seen
-        event = Decided(self.name, key, start_ns, self.cluster.world.now_ns, outcome, seen=seen)
+        end_ns = self.cluster.world.now_ns
+        event = Decided(self.name, key, start_ns, end_ns, outcome, seen=seen, held=held)
         self._deciding.events.append(event)
         self.cluster.tell(self.name, f"{event.text()} {error}")
         return outcome is Outcome.OK
+
+
+def _value(found: wire.RowsResult) -> bytes | None:
+    """The register, where a refusal shows it: a row that is not there is told without columns."""
+    names = [column.name for column in found.metadata.columns or ()]
+    return found.rows[0][names.index("v")] if "v" in names else None

@@ -98,8 +98,8 @@ _FILTERING = "Cannot execute this query as it might involve data filtering"
         ("INSERT INTO t (k, c, d) VALUES (null, 2, 3)", "Invalid null value in condition for column k"),
         ("INSERT INTO t (k, c, d) VALUES (1, null, 3)", "Invalid null value in condition for column c"),
         (
-            "INSERT INTO t (k, c, d) VALUES (1, 2, 3) IF NOT EXISTS",
-            "Conditional updates (IF) are not supported",
+            "UPDATE t USING TIMESTAMP 1 SET v = 1 WHERE k = 1 AND c = 1 AND d = 1 IF EXISTS",
+            "Cannot provide custom timestamp for conditional updates",
         ),
         (
             "INSERT INTO t (k, c, d, m) VALUES (1, 2, 3, {'a'})",

@@ -92,6 +92,15 @@ def test_histories(events: list[Decided], fine: bool) -> None:
     assert explained(events) is fine
 
 
+@pytest.mark.parametrize(
+    ("held", "fine"), [((b"a", b"b"), True), ((b"b",), False), ((b"a", b"b", b"c"), False), ((), False)]
+)
+def test_a_read_shows_all_values_up_to_the_newest(held: tuple[bytes, ...], fine: bool) -> None:
+    events = [write(1, 2, None, b"a"), write(3, 4, b"a", b"b"), write(7, 8, b"b", b"c")]
+    look = Decided("r", b"k", 5, 6, OK, seen=b"b", held=frozenset(held))
+    assert accepted([*events, look]) is fine
+
+
 _VALUES = (None, b"a", b"b", b"c")
 
 

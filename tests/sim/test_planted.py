@@ -23,9 +23,11 @@ from lockstep.sim.report import noticed_by
 from lockstep.sim.scenarios import SCENARIOS
 from tests.node import test_batches, test_failed_work, test_hints, test_purging
 from tests.replication import test_fences, test_streaming
+from tests.server import test_ballots_move
 
 #: The test that brings each of the directed bugs about, and must fail with it.
 BROUGHT_ABOUT: dict[str, Callable[[], None]] = {
+    "ballots_not_moved": test_ballots_move.test_what_was_accepted_outlives_its_replicas,
     "guards_ignored": (
         test_failed_work.test_an_effect_that_is_slow_holds_the_barrier_behind_its_session_and_is_named
     ),

@@ -2,6 +2,7 @@
 
 A register is compared and set; every value is written at most once. So the writes that took effect are a
 chain, each one expecting what the one before it wrote, and every answer lies at one place of the chain.
+Beside the register a set keeps every value: whoever reads both sees the register's value and all before it.
 Invariant: the check is exact: a history passes if and only if some order of its effects explains all answers
 and keeps to real time.
 """
@@ -22,7 +23,8 @@ _RULE = "LWT-1"
 class Decided(msgspec.Struct, frozen=True):
     """One request and its end. A write has `wrote`: the value it sets if `expected` is there (None: nothing).
 
-    With outcome OK, `applied` says whether it did, and `seen` is what else was there; a read has only `seen`.
+    With outcome OK, `applied` says whether it did, and `seen` is what else was there; a read has only `seen`,
+    and in `held` what the set held.
     """
 
     client: str
@@ -34,6 +36,7 @@ class Decided(msgspec.Struct, frozen=True):
     wrote: bytes | None = None
     applied: bool = False
     seen: bytes | None = None
+    held: frozenset[bytes] | None = None
 
     def text(self) -> str:
         if self.wrote is None:
@@ -58,7 +61,7 @@ def check_decisions(events: Sequence[Decided]) -> int:
 
 
 def _check_register(events: Sequence[Decided]) -> int:
-    writes = {event.wrote: event for event in events if event.wrote is not None}
+    writes: dict[bytes | None, Decided] = {event.wrote: event for event in events if event.wrote is not None}
     places = _chain(events, writes)
     spans: list[tuple[int, int, tuple[int, int], Decided]] = []
     for event in events:
@@ -69,11 +72,22 @@ def _check_register(events: Sequence[Decided]) -> int:
             if event.wrote is not None and event.seen == event.expected:
                 raise Violation(_RULE, f"refused although what it expects was there: {event.text()}")
             spans.append((event.start_ns, event.end_ns, (places[event.seen], 1), event))
+            _check_held(event, places)
     _check_times(spans)
     return len(spans)
 
 
 _NEVER_NS = 1 << 62
+
+
+def _check_held(event: Decided, places: Mapping[bytes | None, int]) -> None:
+    if event.held is None:
+        return
+    last = places[event.seen]
+    expected = {value for value, place in places.items() if value is not None and place <= last}
+    if event.held != expected:
+        lost, early = sorted(expected - event.held), sorted(event.held - expected)
+        raise Violation(_RULE, f"{event.text()}, where {lost} are lost and {early} not yet there")
 
 
 def _took_effect(event: Decided, places: Mapping[bytes | None, int]) -> bool:

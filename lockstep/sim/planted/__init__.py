@@ -7,6 +7,7 @@ run, and undoes it. A plant that no seed finds says that either a checker or a f
 from lockstep.sim.planted.counters import COUNTERS
 from lockstep.sim.planted.data import DATA
 from lockstep.sim.planted.decisions import DECISIONS
+from lockstep.sim.planted.decisions import DIRECTED as _DECISIONS_DIRECTED
 from lockstep.sim.planted.log import LOG
 from lockstep.sim.planted.owed import DIRECTED as _OWED_DIRECTED
 from lockstep.sim.planted.plant import Planted
@@ -23,7 +24,8 @@ REGISTRY: dict[str, Planted] = {
 }
 #: Those that a test brings about; no seed is looked for.
 DIRECTED: dict[str, Planted] = {
-    planted.name: planted for planted in (*_DIRECTED, *_PURGING_DIRECTED, *_OWED_DIRECTED)
+    planted.name: planted
+    for planted in (*_DIRECTED, *_DECISIONS_DIRECTED, *_PURGING_DIRECTED, *_OWED_DIRECTED)
 }
 
 __all__ = ["DIRECTED", "REGISTRY", "Planted"]
