@@ -226,8 +226,11 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: NodeSection = NodeSection()
     cluster: ClusterSection = ClusterSection()
     network: NetworkSection = NetworkSection()
+    auth: AuthSection = AuthSection()
+    tls: TlsSection = TlsSection()
     placement: PlacementSection = PlacementSection()
     timeouts: TimeoutsSection = TimeoutsSection()
+    reads: ReadsSection = ReadsSection()
     raft: RaftSection = RaftSection()
     metadata: MetadataSection = MetadataSection()
     purge: PurgeSection = PurgeSection()
@@ -254,8 +257,6 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_founder(self) -> bool:
         return self.internode_address in self.cluster.founders
 
-    auth: AuthSection = AuthSection()
-    tls: TlsSection = TlsSection()
 
 #: section -> key -> type, for unknown keys, close matches and the environment.
 _SECTIONS: Final[dict[str, dict[str, Any]]] = {
@@ -415,6 +416,9 @@ def _check(configuration: Configuration, source: str) -> None:
         )
     if len({network.internode_port, network.cql_port, network.admin_port}) < 3:
         raise ConfigurationError(f"{source}: network: two of the three ports are the same")
+    insecure = problem(configuration.auth, configuration.tls)
+    if insecure is not None:
+        raise ConfigurationError(f"{source}: {insecure[0]}", hint=insecure[1])
     if configuration.testing != TestingSection() and not configuration.testing.faults:
         raise ConfigurationError(
             f"{source}: [testing] has settings without testing.faults", hint="remove the section"
@@ -435,6 +439,3 @@ def _check(configuration: Configuration, source: str) -> None:
             f"{source}: raft.heartbeat_ticks is {raft.heartbeat_ticks}, not below "
             f"raft.election_ticks ({raft.election_ticks}): followers would elect while their leader lives"
         )
-    insecure = problem(configuration.auth, configuration.tls)
-    if insecure is not None:
-        raise ConfigurationError(f"{source}: {insecure[0]}", hint=insecure[1])
