@@ -23,6 +23,7 @@ from lockstep.node.purging import TombstonePurge
 from lockstep.node.range_sizes import RangeSizes
 from lockstep.node.repair_comparison import Comparison
 from lockstep.node.repair_questions import RepairQuestions
+from lockstep.node.repaired_marks import RepairedMarks
 from lockstep.node.repairs import RepairDriver
 from lockstep.node.work import WorkService
 from lockstep.replication.ballots import BallotService
@@ -82,6 +83,7 @@ class Parts(MetadataParts):
         self.repair_participant: RepairParticipant
         self.comparison: Comparison
         self.repairs: RepairDriver
+        self.repaired_marks: RepairedMarks
         self.tombstone_purge: TombstonePurge
         self.membership: Membership
 
@@ -281,10 +283,13 @@ class Parts(MetadataParts):
             runtime, state, self.engine, self.guards, oldest, interval_s, self.log
         )
 
+        marks = self.repaired_marks = RepairedMarks(self.hints.store, self.log)
+
         def applied(before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
             if before.repairs is not after.repairs:
                 participant.forget_closed(after.session_open)
                 self.repairs.end_lost(after)
+                marks.recorded(before, after)
 
         state.listen(applied, parts_only=True)
 

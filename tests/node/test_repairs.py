@@ -11,6 +11,7 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import RepairPart, RepairState
 from lockstep.node.node import Node
+from lockstep.replication.hint_records import DroppedHints
 from lockstep.values.errors import PreconditionError, Rejected
 from lockstep.values.ids import MUTATION_ID_BYTES, NodeId
 from lockstep.values.rows import Cell, Deletion, Liveness, Mutation, RangeDeletion, Row
@@ -210,3 +211,20 @@ def test_an_incremental_repair_does_what_a_full_one_would(town: Town) -> None:
     done(town, wiped)
     repair(town, 1, incremental=True)
     assert len(set(digests(town, *NODES))) == 1, "what was lost counts as changed"
+
+
+def test_what_was_marked_for_want_of_hints_is_forgotten_once_all_replicas_are_repaired(town: Town) -> None:
+    table_, now_us = table_id(town.newest), town.node(1).runtime.clock.wall_us()
+    old = DroppedHints(table_, NodeId(2), -10, 10, "window", now_us, now_us, 1)
+    late = DroppedHints(table_, NodeId(3), -10, 10, "window", now_us, now_us + 3_600_000_000, 1)
+
+    async def mark(node: Node) -> None:
+        await node.engine.synced(node.hints.store.mark([old, late]))
+
+    done(town, town.begin(1, mark))
+    town.wait(2)
+    repair(town, 2, nodes=(NodeId(1), NodeId(2)))
+    assert len(list(town.node(1).hints.store.marks())) == 2, "not every replica took part"
+    repair(town, 2)
+    town.agreed(*NODES)
+    assert list(town.node(1).hints.store.marks()) == [late]
