@@ -6,7 +6,7 @@ statement found nothing to change, or that every live node has emptied the table
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from lockstep.node.node import Node
 
 
+_ROLES_KEYSPACE: Final = "system_auth"
+_ROLES_EVERYWHERE: Final = (
+    "Roles are on every node, whatever the replication of system_auth: nothing was changed"
+)
+
+
 class SchemaStatements:
     def __init__(self, node: Node, watch: SchemaWatch) -> None:
         self._node = node
@@ -50,6 +56,9 @@ class SchemaStatements:
         want of a leader, WriteTimeout when the outcome is unknown, which drivers do not send again by
         themselves. `creator`: the role that may do everything with what is created."""
         change = schema_change(prepared, context)
+        if isinstance(change, AlterKeyspace) and change.keyspace == _ROLES_KEYSPACE:
+            # The first thing that tools do to a cluster whose clients log in.
+            return responses.VOID, (_ROLES_EVERYWHERE,)
         try:
             if isinstance(change, AlterKeyspace):
                 body, warnings = await self._alter_keyspace(change)

@@ -397,6 +397,15 @@ def test_what_is_wrong_with_a_statement_is_said(root: Session) -> None:
     assert future.warnings and "was not granted" in future.warnings[0]
 
 
+def test_roles_need_no_replication(place: Place, root: Session) -> None:
+    text = f"ALTER KEYSPACE system_auth {SIMPLE}"
+    future = root.execute_async(text)
+    future.result()
+    assert "Roles are on every node" in future.warnings[0]
+    make(root, "meddler")
+    denied(place.session("meddler"), text, DENIED.format("meddler", "ALTER", "<keyspace system_auth>"))
+
+
 def test_passwords_are_not_traced(root: Session) -> None:
     statement = "CREATE ROLE traced WITH PASSWORD = 'very-secret' AND LOGIN = true"
     trace = root.execute(statement, trace=True).get_query_trace(10)
