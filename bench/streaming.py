@@ -5,7 +5,9 @@ the source to the target's disk by the product's messages, beside a raw copy of 
 file) by blocking calls. End to end: snapshot, build, send, verify, ingest of rows of 100 bytes, beside the
 storage library's file writer alone, given the same pairs in memory. Also the CPU of both processes, which
 says what the wall clock would on an idle machine, and how late their loops' turns are.
-Usage: python bench/streaming.py [megabytes]
+What is compared is done in turn, and the median of the rounds counts. Neither copy is synced within its
+time; end to end every file is.
+Usage: python bench/streaming.py [megabytes [rounds]]
 """
 
 from __future__ import annotations
@@ -435,4 +437,13 @@ def _both(ours: dict[str, Any], name: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 1000, rounds=1), indent=1))
+    _numbers = [int(one) for one in sys.argv[1:]]
+    _found = measure(*_numbers)
+    print(json.dumps(_found, indent=1))
+    for _name, _of in (("finished files", "transfer"), ("end to end", "end_to_end")):
+        _one, _target_ratio = _found[_of], _found["targets"][_of]
+        _all = ", ".join(f"{ratio:.2f}" for ratio in _one["ratios"])
+        _cpu = _both(_one["ours"], "cpu_s")
+        print(
+            f"{_name}: {_one['ratio']:.2f} (target {_target_ratio}) of {_all}; CPU s source, target: {_cpu}"
+        )
