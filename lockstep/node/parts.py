@@ -195,6 +195,12 @@ class Parts(MetadataParts):
             self._own_id,
         )
         self.coordinator.keep_hints(self.hints)
+
+        def applied(before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+            if before.repairs is not after.repairs:
+                self.hints.note_repairs(after.repairs.tables)
+
+        self.state.listen(applied, parts_only=True)
         writes = self.coordinator.writes
         writes.forwarding = Forwarding(
             self.runtime,

@@ -7,10 +7,11 @@ purged tombstone deleted. Limits refuse a hint; they never take one back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from lockstep.metadata.repairs import TableRepairs
 from lockstep.replication.hint_records import DroppedHints, Hint
 from lockstep.replication.hint_store import HintStore
 from lockstep.replication.plans import PlanBook, Target
@@ -139,6 +140,19 @@ class Hints:
         Its write may be older by the write timeout, and what it wrote by any timestamp that a client gave.
         """
         return self.store.oldest_us()
+
+    def note_repairs(self, tables: Iterable[TableRepairs]) -> None:
+        """Forget marks of ranges whose replicas were made equal by a repair that began after them."""
+        for repairs in tables:
+            for one in repairs.ranges:
+                left, right = one.range.left, one.range.right
+                try:
+                    sequence = self.store.repaired(repairs.table, left, right, one.at_s * 1_000_000)
+                except LockstepError:
+                    # The store is busy or dying: after a start they are there again, for the next repair.
+                    self._runtime.probes.reach("hints.mark_refused")
+                else:
+                    self._sync_later(sequence)
 
     def _refusal(self, node: NodeId, now_us: int, size: int, forced: bool) -> str | None:
         policy, pending = self.policy, self.store.pending.get(node)

@@ -9,6 +9,7 @@ import pytest
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.repairs import Repaired, TableRepairs
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.replication.hints import DISABLED, EXPIRED, WINDOW
@@ -18,6 +19,7 @@ from lockstep.sim.history import Change, Look
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Unavailable
 from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.tokens import Range
 from tests.node.support import Outcome, Town
 from tests.node.test_requests_while_moving import founded, table_of
 
@@ -148,15 +150,12 @@ def test_a_hint_that_is_not_kept_leaves_a_mark_that_survives(lines: str, reason:
         back(town, 1)
         marks = list(town.node(1).hints.store.marks())
         assert {(mark.node, mark.reason) for mark in marks} == {(town.node(3).node_id, reason)}
-        table = table_of(town.node(1))
-        now_us = town.node(1).runtime.clock.wall_us()
-        for mark in marks:
-            town.node(1).hints.store.repaired(table.id, mark.left, mark.right, mark.newest_us)
-        assert list(town.node(1).hints.store.marks()) == marks, "a repair that began before is not enough"
-        town.wait(0.1)
-        for mark in marks:
-            town.node(1).hints.store.repaired(table.id, mark.left, mark.right, now_us + 1_000_000)
-        assert not list(town.node(1).hints.store.marks())
+        hints, table = town.node(1).hints, table_of(town.node(1)).id
+        began_s = max(mark.newest_us for mark in marks) // 1_000_000
+        for at_s, left in ((began_s, marks), (began_s + 1, [])):
+            ranges = tuple(Repaired(Range(mark.left, mark.right), at_s, 0, 1) for mark in marks)
+            hints.note_repairs([TableRepairs(table + 1, ranges), TableRepairs(table, ranges)])
+            assert list(hints.store.marks()) == left, "a repair that began before is not enough"
 
 
 def test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked() -> None:
