@@ -20,7 +20,7 @@ from lockstep.consensus.paxos import NO_BALLOT, Ballot, Fate, Proposal
 from lockstep.replication import verbs
 from lockstep.replication.ballot_messages import CommitRequest, Place, PrepareRequest
 from lockstep.replication.ballot_rounds import Patience, Rounds, promises
-from lockstep.replication.ballots import BallotService
+from lockstep.replication.ballots import MUTATION, BallotService
 from lockstep.replication.canvass import Canvass, End
 from lockstep.replication.deadlines import Deadlines
 from lockstep.replication.gates import Gates
@@ -225,6 +225,7 @@ class _Write(Rounds):
             counted = plan.counted(canvass.granted)
             if end is End.ENOUGH and not self.changed(plan):
                 self.goes(Happened.HELD)
+                self._leave_hints(plan, decided, canvass)
                 return
             self.goes(Happened.AGAIN)
             if end is End.STALE:
@@ -234,6 +235,13 @@ class _Write(Rounds):
                 raise WriteFailure(consistency, counted, plan.required, failures, "SIMPLE")
             elif end is not End.ENOUGH:
                 raise WriteTimeout(consistency, counted, plan.required, "SIMPLE")
+
+    def _leave_hints(self, plan: Plan, decided: Proposal, canvass: Canvass) -> None:
+        """For replicas that seem dead; the next decision brings what others miss."""
+        owner = self.owner
+        missed = [t for t in plan.targets if t.node not in canvass.granted and not owner.alive(t.node)]
+        if missed and owner.writes.hints is not None:
+            owner.writes.hints.leave(MUTATION.decode(decided.value), plan.epoch, missed)
 
 
 class _Read(Rounds):
