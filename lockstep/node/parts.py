@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.node.conditional_parts import conditionals_of
 from lockstep.node.configuration import Configuration
 from lockstep.node.farewell import Farewell
 from lockstep.node.founding import Founding
@@ -26,7 +27,6 @@ from lockstep.node.repair_questions import RepairQuestions
 from lockstep.node.repaired_marks import RepairedMarks
 from lockstep.node.repairs import RepairDriver
 from lockstep.node.work import WorkService
-from lockstep.replication.ballots import BallotService
 from lockstep.replication.batch_store import BatchStore
 from lockstep.replication.batches import Batches
 from lockstep.replication.conditional import Conditionals
@@ -110,7 +110,7 @@ class Parts(MetadataParts):
                 self.configuration.reads.tombstone_failure_threshold,
             ),
         )
-        self._build_conditionals()
+        self.conditionals = conditionals_of(self)
         self._build_counters()
         self._build_hints()
         self._build_streaming()
@@ -298,31 +298,6 @@ class Parts(MetadataParts):
                 marks.recorded(before, after)
 
         state.listen(applied, parts_only=True)
-
-    def _build_conditionals(self) -> None:
-        """Both sides of conditional writes."""
-        runtime, cluster, catch_up = self.runtime, self._cluster_now, self.catch_up.reach
-        ballots = BallotService(
-            runtime,
-            self.internode,
-            self.engine,
-            cluster,
-            catch_up,
-            self._own_id,
-            self.new_mutation_id,
-            self.replica.refusals,
-        )
-        self.conditionals = Conditionals(
-            runtime,
-            self.internode,
-            PlanBook(cluster, self._own_id),
-            ballots,
-            self.coordinator.writes,
-            catch_up,
-            self.liveness.alive,
-            self._own_id,
-            self.new_mutation_id,
-        )
 
     def _founding(self) -> Founding | None:
         founders = self._founders()
