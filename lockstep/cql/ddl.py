@@ -14,6 +14,7 @@ from lockstep.cql.context import Context
 from lockstep.cql.functions import random_uuid
 from lockstep.cql.index_statements import index_change
 from lockstep.cql.prepared import Prepared
+from lockstep.cql.view_statements import ViewStatement, view_change
 from lockstep.schema.changes import (
     AddColumns,
     AlterKeyspace,
@@ -31,12 +32,10 @@ from lockstep.schema.changes import (
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.type_changes import AddTypeField, CreateType, DropType, RenameTypeFields
 from lockstep.schema.types import parse_uuid, uuid_text
+from lockstep.schema.view_changes import ViewChange
 from lockstep.values.errors import ConfigurationInvalid, InvalidRequest, SyntaxError_
 
 _WORDS: Final = {
-    tree.CreateViewStatement: "CREATE MATERIALIZED VIEW",
-    tree.AlterViewStatement: "ALTER MATERIALIZED VIEW",
-    tree.DropViewStatement: "DROP MATERIALIZED VIEW",
     tree.CreateFunctionStatement: "CREATE FUNCTION",
     tree.DropFunctionStatement: "DROP FUNCTION",
     tree.CreateAggregateStatement: "CREATE AGGREGATE",
@@ -73,6 +72,8 @@ def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
         return DropType(prepared.keyspace, prepared.table, statement.if_exists)
     if isinstance(statement, tree.CreateIndexStatement | tree.DropIndexStatement):
         return index_change(statement, prepared.keyspace)
+    if isinstance(statement, ViewStatement):
+        return _view_change(statement, prepared.keyspace, context)
     if isinstance(statement, tree.ObjectStatement):
         raise InvalidRequest(f"{_WORDS[type(statement)]} statements are not supported")
     assert isinstance(statement, tree.AlterTableStatement), f"{prepared.kind} is no schema statement"
@@ -152,6 +153,18 @@ def _primary_key(statement: tree.CreateTableStatement, where: str) -> tree.Prima
                 f"Duplicate column '{name}' in PRIMARY KEY clause for table '{statement.table.name}'"
             )
     return keys[0]
+
+
+def _view_change(statement: ViewStatement, keyspace: str, context: Context) -> ViewChange:
+    if isinstance(statement, tree.DropViewStatement):
+        return view_change(statement, keyspace, "", (), ())
+    if isinstance(statement, tree.AlterViewStatement):
+        return view_change(statement, keyspace, "", statement.properties.options, ())
+    key = statement.primary_key
+    descending = _descending(statement.properties.clustering_order, key.clustering if key is not None else ())
+    uuid, options = _table_id(statement.properties.options)
+    chosen = uuid if uuid is not None else uuid_text(random_uuid(context))
+    return view_change(statement, keyspace, chosen, options, sorted(descending))
 
 
 def _descending(orders: Sequence[tuple[str, bool]], clustering: Sequence[str]) -> frozenset[str]:

@@ -12,6 +12,7 @@ from lockstep.cql.parser import Parsed, parse
 from lockstep.cql.prepared import Prepared, Scope
 from lockstep.cql.select import compile_select
 from lockstep.cql.tree_roles import RoleStatement
+from lockstep.cql.view_statements import check_where
 from lockstep.values.errors import InvalidRequest
 
 
@@ -48,7 +49,10 @@ def _prepared(parsed: Parsed, keyspace: str | None, catalog: Catalog) -> Prepare
         return _plain("DESCRIBE", statement, keyspace)
     if isinstance(statement, RoleStatement):
         return _plain("ROLE", statement, keyspace)
-    return _plain("DDL", statement, keyspace, *_schema_target(statement, keyspace))
+    target = _schema_target(statement, keyspace)
+    if isinstance(statement, tree.CreateViewStatement):
+        check_where(statement, target[0], catalog)
+    return _plain("DDL", statement, keyspace, *target)
 
 
 def _plain(
@@ -156,4 +160,6 @@ def _writable_shape(name: tree.TableName, keyspace: str | None, catalog: Catalog
     shape = _shape(name, keyspace, catalog)
     if catalog.is_virtual(shape.table.keyspace):
         raise InvalidRequest(f"Virtual table {shape.table.keyspace}.{shape.table.name} cannot be modified")
+    if shape.table.view is not None:
+        raise InvalidRequest("Cannot directly modify a materialized view")
     return shape

@@ -23,6 +23,7 @@ from lockstep.cql.where import analyse
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import parse_type
+from lockstep.schema.views import unmarking
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import PAGE_ROWS_MAX
 from lockstep.values.rows import ALL_ROWS, Slice
@@ -44,7 +45,7 @@ class SelectPrepared(msgspec.Struct, frozen=True):
     sorts: bool
     limit: TermPlan | None
     per_partition_limit: TermPlan | None
-    #: Ids of columns that were dropped, ascending.
+    #: Ids of columns whose cells make no row exist, ascending.
     dropped: tuple[int, ...] = ()
     grouped: bool = False
 
@@ -114,7 +115,7 @@ def compile_select(
         sorts,
         limit,
         per_partition_limit,
-        tuple(sorted(column.id for column in shape.table.dropped)),
+        unmarking(shape.table),
         bool(statement.group_by),
     )
 

@@ -97,6 +97,7 @@ class Node(Parts):
         self.gossip.start()
         self.hint_delivery.start()
         self.batch_store.start()
+        self.view_builds.start()
         self.members.start()
         self.topology.start()
         self.service.start()

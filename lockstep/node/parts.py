@@ -26,6 +26,7 @@ from lockstep.node.repair_comparison import Comparison
 from lockstep.node.repair_questions import RepairQuestions
 from lockstep.node.repaired_marks import RepairedMarks
 from lockstep.node.repairs import RepairDriver
+from lockstep.node.view_builds import ViewBuilds
 from lockstep.node.work import WorkService
 from lockstep.replication.batch_store import BatchStore
 from lockstep.replication.batches import Batches
@@ -43,6 +44,7 @@ from lockstep.replication.replica import ReplicaService
 from lockstep.replication.scanned import Thresholds
 from lockstep.replication.stream_source import StreamService
 from lockstep.replication.stream_target import StreamClient
+from lockstep.replication.view_log import ViewLog
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store import Store
@@ -76,6 +78,8 @@ class Parts(MetadataParts):
         self.hint_delivery: HintDelivery
         self.batch_store: BatchStore
         self.batches: Batches
+        self.view_log: ViewLog
+        self.view_builds: ViewBuilds
         self.farewell: Farewell
         self.streams: StreamService
         self.stream_client: StreamClient
@@ -219,6 +223,7 @@ class Parts(MetadataParts):
             self._own_id,
             2 * self.configuration.timeouts.write_ms,
         )
+        self._build_views()
         self.farewell = Farewell(
             self.runtime, self.batch_store, self.hints.store, self.hint_delivery, self.log
         )
@@ -230,6 +235,21 @@ class Parts(MetadataParts):
             self._cluster_now,
             liveness.alive,
             self._own_id,
+        )
+
+    def _build_views(self) -> None:
+        self.view_log = ViewLog(
+            self.runtime,
+            self.engine,
+            self.coordinator.writes,
+            self.batch_store,
+            self.hints,
+            self._cluster_now,
+            self.configuration.timeouts.write_ms,
+        )
+        self.engine.derive = self.view_log.derive
+        self.view_builds = ViewBuilds(
+            self.runtime, self.state, self.engine, self.view_log, self._own_id, self.log
         )
 
     def _build_streaming(self) -> None:

@@ -28,7 +28,7 @@ from lockstep.replication.internode import Internode, Respond
 from lockstep.replication.owed import begin_owed
 from lockstep.replication.writes import Writes
 from lockstep.runtime.ports import Runtime
-from lockstep.storage.store import Family
+from lockstep.storage.store import Batch, Family, Operation
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError, Overloaded
 from lockstep.values.ids import Consistency, NodeId
@@ -97,12 +97,23 @@ class BatchStore:
         size = len(key) + len(value)
         if self.bytes + size > BATCH_LOG_BYTES_MAX:
             raise Overloaded("too many logged batches are kept here")
-        sequence = self._store.write_records(Family.BATCH_LOG, [("put", key, value)])
-        due_s = self._runtime.clock.monotonic_s() + self._replay_after_ms / 1000
-        self._count(key, due_s, size)
-        self._wake.set()
+        operation: Operation = ("put", key, value)
+        sequence = self._store.write_records(Family.BATCH_LOG, [operation])
+        self.adopt(operation)
         await self._store.synced(sequence)
         self._runtime.probes.reach("batches.kept")
+
+    def require_room(self, batch: Batch) -> None:
+        """Overloaded when there is none for these records."""
+        size = sum(len(part) for operation in batch for part in operation[1:])
+        if self.bytes + size > BATCH_LOG_BYTES_MAX:
+            raise Overloaded("too many view updates wait here for replicas")
+
+    def adopt(self, operation: Operation) -> None:
+        """A record was put into the store: it is replayed unless somebody says that it is done."""
+        due_s = self._runtime.clock.monotonic_s() + self._replay_after_ms / 1000
+        self._count(operation[1], due_s, sum(len(part) for part in operation[1:]))
+        self._wake.set()
 
     def _forget(self, _peer: PeerInfo, batch: ForgetBatch, respond: Respond) -> None:
         self.forget(batch)

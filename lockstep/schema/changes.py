@@ -46,6 +46,17 @@ from lockstep.schema.summaries import (
 from lockstep.schema.table_options import OptionValue, checked_options, option
 from lockstep.schema.type_changes import TypeChange, apply_type_change
 from lockstep.schema.types import CqlType
+from lockstep.schema.view_changes import (
+    ViewChange,
+    apply_view_change,
+    check_column_drop,
+    check_drop,
+    check_options,
+    check_table_change,
+    check_truncate,
+    emptied_views,
+    views_follow,
+)
 from lockstep.values.errors import Rejected
 
 ALREADY_EXISTS: Final = 0x2400
@@ -169,6 +180,7 @@ SchemaChange = (
     | EmptyTable
     | TypeChange
     | IndexChange
+    | ViewChange
 )
 
 
@@ -195,6 +207,8 @@ def apply_change(
         return apply_type_change(schema, change, epoch)
     if isinstance(change, IndexChange):
         return apply_index_change(schema, change, epoch)
+    if isinstance(change, ViewChange):
+        return apply_view_change(schema, change, epoch)
     return alter_table(schema, change, epoch)
 
 
@@ -317,6 +331,7 @@ def drop_table(schema: Schema, change: DropTable) -> Applied:
         if keyspace is None:
             raise no_keyspace(change.keyspace)
         raise _no_table(change.keyspace, change.name)
+    check_drop(keyspace.by_name[change.name])
     return (
         schema.without_table(keyspace.by_name[change.name]),
         ChangeSummary(DROPPED, "TABLE", change.keyspace, change.name),
@@ -327,10 +342,11 @@ def empty_table(schema: Schema, change: EmptyTable, epoch: int) -> Applied:
     table = schema.table(change.keyspace, change.name)
     if table is None:
         raise _no_table(change.keyspace, change.name)
+    check_truncate(table)
     made = replace(table, id=schema.next_table_id, epoch=epoch)
     grown = replace(schema, next_table_id=schema.next_table_id + 1)
     return (
-        grown.with_table(made),
+        emptied_views(grown.with_table(made), made, epoch),
         ChangeSummary(EMPTIED, "TABLE", change.keyspace, change.name),
     )
 
@@ -341,6 +357,7 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
         if change.if_exists:
             return schema, None
         raise _no_table(change.keyspace, change.name)
+    check_table_change(table)
     if isinstance(change, AddColumns):
         altered = _add_columns(schema.by_name[change.keyspace], table, change)
     elif isinstance(change, DropColumns):
@@ -351,12 +368,13 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
         options = checked_options(change.options, table.options)
         if table.is_counter and int(option(options, "default_time_to_live")):
             raise Rejected("Cannot set default_time_to_live on a table with counters")
+        check_options(table, options)
         held = all(option(options, name) == option(table.options, name) for name, _ in options)
         altered = table if held else replace(table, options=options)
     if altered is table:
         return schema, None
     return (
-        schema.with_table(replace(altered, epoch=epoch)),
+        views_follow(schema.with_table(replace(altered, epoch=epoch)), table, altered, epoch),
         ChangeSummary(UPDATED, "TABLE", change.keyspace, change.name),
     )
 
@@ -393,6 +411,7 @@ def _drop_columns(table: Table, change: DropColumns) -> Table:
         if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
             raise Rejected(f"Cannot drop PRIMARY KEY column {name}")
         check_not_indexed(table, column)
+        check_column_drop(table, name)
         dropped.append(DroppedColumn(column.id, name, column.type, change.dropped_at_us, column.kind))
     if not dropped:
         return table

@@ -53,7 +53,8 @@ class DroppedColumn(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Table(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`id` is the storage prefix; `uuid` is what drivers see; `epoch` last changed it. A materialized view
-    is a table with a `view`. `indexes` are sorted by name."""
+    is a table with a `view`. `indexes` are sorted by name, and so are `views`, names of views
+    that are made from it."""
 
     id: int
     uuid: str
@@ -66,6 +67,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True, dict=True):
     dropped: tuple[DroppedColumn, ...] = ()
     indexes: tuple[Index, ...] = ()
     view: View | None = None
+    views: tuple[str, ...] = ()
 
     @cached_property
     def by_name(self) -> dict[str, Column]:

@@ -24,13 +24,15 @@ class Index(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class View(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What makes a table a materialized view. `base` is the name of the base table in the same keyspace,
-    `where` the WHERE clause as CQL text, `all_columns` whether `*` was selected. The columns of the view have
-    ids of their own; `columns` are (column id of the view, column id of the base table), sorted."""
+    `where` the WHERE clause as CQL text, `all_columns` whether `*` was selected. `columns` are (column id of
+    the view, column id of the base table), sorted; the two are the same. `added` is the id of the column of
+    its key that is not in the key of the base, 0 where there is none."""
 
     base: str
     where: str
     all_columns: bool
     columns: tuple[tuple[int, int], ...]
+    added: int = 0
 
 
 class Function(msgspec.Struct, frozen=True, array_like=True, gc=False):

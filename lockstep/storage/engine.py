@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from lockstep.runtime.ports import Runtime
 from lockstep.storage import keys
@@ -32,6 +33,14 @@ from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
 DIGEST_BYTES = 16
+
+
+class Derived(Protocol):
+    """What else is written with a mutation, in the same atomic batch; it is told when it is in the store."""
+
+    batch: Batch
+
+    def written(self, sequence: int) -> None: ...
 
 
 class RangeFragments:
@@ -105,6 +114,8 @@ class StorageEngine:
         self._ask_merge = self._merge.ask if background_merge else None
         self.unchanged = Unchanged(store)
         self.purge = Purge(store, runtime.probes)
+        #: What follows from a mutation that is about to be written, if anything does.
+        self.derive: Callable[[Mutation], Derived | None] = lambda _mutation: None
 
     def apply(self, mutation: Mutation, also: Batch = (), *, by_repair: bool = False) -> int:
         """Write a mutation, visible at once; returns the sequence to await with `synced` before
@@ -117,6 +128,9 @@ class StorageEngine:
         prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
         batch = fragments_of(mutation, prefix)
         marks = self.unchanged.changed(mutation.table_id, mutation.token, by_repair=by_repair)
+        derived = self.derive(mutation)
+        if derived is not None:
+            also = (*also, *derived.batch)
         try:
             sequence = self._store.write([*batch, *also, *marks] if also or marks else batch)
         except DiskRefused as error:
@@ -125,6 +139,8 @@ class StorageEngine:
         self._commit.wrote(prefix, sequence)
         self.purge.touched(prefix)
         self._runtime.probes.reach("storage.batch.written")
+        if derived is not None:
+            derived.written(sequence)
         return sequence
 
     async def purge_table(self, table_id: int, before: PurgeBefore) -> None:

@@ -6,7 +6,7 @@ from a store drops all that it shadows there in the same step.
 
 from __future__ import annotations
 
-from lockstep.values.rows import Cell, Deletion, Liveness, Partition, RangeDeletion, Row
+from lockstep.values.rows import MARKER_COLUMN, Cell, Deletion, Liveness, Partition, RangeDeletion, Row
 
 
 def deletion_left(deletion: Deletion | None, before_s: int) -> Deletion | None:
@@ -34,6 +34,8 @@ def row_left(row: Row, before_s: int) -> Row | None:
     deletion = deletion_left(row.deletion, before_s)
     liveness = _liveness_left(row.liveness, before_s)
     cells, columns = row.cells, row.column_deletions
+    if cells and cells[0].column == MARKER_COLUMN and _cell_is_dead(cells[0], before_s):
+        return None if deletion is None else Row(row.clustering, None, deletion)
     if any(_cell_is_dead(cell, before_s) for cell in cells):
         cells = tuple(cell for cell in cells if not _cell_is_dead(cell, before_s))
     if columns:

@@ -467,3 +467,18 @@ ALLOWED_NEEDS_KEPT_MAX: Final = 1024
 HINTS_HANDED_BYTES_MAX: Final = 1024 * 1024
 #: Secondary indexes of one table: each write of a row makes an entry in each.
 TABLE_INDEXES_MAX: Final = 64
+#: Materialized views of one table: each write of a row reads it and writes one row in each.
+TABLE_VIEWS_MAX: Final = 64
+#: A change of one partition of a view is cut into writes of about this size, a row of the base included.
+VIEW_MUTATION_BYTES: Final = 1024 * 1024
+VIEW_MUTATION_ROWS: Final = 500
+#: View updates in one record of the batch log: a deletion of a large partition makes several.
+VIEW_RECORD_MUTATIONS: Final = 200
+#: Records of view updates being sent; what comes on top waits for the batch log's next round.
+VIEW_RECORDS_IN_FLIGHT_MAX: Final = 10_000
+#: Tables whose views are kept ready to derive rows.
+VIEWS_CACHED_MAX: Final = 1000
+#: Rows of a base table that are read at a time to build a view.
+VIEW_BUILD_ROWS: Final = 200
+#: Pause before rows that could not be written to a view being built are tried again.
+VIEW_BUILD_RETRY_MS: Final = 500

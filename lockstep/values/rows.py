@@ -96,6 +96,10 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 ALL_ROWS = (Slice(),)
 
+#: No column has this id. In views it is the cell that says whether a row exists (replication.view_updates).
+#: Once it is dead for as long as tombstones are kept, nothing of its row is needed any more.
+MARKER_COLUMN = 0
+
 
 class Position(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a page ended: the last partition and, inside it, the last row (None: whole partition done)."""
