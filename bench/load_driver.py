@@ -1,9 +1,11 @@
 """Load on a CQL cluster from a compiled driver; runs in an environment of its own that has `acsylla`.
 
 Prepared statements, token-aware routing, a fixed number of requests in flight. Reads one JSON command a
-line from standard input and writes one JSON answer a line: `{"run": "write" | "read", ...}` starts a phase
-and answers "began" when the warm-up is over and the figures when it has ended, so that the caller can read
-the servers' CPU between the two. Usage: load_driver.py HOST,HOST,... PORT
+line from standard input and writes one JSON answer a line: `{"run": KIND, ...}` starts a phase and answers
+"began" when the warm-up is over and the figures when it has ended, so that the caller can read the servers'
+CPU between the two. Kinds: write and read of one row; overwrite of few rows; slice of 100 rows of one
+partition; scan, page by page, of the table that slices are of (a request is a page). Usage: load_driver.py
+HOST,HOST,... PORT
 """
 
 from __future__ import annotations
@@ -23,10 +25,18 @@ SCHEMA = (
     f"CREATE KEYSPACE IF NOT EXISTS {KEYSPACE} WITH replication = "
     "{'class': 'NetworkTopologyStrategy', 'dc1': 3}",
     f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.{TABLE} (key blob PRIMARY KEY, value blob)",
+    f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.wide (key int, at int, value blob, PRIMARY KEY (key, at))",
 )
 WRITE = f"INSERT INTO {KEYSPACE}.{TABLE} (key, value) VALUES (?, ?)"
 READ = f"SELECT value FROM {KEYSPACE}.{TABLE} WHERE key = ?"
+FILL = f"INSERT INTO {KEYSPACE}.wide (key, at, value) VALUES (?, ?, ?)"
+SLICE = f"SELECT at, value FROM {KEYSPACE}.wide WHERE key = ? AND at >= ? LIMIT 100"
+SCAN = f"SELECT key, at, value FROM {KEYSPACE}.wide"
 KEY_BYTES = 16
+#: Partitions of the table that slices are of, and rows in each.
+PARTITIONS, ROWS = 200, 200
+PAGE_ROWS = 1000
+OVERWRITTEN = [b"overwritten-%04d" % number for number in range(500)]
 
 
 def say(answer: dict[str, Any]) -> None:
@@ -36,11 +46,19 @@ def say(answer: dict[str, Any]) -> None:
 class Phase:
     """`in_flight` workers repeat one kind of request until told to stop."""
 
-    def __init__(self, session: Any, prepared: Any, keys: list[bytes], command: dict[str, Any]) -> None:
+    def __init__(
+        self, session: Any, prepared: dict[str, Any], keys: list[bytes], command: dict[str, Any]
+    ) -> None:
         self._session = session
         self._prepared = prepared
         self._keys = keys
-        self._is_write = command["run"] == "write"
+        self._ask = {
+            "write": self._write,
+            "read": self._read,
+            "overwrite": self._overwrite,
+            "slice": self._slice,
+            "scan": self._scan,
+        }[command["run"]]
         self._value = b"x" * command["value_bytes"]
         self._level = acsylla.Consistency[command.get("consistency", "QUORUM")]
         self._stopped = False
@@ -48,27 +66,60 @@ class Phase:
         self.failures: dict[str, int] = {}
 
     async def worker(self) -> None:
-        clock, execute = time.perf_counter, self._session.execute
         while not self._stopped:
-            if self._is_write:
-                key = os.urandom(KEY_BYTES)
-                statement = self._prepared.bind([key, self._value], consistency=self._level)
-            else:
-                key = random.choice(self._keys)
-                statement = self._prepared.bind([key], consistency=self._level)
-            began_s = clock()
             try:
-                result = await execute(statement)
+                await self._ask()
             except acsylla.errors.CassException as error:
-                name = type(error).__name__
-                self.failures[name] = self.failures.get(name, 0) + 1
-                continue
-            self.latencies_s.append(clock() - began_s)
-            if self._is_write:
-                if len(self._keys) < 100_000:
-                    self._keys.append(key)
-            elif result.count() != 1:
-                self.failures["row missing"] = self.failures.get("row missing", 0) + 1
+                self._failed(type(error).__name__)
+
+    def _failed(self, name: str) -> None:
+        self.failures[name] = self.failures.get(name, 0) + 1
+
+    async def _timed(self, statement: Any) -> Any:
+        began_s = time.perf_counter()
+        result = await self._session.execute(statement)
+        self.latencies_s.append(time.perf_counter() - began_s)
+        return result
+
+    def _bound(self, kind: str, values: list[Any], **options: Any) -> Any:
+        return self._prepared[kind].bind(values, consistency=self._level, **options)
+
+    async def _write(self) -> None:
+        key = os.urandom(KEY_BYTES)
+        await self._timed(self._bound("write", [key, self._value]))
+        if len(self._keys) < 100_000:
+            self._keys.append(key)
+
+    async def _overwrite(self) -> None:
+        await self._timed(self._bound("write", [random.choice(OVERWRITTEN), self._value]))
+
+    async def _read(self) -> None:
+        result = await self._timed(self._bound("read", [random.choice(self._keys)]))
+        if result.count() != 1:
+            self._failed("row missing")
+
+    async def _slice(self) -> None:
+        start = random.randrange(ROWS - 100 + 1)
+        result = await self._timed(self._bound("slice", [random.randrange(PARTITIONS), start]))
+        if result.count() != 100:
+            self._failed("rows missing")
+
+    async def _scan(self) -> None:
+        statement, seen = self._bound("scan", [], page_size=PAGE_ROWS), 0
+        while not self._stopped:
+            result = await self._timed(statement)
+            seen += result.count()
+            if not result.has_more_pages():
+                if seen != PARTITIONS * ROWS:
+                    self._failed("rows missing")
+                return
+            statement.set_page_state(result.page_state())
+
+    async def fill(self) -> None:
+        """Write the table that slices are of."""
+        for key in range(PARTITIONS):
+            rows = (self._bound("fill", [key, at, self._value]) for at in range(ROWS))
+            await asyncio.gather(*(self._session.execute(row) for row in rows))
 
     async def run(self, command: dict[str, Any]) -> None:
         workers = [asyncio.ensure_future(self.worker()) for _ in range(command["in_flight"])]
@@ -99,13 +150,18 @@ async def main(hosts: list[str], port: int) -> None:
     session = await cluster.create_session()
     for statement in SCHEMA:
         await session.execute(acsylla.create_statement(statement))
-    prepared = {"write": await session.create_prepared(WRITE), "read": await session.create_prepared(READ)}
+    texts = {"write": WRITE, "read": READ, "fill": FILL, "slice": SLICE, "scan": SCAN}
+    prepared = {kind: await session.create_prepared(text) for kind, text in texts.items()}
     keys: list[bytes] = []
     say({"connected": True})
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         command = json.loads(line)
-        await Phase(session, prepared[command["run"]], keys, command).run(command)
+        if command["run"] == "fill":
+            await Phase(session, prepared, keys, {**command, "run": "slice"}).fill()
+            say({"filled": PARTITIONS * ROWS})
+        else:
+            await Phase(session, prepared, keys, command).run(command)
     await session.close()
 
 

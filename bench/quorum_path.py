@@ -84,11 +84,19 @@ class Driver:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def run(self, meter: CpuMeter, **command: Any) -> dict[str, Any]:
-        """One phase; the servers' CPU is metered exactly while its requests are counted."""
+    def fill(self, value_bytes: int) -> None:
+        """Write the rows that slices and scans read."""
+        self._say(run="fill", value_bytes=value_bytes)
+        self._answer()
+
+    def _say(self, **command: Any) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
+
+    def run(self, meter: CpuMeter, **command: Any) -> dict[str, Any]:
+        """One phase; the servers' CPU is metered exactly while its requests are counted."""
+        self._say(**command)
         self._answer()
         meter.start()
         answer = self._answer()
@@ -106,6 +114,14 @@ class Driver:
             "p99_ms": answer["p99_ms"],
             "failures": answer["failures"],
         }
+
+    def begin(self, **command: Any) -> None:
+        """A phase that others are measured beside; `end` waits for it."""
+        self._say(**command)
+        self._answer()
+
+    def end(self) -> None:
+        self._answer()
 
     def close(self) -> None:
         assert self._process.stdin is not None
