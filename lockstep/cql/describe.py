@@ -13,6 +13,7 @@ from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog, cql_name
 from lockstep.cql.index_statements import index_statement
 from lockstep.cql.prepared import ColumnSpec, Prepared
+from lockstep.cql.view_statements import view_statement
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, UNDESCRIBED_DEFAULTS, option, option_map
@@ -113,9 +114,9 @@ def _statements(
             raise InvalidRequest(f"'{statement.name}' not found in keyspaces")
         raise InvalidRequest("No keyspace specified and no current keyspace")
     space = _keyspace(catalog, chosen)
-    table = space.by_name.get(statement.name) if statement.what in ("any", "table") else None
-    if table is not None:
-        return _table_rows(table, internals)
+    table = space.by_name.get(statement.name) if statement.what in ("any", "table", "view") else None
+    if table is not None and statement.what in ("any", "table" if table.view is None else "view"):
+        return _table_rows(space, table, internals)
     user_type = space.types_by_name.get(statement.name) if statement.what in ("any", "type") else None
     if user_type is not None:
         return [_type_row(space, user_type)]
@@ -142,7 +143,7 @@ def _spaces(catalog: Catalog, keyspace: str | None) -> list[Keyspace]:
 
 
 def _tables(catalog: Catalog, keyspace: str | None) -> Iterable[Table]:
-    return [table for found in _spaces(catalog, keyspace) for table in found.tables]
+    return [table for found in _spaces(catalog, keyspace) for table in found.tables if table.view is None]
 
 
 def _keyspace_rows(keyspace: Keyspace, internals: bool, *, only: bool = False) -> list[tuple[str, ...]]:
@@ -151,16 +152,26 @@ def _keyspace_rows(keyspace: Keyspace, internals: bool, *, only: bool = False) -
     if only:
         return rows
     types = [_type_row(keyspace, found) for found in in_order_of_use(keyspace)]
-    return rows + types + [row for table in keyspace.tables for row in _table_rows(table, internals)]
+    return rows + types + [
+        row
+        for table in keyspace.tables
+        if table.view is None
+        for row in _table_rows(keyspace, table, internals)
+    ]
 
 
 def _type_row(space: Keyspace, user_type: UserType) -> tuple[str, ...]:
     return _q(space.name), "type", _q(user_type.name), type_statement(space, user_type)
 
 
-def _table_rows(table: Table, internals: bool) -> list[tuple[str, ...]]:
+def _table_rows(space: Keyspace, table: Table, internals: bool) -> list[tuple[str, ...]]:
+    """A table with what hangs on it, or a view."""
+    if table.view is not None:
+        text = view_statement(table, _option_texts(table, internals, without=("default_time_to_live",)))
+        return [(_q(table.keyspace), "materialized view", _q(table.name), text)]
     text = table_statement(table, with_id=internals)
-    return [(_q(table.keyspace), "table", _q(table.name), text), *_index_rows((table,))]
+    views = [row for name in table.views for row in _table_rows(space, space.by_name[name], internals)]
+    return [(_q(table.keyspace), "table", _q(table.name), text), *_index_rows((table,)), *views]
 
 
 def _index_rows(tables: Iterable[Table]) -> Iterator[tuple[str, ...]]:
@@ -215,14 +226,14 @@ def _key_text(table: Table) -> str:
     return "(" + ", ".join([partition, *(_q(column.name) for column in table.clustering)]) + ")"
 
 
-def _option_texts(table: Table, with_id: bool) -> list[str]:
+def _option_texts(table: Table, with_id: bool, without: Sequence[str] = ()) -> list[str]:
     texts = [f"ID = {table.uuid}"] if with_id else []
     if table.clustering:
         orders = ", ".join(f"{_q(c.name)} {'DESC' if c.descending else 'ASC'}" for c in table.clustering)
         texts.append(f"CLUSTERING ORDER BY ({orders})")
     for name in DEFAULTS:
         value = option(table.options, name)
-        if name in UNDESCRIBED_DEFAULTS and value == DEFAULTS[name]:
+        if name in without or (name in UNDESCRIBED_DEFAULTS and value == DEFAULTS[name]):
             continue
         if name in MAP_OPTIONS:
             value = _map(sorted(option_map(value).items()))

@@ -2,8 +2,8 @@
 
 Invariants. A row that was written before this node knew of the view is in the store when the build begins,
 and a later one brings its view updates itself, so going through the store once misses nothing. A range counts
-as built, durably, only when each of its rows is on every replica of the view or has a durable hint. Only ranges
-that this node reads are gone through: what it has of others may be out of date.
+as built, durably, only when each of its rows is on every replica of the view or has a durable hint. Only
+ranges that this node reads are gone through: what it has of others may be out of date.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Invariants. What a replica derives for views from a write is in the same atomic batch as the write, as a
 record of the batch log, and is sent only once that is durable: a write that is acknowledged has its view
-updates durable here, and nothing is in a view that its base table lost again. A record is forgotten when each of its
-mutations is on every replica or has a durable hint; until then the batch log replays it, planned anew.
+updates durable here, and nothing is in a view that its base table lost again. A record is forgotten when each
+of its mutations is on every replica or has a durable hint; until then the batch log replays it, planned anew.
 """
 
 from __future__ import annotations

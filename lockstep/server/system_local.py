@@ -14,6 +14,7 @@ from lockstep.schema.types import parse_uuid
 from lockstep.server.schema_watch import SchemaWatch
 from lockstep.server.topology_view import TopologyTables, committed_ms
 from lockstep.server.virtual import VirtualTable, define
+from lockstep.server.view_build_rows import IN_PROGRESS_COLUMNS, built_rows, in_progress_rows
 from lockstep.server.virtual_rows import VirtualRow
 from lockstep.values.compatibility import CASSANDRA_RELEASE
 
@@ -75,7 +76,14 @@ class SystemTables:
                 "keyspace_name text; view_name text; status_replicated boolean",
                 ("keyspace_name",),
                 ("view_name",),
-                _nothing,
+                lambda: built_rows(self._node),
+            ),
+            system(
+                "view_builds_in_progress",
+                IN_PROGRESS_COLUMNS,
+                ("keyspace_name",),
+                ("view_name", "start_token", "end_token"),
+                lambda: in_progress_rows(self._node),
             ),
             system(
                 "size_estimates",

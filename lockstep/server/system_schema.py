@@ -48,6 +48,11 @@ _TABLE_TYPES = {
 }
 _FLAGS = Serialized(_TABLE_TYPES["flags"].serialize(["compound"]))
 _COUNTER_FLAGS = Serialized(_TABLE_TYPES["flags"].serialize(["compound", "counter"]))
+_VIEWS = (
+    "keyspace_name text; view_name text; base_table_id uuid; base_table_name text; "
+    "include_all_columns boolean; where_clause text; "
+    + _TABLES.removeprefix("keyspace_name text; table_name text; ")
+)
 #: Tables that are empty because what they list cannot be made (yet): name, columns, clustering key.
 _EMPTY = (
     (
@@ -67,13 +72,6 @@ _EMPTY = (
         "triggers",
         "keyspace_name text; table_name text; trigger_name text; options frozen<map<text, text>>",
         ("table_name", "trigger_name"),
-    ),
-    (
-        "views",
-        "keyspace_name text; view_name text; base_table_id uuid; base_table_name text; "
-        "include_all_columns boolean; where_clause text; "
-        + _TABLES.removeprefix("keyspace_name text; table_name text; "),
-        ("view_name",),
     ),
     (
         "column_masks",
@@ -110,6 +108,7 @@ class SchemaTables:
                 lambda: map(_keyspace_row, self._real()),
             ),
             schema("tables", _TABLES, ("table_name",), self._of_tables(_TableRows())),
+            schema("views", _VIEWS, ("view_name",), self._of_tables(_ViewRows(self._stored))),
             schema("columns", _COLUMNS, ("table_name", "column_name"), self._of_tables(_column_rows)),
             schema(
                 "dropped_columns",
@@ -211,18 +210,43 @@ class _TableRows:
         self._kept: dict[tuple[tuple[str, str], ...], VirtualRow] = {}
 
     def __call__(self, table: Table) -> Iterator[VirtualRow]:
+        if table.view is None:
+            yield {**self.shared(table), "table_name": table.name}
+
+    def shared(self, table: Table) -> VirtualRow:
+        """What tables and views have in common."""
         shared = self._kept.get(table.options)
         if shared is None:
             if len(self._kept) >= TABLE_OPTIONS_KEPT_MAX:
                 self._kept.clear()
             shared = self._kept[table.options] = _option_values(table)
-        yield {
+        return {
             **shared,
             "keyspace_name": table.keyspace,
-            "table_name": table.name,
             "id": parse_uuid(table.uuid),
             # Without `compound` drivers take a table for one with compact storage.
             "flags": _COUNTER_FLAGS if table.is_counter else _FLAGS,
+        }
+
+
+class _ViewRows:
+    """Rows of `views`: as of tables, and what makes them views."""
+
+    def __init__(self, schema: SchemaOf) -> None:
+        self._schema = schema
+        self._rows = _TableRows()
+
+    def __call__(self, table: Table) -> Iterator[VirtualRow]:
+        if table.view is None:
+            return
+        base = self._schema().table(table.keyspace, table.view.base)
+        yield {
+            **self._rows.shared(table),
+            "view_name": table.name,
+            "base_table_id": parse_uuid(base.uuid) if base is not None else None,
+            "base_table_name": table.view.base,
+            "include_all_columns": table.view.all_columns,
+            "where_clause": table.view.where,
         }
 
 

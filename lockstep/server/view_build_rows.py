@@ -1,0 +1,46 @@
+"""Which materialized views this node has built, and how far it is with the others, as rows of `system`.
+
+Invariant: read from what the builds themselves keep; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lockstep.node.view_builds import Build
+from lockstep.schema.model import Table
+from lockstep.server.virtual_rows import VirtualRow
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+IN_PROGRESS_COLUMNS = (
+    "keyspace_name text; view_name text; start_token text; end_token text; last_token text; keys_built bigint"
+)
+
+
+def built_rows(node: Node) -> Iterator[VirtualRow]:
+    for view, build in _builds(node):
+        if build.done:
+            yield {"keyspace_name": view.keyspace, "view_name": view.name, "status_replicated": True}
+
+
+def in_progress_rows(node: Node) -> Iterator[VirtualRow]:
+    for view, build in _builds(node):
+        if not build.done:
+            yield {
+                "keyspace_name": view.keyspace,
+                "view_name": view.name,
+                "start_token": str(TOKEN_MIN),
+                "end_token": str(TOKEN_MAX),
+                "last_token": str(build.covered[-1][1] if build.covered else TOKEN_MIN),
+                "keys_built": build.partitions,
+            }
+
+
+def _builds(node: Node) -> list[tuple[Table, Build]]:
+    tables = node.cluster.schema.tables_by_id
+    found = ((tables.get(table_id), build) for table_id, build in sorted(node.view_builds.builds.items()))
+    return [(view, build) for view, build in found if view is not None]
