@@ -154,6 +154,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "The sender planned before a change that matters here.",
         "Coordinators catch up and plan again. If clients see it, that node cannot fetch the log.",
     ),
+    "INDEX_NOT_AVAILABLE": (
+        "This node is still building a secondary index, or the entries of rows that were streamed to it.",
+        'Read again: coordinators ask other replicas meanwhile. system."IndexInfo" lists what is built.',
+    ),
     "NOT_REPLICA": ("This node does not hold the range any more, or not yet.", "Coordinators plan again."),
     "NODE_EXCLUDED": (
         "The node that asks is on the exclude list; nobody takes its requests for data.",

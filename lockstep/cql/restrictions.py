@@ -56,11 +56,21 @@ class Filter(msgspec.Struct, frozen=True):
     element: TermPlan | None = None
 
 
+class IndexUse(msgspec.Struct, frozen=True):
+    """An index that chooses rows: one condition that it answers, or bounds of its values. `whole`: it chooses
+    partitions."""
+
+    index_id: int
+    whole: bool
+    conditions: tuple[Filter, ...]
+
+
 class Restrictions(msgspec.Struct, frozen=True):
     """`partition` has one Choice a key column, or is () when the key is not fixed.
 
     `tokens`: (operator, term) bounds. `clustering`: choices of a prefix of the clustering columns,
-    then optional bounds. `filters`: the rest.
+    then optional bounds. `filters`: the rest. `index`: what chooses rows; `uses_indexes`: whether indexes
+    answer the clause, which some statements refuse, be one chosen or not.
     """
 
     partition: tuple[Choice, ...] = ()
@@ -69,6 +79,8 @@ class Restrictions(msgspec.Struct, frozen=True):
     lower: Bound | None = None
     upper: Bound | None = None
     filters: tuple[Filter, ...] = ()
+    index: IndexUse | None = None
+    uses_indexes: bool = False
 
     @property
     def clustering_width(self) -> int:

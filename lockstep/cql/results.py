@@ -100,6 +100,7 @@ class PageBuilder:
             self._plan.moment.context.now_s,
             after,
             select.dropped,
+            self._plan.index,
         )
 
     def _point(self, key: bytes, after: Position | None, used: int) -> ReadCommand:

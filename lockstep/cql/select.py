@@ -13,6 +13,7 @@ from lockstep.cql.catalog import TableShape
 from lockstep.cql.context import Context
 from lockstep.cql.filters import Check, bound_filters
 from lockstep.cql.grouping import check_grouping
+from lockstep.cql.index_uses import index_read
 from lockstep.cql.paging import PagePosition
 from lockstep.cql.prepared import Prepared, Scope
 from lockstep.cql.ranges import partition_keys, slices, token_range
@@ -26,7 +27,7 @@ from lockstep.schema.types import parse_type
 from lockstep.schema.views import unmarking
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import PAGE_ROWS_MAX
-from lockstep.values.rows import ALL_ROWS, Slice
+from lockstep.values.rows import ALL_ROWS, IndexRead, Slice
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 POINT = "POINT"
@@ -78,6 +79,7 @@ class SelectPlan(msgspec.Struct, frozen=True):
     per_partition_limit: int
     page_size: int
     start: PagePosition | None
+    index: IndexRead | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -97,6 +99,8 @@ def compile_select(
     selection = compile_selection(shape, statement.selectors, also, scope, grouping)
     if statement.distinct:
         _check_distinct(statement, shape, restrictions, selection)
+    if restrictions.index is not None and not restrictions.index.whole:
+        _check_not_static(statement, selection)
     if statement.json:
         selection = as_json(selection)
     if statement.per_partition_limit is not None and selection.has_aggregates and not statement.group_by:
@@ -118,6 +122,14 @@ def compile_select(
         unmarking(shape.table),
         bool(statement.group_by),
     )
+
+
+def _check_not_static(statement: tree.Select, selection: Selection) -> None:
+    """An index of rows chooses no static content alone."""
+    shown = selection.columns[: len(statement.selectors)] if statement.selectors else ()
+    kinds = {column.kind for column in shown}
+    if ColumnKind.STATIC in kinds and kinds <= {ColumnKind.STATIC, ColumnKind.PARTITION_KEY}:
+        raise InvalidRequest("Queries using 2ndary indexes don't support selecting only static columns")
 
 
 def _limit_term(term: tree.Term | None, receiver: str, scope: Scope) -> TermPlan | None:
@@ -150,6 +162,8 @@ def _reversed(statement: tree.Select, shape: TableShape, restrictions: Restricti
     """Whether ORDER BY asks for exactly the reverse of the clustering order."""
     if not statement.order_by:
         return False
+    if restrictions.uses_indexes:
+        raise InvalidRequest("ORDER BY with 2ndary indexes is not supported.")
     if not restrictions.partition:
         raise InvalidRequest(
             "ORDER BY is only supported when the partition key is restricted by an EQ or an IN."
@@ -232,6 +246,7 @@ def plan_select(
         _limit(select.per_partition_limit, "PER PARTITION LIMIT", values, context),
         size,
         page,
+        index_read(restrictions.index, values, context) if restrictions.index is not None else None,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from lockstep.cql import tree
 from lockstep.cql.catalog import TableShape, cql_name
 from lockstep.cql.conditions import bounds, check_bounds, choice, compiled_filter, tuple_bounds, tuple_choice
+from lockstep.cql.index_uses import needs_filtering, usable_indexes, with_index
 from lockstep.cql.prepared import Scope
 from lockstep.cql.restrictions import RANGE_OPERATORS, Bound, Choice, Clause, Restrictions, Rule
 from lockstep.cql.terms import TermPlan, compile_term
@@ -17,28 +18,28 @@ from lockstep.schema.model import Column, ColumnKind
 from lockstep.schema.types import parse_type
 from lockstep.values.errors import InvalidRequest
 
-NEEDS_FILTERING = (
-    "Cannot execute this query as it might involve data filtering and thus may have unpredictable "
-    "performance. If you want to execute this query despite the performance unpredictability, use "
-    "ALLOW FILTERING"
-)
-
 
 def analyse(shape: TableShape, relations: Sequence[tree.Relation], scope: Scope, rule: Rule) -> Restrictions:
     """Compile a WHERE clause; InvalidRequest when the table cannot answer it."""
     clause = Clause(shape, scope, rule)
     clause.sort(relations)
+    usable = usable_indexes(clause)
+    if usable:
+        # What indexes do not answer is judged at the end.
+        clause.rule = Rule(rule.verb, allow_filtering=True)
     partition = _partition(clause)
     tokens = _token_bounds(clause)
     choices, lower, upper = _clustering(clause)
     _others(clause)
     found = Restrictions(partition, tokens, choices, lower, upper, tuple(clause.filters))
+    if usable:
+        return with_index(clause, found, usable, allowed=rule.allow_filtering)
     if (
         rule.verb == "SELECT"
         and not rule.allow_filtering
         and (found.filters or (found.has_clustering and not partition))
     ):
-        raise InvalidRequest(NEEDS_FILTERING)
+        raise InvalidRequest(needs_filtering())
     return found
 
 
@@ -71,7 +72,7 @@ def _partition(clause: Clause) -> tuple[Choice, ...]:
     if usable and len(given) == len(keys):
         return tuple(choice(clause, column) for column in keys)
     if given and clause.rule.verb == "SELECT" and not clause.rule.allow_filtering:
-        raise InvalidRequest(NEEDS_FILTERING)
+        raise InvalidRequest(needs_filtering())
     if clause.rule.verb != "SELECT":
         missing = ", ".join(column.name for column in keys if column.name not in clause.single)
         raise InvalidRequest(f"Some partition key parts are missing: {missing}")
@@ -183,9 +184,9 @@ def _rest(clause: Clause, start: int, stopped_at: str, *, sliced: bool) -> None:
                     f'"{stopped_at}" is restricted by a non-EQ relation)'
                 )
             if any(r.operator.startswith("CONTAINS") for r in clause.single.get(column.name, ())):
-                raise InvalidRequest(NEEDS_FILTERING)
+                raise InvalidRequest(needs_filtering())
             if column.name == stopped_at:
-                raise InvalidRequest(NEEDS_FILTERING)
+                raise InvalidRequest(needs_filtering())
             raise _gap(column.name, stopped_at)
         _filter(clause, column)
 

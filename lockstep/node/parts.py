@@ -15,6 +15,7 @@ from lockstep.node.configuration import Configuration
 from lockstep.node.farewell import Farewell
 from lockstep.node.founding import Founding
 from lockstep.node.gossiping import Gossip
+from lockstep.node.index_upkeep import IndexUpkeep
 from lockstep.node.inherited import InheritedRanges
 from lockstep.node.liveness import Liveness
 from lockstep.node.membership import Membership
@@ -70,6 +71,7 @@ class Parts(MetadataParts):
         self.before_breaking: Callable[[Callable[[], None]], None] = lambda end: end()
         self.store: Store
         self.engine: StorageEngine
+        self.index_upkeep: IndexUpkeep
         self.replica: ReplicaService
         self.coordinator: Coordinator
         self.conditionals: Conditionals
@@ -115,6 +117,7 @@ class Parts(MetadataParts):
             ),
         )
         self.conditionals = conditionals_of(self)
+        self.index_upkeep = IndexUpkeep(state, self.engine)
         self._build_counters()
         self._build_hints()
         self._build_streaming()

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from lockstep.replication.plans import Target
-from lockstep.values.errors import LockstepError, PeerTimeout, PeerUnreachable, StaleEpoch
-from lockstep.values.failures import INCOMPATIBLE_SCHEMA, NODE_DOWN, TIMEOUT, UNKNOWN
+from lockstep.values.errors import IndexNotAvailable, LockstepError, PeerTimeout, PeerUnreachable, StaleEpoch
+from lockstep.values.failures import INCOMPATIBLE_SCHEMA, INDEX_NOT_AVAILABLE, NODE_DOWN, TIMEOUT, UNKNOWN
 from lockstep.values.ids import NodeId
 
 _BY_ERROR: Final[tuple[tuple[type[LockstepError], int], ...]] = (
     (PeerTimeout, TIMEOUT),
     (PeerUnreachable, NODE_DOWN),
     (StaleEpoch, INCOMPATIBLE_SCHEMA),
+    (IndexNotAvailable, INDEX_NOT_AVAILABLE),
 )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from lockstep.replication import index_reads
 from lockstep.replication.deadlines import Deadlines
 from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
@@ -119,7 +120,10 @@ class Reads:
                     scanned = scanned or Scanned(self._thresholds)
                     scanned.add(plan, answers)
                     break
-            partitions, end = await self._reconcile(asked, plan, answers, deadline_s)
+            if asked.index is None:
+                partitions, end = await self._reconcile(asked, plan, answers, deadline_s)
+            else:
+                asked, (partitions, end) = await self._confirmed(asked, answers, consistency, deadline_s)
             held = page.count()
             page.add(partitions, end)
             if end is None:
@@ -166,6 +170,26 @@ class Reads:
             responders = [(target.node, reply.accepted_epoch) for target, reply in answers]
             notes.read(plan, command, responders, repaired=repaired)
         return found
+
+    async def _confirmed(
+        self, command: ReadCommand, answers: list[Answer], consistency: Consistency, deadline_s: float
+    ) -> tuple[ReadCommand, index_reads.Found]:
+        """What is true of the rows that an index named, and the command as far as that covers it."""
+        results = [reply.result for _, reply in answers]
+        found = index_reads.agreed(results)
+        if found is not None:
+            return command, found
+        self.reach("read.index_confirmed")
+        places, end = index_reads.places_named(command, results)
+        if not places.places:
+            return command, ((), end)
+        answers, asked, plan = await self._ask(places, consistency, deadline_s)
+        told = [
+            (target, msgspec.structs.replace(reply, result=index_reads.ended(reply.result, asked, end)))
+            for target, reply in answers
+        ]
+        covered = msgspec.structs.replace(command, right=asked.right)
+        return covered, await self._reconcile(asked, plan, told, deadline_s)
 
     # -- one piece --------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class SystemTables:
                 "table_name text; index_name text; value text",
                 ("table_name",),
                 ("index_name",),
-                _nothing,
+                self._built_indexes,
             ),
             system(
                 "built_views",
@@ -94,6 +94,17 @@ class SystemTables:
                 _nothing,
             ),
         ]
+
+    def _built_indexes(self) -> Iterator[VirtualRow]:
+        indexes = self._node.engine.indexes
+        for table_id in sorted(indexes.tables):
+            table = self._node.cluster.table(table_id)
+            if table is None:
+                continue
+            built = indexes.built(table_id)
+            for index in table.indexes:
+                if index.id in built:
+                    yield {"table_name": table.keyspace, "index_name": index.name, "value": None}
 
     # -- nodes ------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from lockstep.runtime.ports import Runtime
@@ -17,6 +18,8 @@ from lockstep.storage.companions import with_ballots
 from lockstep.storage.counter_generation import begin_generation
 from lockstep.storage.fragments import fragments_of
 from lockstep.storage.group_commit import GroupCommit
+from lockstep.storage.index_reading import IndexReading, reading_of
+from lockstep.storage.indexes import Indexes
 from lockstep.storage.leaf_digests import leaf_digests
 from lockstep.storage.merging import BackgroundMerge
 from lockstep.storage.pace import Pace
@@ -60,10 +63,11 @@ class RangeFragments:
 class FragmentRun:
     """A file of fragments of one range: to be sent, or not visible before `StorageEngine.ingest`."""
 
-    def __init__(self, store_run: Run, lower: bytes, upper: bytes) -> None:
+    def __init__(self, store_run: Run, table_id: int, tokens: Range) -> None:
         self.store_run = store_run
-        self.lower = lower
-        self.upper = upper
+        self.table_id = table_id
+        self.tokens = tokens
+        self.lower, self.upper = keys.token_bounds(table_id, tokens)
 
     @property
     def count(self) -> int:
@@ -114,6 +118,7 @@ class StorageEngine:
         self._ask_merge = self._merge.ask if background_merge else None
         self.unchanged = Unchanged(store)
         self.purge = Purge(store, runtime.probes)
+        self.indexes = Indexes(store, runtime, partial(self.write_records, Family.INDEX), self._commit.fail)
         #: What follows from a mutation that is about to be written, if anything does.
         self.derive: Callable[[Mutation], Derived | None] = lambda _mutation: None
 
@@ -131,6 +136,8 @@ class StorageEngine:
         derived = self.derive(mutation)
         if derived is not None:
             also = (*also, *derived.batch)
+        if mutation.table_id in self.indexes.tables:
+            also = (*also, *self.indexes.joining(mutation, prefix, len(batch) + len(also) + len(marks)))
         try:
             sequence = self._store.write([*batch, *also, *marks] if also or marks else batch)
         except DiskRefused as error:
@@ -148,6 +155,7 @@ class StorageEngine:
         self.purge.before = before
         try:
             await self.purge.run(table_id, Pace(self._runtime.clock))
+            await self.indexes.sweep(table_id, Pace(self._runtime.clock))
         except DiskRefused as error:
             self._commit.fail(error)
             raise
@@ -162,25 +170,28 @@ class StorageEngine:
         A limit of 0 means none. `more` is set by `row_limit` and by the byte limit, not by
         `partition_row_limit`: a partition with that many live rows covers only up to its last row.
         """
+        definition = await self.indexes.ready(command) if command.index is not None else None
         sequence = self._sequence_behind(command)
         snapshot = self._store.snapshot()
         try:
-            reading = Reading(snapshot, command, self._ask_merge)
+            reading = reading_of(snapshot, command, self._ask_merge, definition)
             for _ in reading.steps():
                 await asyncio.sleep(0)
         finally:
             snapshot.close()
+        if isinstance(reading, IndexReading) and reading.stale:
+            self.indexes.remove_stale(reading.definition, reading.stale)
         if sequence:
             await self._commit.synced(sequence)
         return reading.result()
 
     def read_now(self, command: ReadCommand) -> ReadResult | None:
         """As `read`, for one partition that needs neither a second turn nor a sync; None otherwise."""
-        if command.key is None or self._sequence_behind(command):
+        if command.key is None or command.index is not None or self._sequence_behind(command):
             return None
         snapshot = self._store.snapshot()
         try:
-            reading = Reading(snapshot, command, self._ask_merge)
+            reading = reading_of(snapshot, command, self._ask_merge, None)
             for _ in reading.steps():
                 return None
         finally:
@@ -250,14 +261,14 @@ class StorageEngine:
 
     def begin_run(self, table_id: int, tokens: Range, path: str) -> FragmentRun:
         """A new file for fragments of a range, in key order. `path`: see `Store.new_run`."""
-        return FragmentRun(self._store.new_run(path), *keys.token_bounds(table_id, tokens))
+        return FragmentRun(self._store.new_run(path), table_id, tokens)
 
     def run_at(
         self, table_id: int, tokens: Range, path: str, count: int, first_key: bytes, last_key: bytes
     ) -> FragmentRun:
         """The file that another node's engine made, to be ingested in this step. CorruptFile when it is seen
         not to be one, StorageError when it is not of the range."""
-        run = FragmentRun(self._store.run_at(path, count), *keys.token_bounds(table_id, tokens))
+        run = FragmentRun(self._store.run_at(path, count), table_id, tokens)
         run.check(first_key, last_key)
         return run
 
@@ -272,13 +283,14 @@ class StorageEngine:
             self._commit.fail(error)
             raise
         bounds = keys.token_bounds(table_id, tokens)
-        marks = self.unchanged.changed_between(*bounds)
+        marks = [*self.unchanged.changed_between(*bounds), *self.indexes.announce(table_id, tokens)]
         sequence = self.write_records(Family.REPAIR, marks) if marks else 0
         await self._commit.durable(max(sequence, self._commit.unsynced_between(*bounds)))
 
     def ingest(self, run: FragmentRun) -> int:
         """Make a finished run visible in this step; the sequence to await with `synced`. Ingesting the same
         fragments again changes nothing. CorruptFile, without effect, when the file is damaged."""
+        self.indexes.came(run.table_id, run.tokens)
         try:
             sequence = self._store.ingest(run.store_run)
         except DiskRefused as error:
@@ -376,6 +388,7 @@ class StorageEngine:
 
     async def close(self) -> None:
         """End background work, wait for a sync in flight, release the store."""
+        await self.indexes.stop()
         await self._merge.stop()
         await self._commit.settle()
         self._store.close()

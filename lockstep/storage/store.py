@@ -34,6 +34,8 @@ class Family(enum.Enum):
     JOURNAL = b"\x20"
     #: Node-local facts, never streamed.
     LOCAL = b"\x30"
+    #: Entries of secondary indexes, and what of them is still to be made.
+    INDEX = b"\x44"
     #: What is unchanged since its last repair.
     REPAIR = b"\x45"
     #: Hints: writes that other replicas lack, and marks of ranges whose hints were given up.

@@ -38,6 +38,7 @@ the outcome is known, and what to do next.
     ├── ReplicaRefusal
     │   ├── StaleEpoch                server     the sender's plan is older than a change that matters
     │   ├── NotReplica                server     this node does not hold the range at the shared epoch
+    │   ├── IndexNotAvailable         server     this node has not built a secondary index yet
     │   └── SessionClosed             server     work of a session that was closed
     └── StorageError
         ├── CorruptFile               server     names file and offset
@@ -448,6 +449,12 @@ class StaleEpoch(ReplicaRefusal):
 
 class NotReplica(ReplicaRefusal):
     code: ClassVar[str] = "NOT_REPLICA"
+
+
+class IndexNotAvailable(ReplicaRefusal):
+    """This node has not yet built what of a secondary index was asked for."""
+
+    code: ClassVar[str] = "INDEX_NOT_AVAILABLE"
 
 
 class SessionClosed(ReplicaRefusal):

@@ -482,3 +482,15 @@ VIEWS_CACHED_MAX: Final = 1000
 VIEW_BUILD_ROWS: Final = 200
 #: Pause before rows that could not be written to a view being built are tried again.
 VIEW_BUILD_RETRY_MS: Final = 500
+#: Entries of a secondary index whose rows are read in one go: some milliseconds.
+INDEX_CANDIDATES_MAX: Final = 256
+#: As many when values between bounds are asked for: each go looks at all entries between the bounds.
+INDEX_SPAN_CANDIDATES_MAX: Final = 4096
+#: Outdated entries of a secondary index that one read takes away; the next reads go on.
+INDEX_STALE_AT_ONCE_MAX: Final = 64
+#: Fragments whose entries are made in one step when an index is built: about a millisecond.
+INDEX_BUILD_FRAGMENTS: Final = 128
+#: Steps of building an index between two notes of how far it is.
+INDEX_NOTED_EVERY: Final = 64
+#: How long a read waits for an index that is being built, as that of a small table is when it is first asked.
+INDEX_WAIT_MS: Final = 1500

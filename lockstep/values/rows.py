@@ -109,6 +109,24 @@ class Position(msgspec.Struct, frozen=True, array_like=True, gc=False):
     clustering: bytes | None = None
 
 
+class IndexRead(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Which values of a secondary index are wanted: components v with lower <= v < upper (b"" for no bound).
+    `whole`: a partition has its values once, and is wanted with all its rows."""
+
+    index_id: int
+    lower: bytes
+    upper: bytes
+    whole: bool = False
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Rows of one partition."""
+
+    token: int
+    key: bytes
+    slices: tuple[Slice, ...]
+
+
 class ReadCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a replica is asked to read.
 
@@ -116,7 +134,8 @@ class ReadCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     left < token <= right in (token, key) order. Rows come in clustering order, or reversed within a
     partition. `row_limit` counts live rows as of `now_s`; a partition with only a live static row
     counts as one. `after` continues behind a position. Columns () means all. Cells of the columns in
-    `dropped` make no row exist.
+    `dropped` make no row exist. With an `index` only rows that have a wanted value in it, with `places` only
+    these, which are in reading order.
     """
 
     table_id: int
@@ -132,6 +151,8 @@ class ReadCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     now_s: int
     after: Position | None = None
     dropped: tuple[int, ...] = ()
+    index: IndexRead | None = None
+    places: tuple[Place, ...] = ()
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
