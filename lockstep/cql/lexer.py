@@ -19,8 +19,11 @@ _DURATION = (
     r"|-?P\d+W(?![A-Za-z0-9_])"
     r"|-?P(?=\d|T\d)(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?:\d+H)?(?:\d+M)?(?:\d+S)?)?(?![A-Za-z0-9_])"
 )
-_SPACE = re.compile(r"(?:\s+|--[^\n]*|//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)+")
+#: Possessive: a token that does not match behind it is not looked for inside it.
+_SPACE = r"(?:\s++|--[^\n]*+|//[^\n]*+|/\*(?:[^*]|\*(?!/))*+\*/)*+"
+_BLANK = re.compile(_SPACE)
 _TOKEN = re.compile(
+    rf"{_SPACE}(?:"
     r"(?P<STRING>'(?:[^']|'')*')"
     r"|(?P<DOLLARS>\$\$(?:[^$]|\$(?!\$))*\$\$)"
     r'|(?P<QUOTED_NAME>"(?:[^"]|"")*")'
@@ -30,7 +33,7 @@ _TOKEN = re.compile(
     r"|(?P<FLOAT>-?\d+(?:\.(?!\.)\d*(?:[eE][+-]?\d+)?|[eE][+-]?\d+))"
     r"|(?P<INTEGER>-?\d+)"
     r"|(?P<WORD>[A-Za-z][A-Za-z0-9_]*)"
-    r"|(?P<SIGN><=|>=|!=|\+=|-=|\.\.|[;,.:=<>()\[\]{}+*/%?\-])"
+    r"|(?P<SIGN><=|>=|!=|\+=|-=|\.\.|[;,.:=<>()\[\]{}+*/%?\-]))"
 )
 #: Words that begin something only in front of these; elsewhere they are names.
 _ONLY_BEFORE: Final = {
@@ -56,28 +59,26 @@ class Token:
 def tokenize(text: str) -> list[Token]:
     """All tokens, then one END token. Literals keep their text; strings are unquoted."""
     tokens = []
-    position, size = 0, len(text)
-    while True:
-        space = _SPACE.match(text, position)
-        if space is not None:
-            position = space.end()
-        if position >= size:
-            tokens.append(Token(END, "<EOF>", size, size))
-            return tokens
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise _bad_character(text, position)
+    position = 0
+    match_at = _TOKEN.match
+    while (match := match_at(text, position)) is not None:
         terminal = match.lastgroup
         assert terminal is not None
-        value = match.group()
+        start, position = match.span(terminal)
+        value = text[start:position]
         if terminal == "STRING":
             value = value[1:-1].replace("''", "'")
         elif terminal == "QUOTED_NAME":
             value = value[1:-1].replace('""', '"')
         elif terminal == "DOLLARS":
             terminal, value = "STRING", value[2:-2]
-        tokens.append(Token(terminal, value, position, match.end()))
-        position = match.end()
+        tokens.append(Token(terminal, value, start, position))
+    blank = _BLANK.match(text, position)
+    assert blank is not None, "it matches nothing too"
+    if blank.end() < len(text):
+        raise _bad_character(text, blank.end())
+    tokens.append(Token(END, "<EOF>", len(text), len(text)))
+    return tokens
 
 
 def terminal_of(

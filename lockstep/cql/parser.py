@@ -42,6 +42,8 @@ class _Rule(msgspec.Struct, frozen=True):
     single: bool
     #: One symbol becomes another one: its value and place stay.
     unit: bool
+    #: A repetition, whose elements so far come first. Only the stack knows their list.
+    grows: bool
 
 
 class _Tables(msgspec.Struct, frozen=True):
@@ -77,7 +79,8 @@ def _tables() -> _Tables:
         plain = tuple((index, spliced) for index, spliced in picks)
         single = name == "start" or (name == "?" and len(plain) == 1)
         unit = name == "?" and length == len(plain) == 1 and plain[0] == (0, 0)
-        rules.append(_Rule(origin, length, plain, handler, name, single, unit))
+        grows = name == "" and bool(plain) and bool(plain[0][1])
+        rules.append(_Rule(origin, length, plain, handler, name, single, unit, grows))
     return _Tables(raw["literals"], raw["start"], raw["end"], raw["states"], rules)
 
 
@@ -126,8 +129,12 @@ def _reduce(rule: _Rule, values: list[Any], binds: list[str | None]) -> Any:
     base = len(values) - rule.length
     if rule.single:
         return values[base + rule.picks[0][0]]
+    picks = rule.picks
     children: list[Any] = []
-    for index, spliced in rule.picks:
+    if rule.grows:
+        # The list so far goes on as the longer one: copied for each element, long ones cost their square.
+        children, picks = values[base + picks[0][0]], picks[1:]
+    for index, spliced in picks:
         if spliced:
             children.extend(values[base + index])
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -147,3 +148,14 @@ def test_statements_with_one_word_changed_raise_nothing_but_request_errors(
 _CATALOG = Session(
     "CREATE TABLE t (k int, c int, a int, v text, m map<text, int>, PRIMARY KEY (k, c))"
 ).catalog
+
+
+def test_time_grows_with_the_length_of_a_list_and_not_with_its_square() -> None:
+    def seconds(elements: int) -> float:
+        text = f"INSERT INTO t (k, m) VALUES (1, {{{', '.join(f'{i}: {i}' for i in range(elements))}}})"
+        began = time.process_time()
+        parse(text)
+        return time.process_time() - began
+
+    short = min(seconds(10_000) for _ in range(2))
+    assert seconds(40_000) < 8 * short
