@@ -172,7 +172,8 @@ def _reversed(statement: tree.Select, shape: TableShape, restrictions: Restricti
     expected = shape.table.clustering
     turns: list[bool] = []
     at = 0
-    for name, descending in statement.order_by:
+    # Of a column that is named twice the last word counts, in the place of the first.
+    for name, descending in dict(statement.order_by).items():
         column = shape.column(name)
         if column.kind is not ColumnKind.CLUSTERING:
             raise InvalidRequest(

@@ -1,6 +1,7 @@
 """The levels of serial reads and conditional writes, where a request names its level.
 
-Invariant: a read at a serial level is of one partition, and reflects all that was decided on it before.
+Invariant: a read of a partition at a serial level reflects all that was decided on it before. A scan at one
+is, as in Cassandra, a read at the quorum that it counts: no ballots are looked at.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from lockstep.cql.select import POINT, SelectPlan
-from lockstep.replication.ballot_rounds import Patience
+from lockstep.replication.ballot_rounds import COUNTED_AS, Patience
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import ReadCommand, ReadResult
@@ -20,8 +21,8 @@ SERIAL_LEVELS: Final = (Consistency.SERIAL, Consistency.LOCAL_SERIAL)
 
 
 def check_one_partition(plan: SelectPlan) -> None:
-    """InvalidRequest for a serial read of anything else."""
-    if plan.kind != POINT or len(plan.keys) > 1:
+    """InvalidRequest for a serial read of several."""
+    if plan.kind == POINT and len(plan.keys) > 1:
         raise InvalidRequest(
             "SERIAL/LOCAL_SERIAL consistency may only be requested for one partition at a time"
         )
@@ -29,7 +30,9 @@ def check_one_partition(plan: SelectPlan) -> None:
 
 async def read_at(node: Node, command: ReadCommand, level: Consistency, timeout_ms: float) -> ReadResult:
     """A read at any level."""
-    if level in SERIAL_LEVELS:
+    if level in SERIAL_LEVELS and command.key is None:
+        level = COUNTED_AS[level]
+    elif level in SERIAL_LEVELS:
         # Whoever is beaten while reading has nothing at stake: it goes on while it has time.
         return await node.conditionals.read(command, level, Patience(timeout_ms, timeout_ms))
     return await node.coordinator.read(command, level, timeout_ms)

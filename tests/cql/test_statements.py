@@ -48,6 +48,7 @@ def filled(session: Session) -> Session:
         ("k = 1 AND d = 'y' ALLOW FILTERING", [(0, "y"), (1, "y"), (2, "y")]),
         ("c = 2 AND d > 'x' ALLOW FILTERING", [(2, "y"), (2, "z")]),
         ("k = 1 ORDER BY c DESC, d DESC LIMIT 2", [(2, "z"), (2, "y")]),
+        ("k = 1 AND c = 1 ORDER BY d, d DESC", [(1, "z"), (1, "y"), (1, "x")]),
         ("k = 1 AND c = 1 ORDER BY d DESC", [(1, "z"), (1, "y"), (1, "x")]),
         ("k = 1 PER PARTITION LIMIT 1", [(0, "x")]),
         ("token(k) > token(1)", []),

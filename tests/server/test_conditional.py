@@ -255,8 +255,10 @@ def test_serial_reads(session: Session) -> None:
         read = SimpleStatement("SELECT v FROM plain WHERE k = 20", consistency_level=level)
         assert told(session, read) == [{"v": 1}]
         scan = SimpleStatement("SELECT v FROM plain", consistency_level=level)
+        assert {"v": 1} in told(session, scan)
+        several = SimpleStatement("SELECT v FROM plain WHERE k IN (20, 21)", consistency_level=level)
         with pytest.raises(InvalidRequest, match="one partition at a time"):
-            session.execute(scan)
+            session.execute(several)
         write = SimpleStatement("UPDATE plain SET v = 2 WHERE k = 20", consistency_level=level)
         with pytest.raises(InvalidRequest):
             session.execute(write)
