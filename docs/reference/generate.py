@@ -98,6 +98,9 @@ MEANINGS = {
     "topology.barrier_relax_after_ms": "how long it waits before it does",
     "gossip.phi_threshold": "how unlikely a silence must be (one in ten to this power) before its node is "
     "suspected; 10 to 12 suits machines that pause",
+    "functions.user_defined_functions_enabled": "whether user functions can be made and called here",
+    "functions.user_defined_functions_fail_timeout_ms": "the longest that up to a thousand calls may take",
+    "functions.unfiltered_workers_allowed": "also where the kernel cannot filter the workers' system calls",
     "testing.faults": "opens the admin calls that cut connections; never where data matters",
     "testing.hide_kinds": 'kinds of metadata entries that this node does not know, such as `"set_service"`',
     "testing.log_version": "version of the metadata log that this node says it reads; -1: its own",

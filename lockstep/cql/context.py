@@ -7,10 +7,14 @@ so that a re-plan with the same Context gives the same mutation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from lockstep.values.rows import Cell
+
+if TYPE_CHECKING:
+    from lockstep.cql.user_calls import UserCalls
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -18,6 +22,7 @@ class Context(msgspec.Struct, frozen=True):
 
     `timestamp_us`: the client's timestamp, else `now_us`; USING TIMESTAMP overrides it.
     `new_mutation_id`: the 14 bytes of the mutation planned. `uuid_source`: 16 random bytes a call.
+    `calls`: what is known of calls of user functions; None: none may be made.
     """
 
     now_us: int
@@ -25,6 +30,7 @@ class Context(msgspec.Struct, frozen=True):
     timestamp_us: int
     new_mutation_id: bytes
     uuid_source: Callable[[], bytes]
+    calls: UserCalls | None = None
 
 
 #: (table id, partition key, clustering, column id) of a list in a row; the static row's clustering is empty.

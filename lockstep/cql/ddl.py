@@ -7,10 +7,10 @@ the change holds all that applying it needs; nothing here looks at the schema.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from lockstep.cql import tree
 from lockstep.cql.context import Context
+from lockstep.cql.function_ddl import FunctionStatement, function_change
 from lockstep.cql.functions import random_uuid
 from lockstep.cql.index_statements import index_change
 from lockstep.cql.prepared import Prepared
@@ -34,13 +34,6 @@ from lockstep.schema.type_changes import AddTypeField, CreateType, DropType, Ren
 from lockstep.schema.types import parse_uuid, uuid_text
 from lockstep.schema.view_changes import ViewChange
 from lockstep.values.errors import ConfigurationInvalid, InvalidRequest, SyntaxError_
-
-_WORDS: Final = {
-    tree.CreateFunctionStatement: "CREATE FUNCTION",
-    tree.DropFunctionStatement: "DROP FUNCTION",
-    tree.CreateAggregateStatement: "CREATE AGGREGATE",
-    tree.DropAggregateStatement: "DROP AGGREGATE",
-}
 
 
 def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
@@ -74,8 +67,8 @@ def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
         return index_change(statement, prepared.keyspace)
     if isinstance(statement, ViewStatement):
         return _view_change(statement, prepared.keyspace, context)
-    if isinstance(statement, tree.ObjectStatement):
-        raise InvalidRequest(f"{_WORDS[type(statement)]} statements are not supported")
+    if isinstance(statement, FunctionStatement):
+        return function_change(statement, prepared.keyspace)
     assert isinstance(statement, tree.AlterTableStatement), f"{prepared.kind} is no schema statement"
     return _alter_table(statement, prepared.keyspace, context)
 

@@ -11,6 +11,7 @@ import msgspec
 
 from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog, cql_name
+from lockstep.cql.describe_functions import aggregate_rows, function_rows, listed
 from lockstep.cql.index_statements import index_statement
 from lockstep.cql.prepared import ColumnSpec, Prepared
 from lockstep.cql.view_statements import view_statement
@@ -34,7 +35,6 @@ _SHOWN_KINDS = {
     "index": "Index ",
     "view": "Materialized view ",
 }
-_EMPTY_KINDS = ("functions", "aggregates")
 
 
 class ClusterFacts(msgspec.Struct, frozen=True):
@@ -71,8 +71,9 @@ def describe(prepared: Prepared, catalog: Catalog, cluster: ClusterFacts) -> Des
         spaces = _spaces(catalog, prepared.session_keyspace)
         types = [(_q(space.name), "type", _q(found.name)) for space in spaces for found in space.types]
         return _description(_NAME_COLUMNS, types)
-    if statement.what in _EMPTY_KINDS:
-        return _description(_NAME_COLUMNS, [])
+    if statement.what in ("functions", "aggregates"):
+        spaces = _spaces(catalog, prepared.session_keyspace)
+        return _description(_NAME_COLUMNS, listed(spaces, statement.what))
     return _description(_STATEMENT_COLUMNS, _statements(statement, prepared.session_keyspace, catalog))
 
 
@@ -124,6 +125,10 @@ def _statements(
         found = [row for row in _index_rows(space.tables) if row[2] == _q(statement.name)]
         if found:
             return found
+    if statement.what in ("function", "aggregate"):
+        of_kind = function_rows if statement.what == "function" else aggregate_rows
+        if found := of_kind(space, statement.name):
+            return found
     what = _SHOWN_KINDS.get(statement.what, "")
     raise InvalidRequest(f"{what}'{statement.name}' not found in keyspace '{chosen}'")
 
@@ -151,8 +156,9 @@ def _keyspace_rows(keyspace: Keyspace, internals: bool, *, only: bool = False) -
     rows: list[tuple[str, ...]] = [(name, "keyspace", name, keyspace_statement(keyspace))]
     if only:
         return rows
-    types = [_type_row(keyspace, found) for found in in_order_of_use(keyspace)]
-    return rows + types + [
+    rows += [_type_row(keyspace, found) for found in in_order_of_use(keyspace)]
+    rows += function_rows(keyspace) + aggregate_rows(keyspace)
+    return rows + [
         row
         for table in keyspace.tables
         if table.view is None

@@ -20,6 +20,8 @@ from lockstep.cql.naming import counts_rows, shown
 from lockstep.cql.prepared import Scope
 from lockstep.cql.signatures import Known
 from lockstep.cql.terms import Constant, assignable_type, choose_overload, compile_term, fits, is_loose
+from lockstep.cql.user_aggregates import UserAggregate, aggregates_in, finished, row_of
+from lockstep.cql.user_functions import choose_own, is_native, overloads_in
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import (
@@ -236,11 +238,14 @@ class Expressions:
             return self._fact(call)
         if native and call.name == "token":
             return self._token(call)
+        own = _own_aggregates(call, self.scope)
+        if own:
+            return self._user_aggregate(call, own, wanted)
         found = family(call.keyspace, call.name)
         if found is not None:
             function = found.function([self._known(argument) for argument in call.arguments], None)
         else:
-            function = choose_overload(call, wanted, self._fit)
+            function = choose_overload(call, wanted, self._fit, self.scope)
         pairs = zip(call.arguments, function.arguments, strict=True)
         return evaluation.applied(function, [self._as(term, kind) for term, kind in pairs]), function.returns
 
@@ -288,6 +293,17 @@ class Expressions:
             found = aggregates.aggregate(call.name, kind)
         self.foldings.append(Folding(found, evaluate))
         return evaluation.folded(len(self.foldings) - 1), found.returns
+
+    def _user_aggregate(self, call: tree.Call, own: Sequence[UserAggregate], wanted: Known) -> Typed:
+        if self._in_aggregate:
+            raise InvalidRequest("aggregate functions cannot be used as arguments of aggregate functions")
+        self._in_aggregate = True
+        aggregate = choose_own(call.name, own, call.arguments, wanted, self._fit)
+        pairs = zip(call.arguments, aggregate.arguments, strict=True)
+        row = row_of([self._as(term, kind) for term, kind in pairs])
+        self._in_aggregate = False
+        self.foldings.append(Folding(aggregate.gather, row))
+        return finished(aggregate, evaluation.folded(len(self.foldings) - 1)), aggregate.returns
 
     def _computation(self, term: tree.Arithmetic | tree.Negation, wanted: Known) -> Typed:
         if isinstance(term, tree.Negation):
@@ -346,6 +362,17 @@ class Expressions:
         path = _path(call.name, term, kind, self.scope) if inside else None
         index = self.cells.setdefault(CellSlot(column.id, path), len(self.cells))
         return evaluation.fact_of_cell(index, fact), returns
+
+
+def _own_aggregates(call: tree.Call, scope: Scope) -> tuple[UserAggregate, ...]:
+    """The user aggregates that a call may mean; () when it can only mean functions of the same name."""
+    if call.keyspace is None and is_native(call.name):
+        return ()
+    space = scope.space_of(call.keyspace, call.name)
+    own = aggregates_in(space, call.name)
+    count = len(call.arguments)
+    takes = [one for one in own if len(one.arguments) == count]
+    return own if takes or not overloads_in(space, call.name) else ()
 
 
 def _key_type(term: tree.Term, kind: CqlType) -> CqlType:

@@ -5,6 +5,8 @@ Invariant: everything a statement needs from the schema is resolved here, once; 
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog, TableShape, no_keyspace, shape_of
 from lockstep.cql.modification import compile_batch, compile_modification, key_bind_indexes
@@ -22,13 +24,17 @@ def prepare(text: str, keyspace: str | None, catalog: Catalog) -> Prepared:
     SyntaxError_ when it does not parse, InvalidRequest when it does not fit the schema.
     """
     try:
-        return _prepared(parse(text), keyspace, catalog)
+        parsed = parse(text)
+        scope = Scope(parsed.binds)
+        scope.catalog = catalog
+        made = _prepared(parsed, keyspace, catalog, scope)
+        return replace(made, called=scope.called) if scope.called else made
     except RecursionError:
         raise InvalidRequest("The statement is nested too deeply") from None
 
 
-def _prepared(parsed: Parsed, keyspace: str | None, catalog: Catalog) -> Prepared:
-    statement, scope = parsed.statement, Scope(parsed.binds)
+def _prepared(parsed: Parsed, keyspace: str | None, catalog: Catalog, scope: Scope) -> Prepared:
+    statement = parsed.statement
     if isinstance(statement, tree.Select):
         return _select(statement, keyspace, catalog, scope, parsed)
     if isinstance(statement, tree.Insert | tree.Update | tree.Delete):

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lockstep.cql.catalog import TableShape
+from lockstep.cql.catalog import Catalog, TableShape
 from lockstep.cql.tree import Statement, Term
 from lockstep.cql.wire.messages import Value
 from lockstep.cql.wire.responses import ColumnSpec
@@ -27,7 +27,8 @@ class Prepared(msgspec.Struct, frozen=True):
     moved. `partition_key_indexes`: bind indexes of the whole partition key in order, or () when it is
     not bound completely. `result_columns`: () unless SELECT. `plan`: the compiled ModificationPlan,
     BatchPlan or SelectPrepared; None for other kinds, which are read from `statement`.
-    `is_counter_batch`, `is_logged` describe a BATCH.
+    `is_counter_batch`, `is_logged` describe a BATCH. `called`: (keyspace, name) of user functions and
+    aggregates that it may call.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Prepared(msgspec.Struct, frozen=True):
     plan: Any = None
     session_keyspace: str | None = None
     is_virtual: bool = False
+    called: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_ddl(self) -> bool:
@@ -75,7 +77,10 @@ class Scope:
         self.keyspace = ""
         self.table = ""
         self.partition_types: tuple[CqlType, ...] = ()
-        self._space: Keyspace | None = None
+        self.space: Keyspace | None = None
+        #: Where functions of other keyspaces are looked up.
+        self.catalog: Catalog | None = None
+        self._called: dict[tuple[str, str], None] = {}
         self.names = names
         self._columns: list[ColumnSpec | None] = [None] * len(names)
         #: Types of calls and operators, so that those inside each other are worked out once.
@@ -86,12 +91,26 @@ class Scope:
         self.keyspace = shape.table.keyspace
         self.table = shape.table.name
         self.partition_types = shape.partition_types
-        self._space = shape.space
+        self.space = shape.space
         self.types = {}
 
     def type_named(self, text: str) -> CqlType:
         """The type that a text of the statement names, user-defined ones included."""
-        return parse_type(text) if self._space is None else type_in(self._space, text)
+        return parse_type(text) if self.space is None else type_in(self.space, text)
+
+    def space_of(self, keyspace: str | None, name: str) -> Keyspace | None:
+        """The keyspace that a call of a function of this name looks into, which is remembered."""
+        space = self.space
+        if keyspace is not None and (space is None or keyspace != space.name):
+            space = self.catalog.schema.by_name.get(keyspace) if self.catalog is not None else None
+        if space is not None and name in space.function_names:
+            self._called[space.name, name] = None
+        return space
+
+    @property
+    def called(self) -> tuple[tuple[str, str], ...]:
+        """(keyspace, name) of the user functions and aggregates that calls so far may mean."""
+        return tuple(self._called)
 
     def bind(self, index: int, receiver: str, kind: CqlType) -> None:
         name = self.names[index]

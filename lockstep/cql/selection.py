@@ -18,6 +18,7 @@ from lockstep.cql.expressions import CellSlot, Expressions, Folding
 from lockstep.cql.json_text import row_text
 from lockstep.cql.naming import shown
 from lockstep.cql.prepared import ColumnSpec, Scope
+from lockstep.cql.user_functions import qualified
 from lockstep.schema.model import Column
 from lockstep.schema.types import CqlType, parse_type
 
@@ -55,7 +56,9 @@ class Selection(msgspec.Struct, frozen=True):
 
 def _output(expressions: Expressions, selector: tree.Selector) -> Output:
     expression = selector.expression
-    name = selector.alias if selector.alias is not None else shown(expression)
+    name = selector.alias
+    if name is None:
+        name = shown(qualified(expression, expressions.shape.space))
     if isinstance(expression, tree.ColumnName):
         slot = expressions.slot(expression.name)
         return Output(name, expressions.shape.types[expression.name], take(slot), slot)

@@ -17,6 +17,7 @@ from lockstep.cql.literals import FITTING, literal_bytes, natural_type
 from lockstep.cql.naming import shown
 from lockstep.cql.prepared import Scope
 from lockstep.cql.signatures import Function, Known
+from lockstep.cql.user_functions import choose_own, overloads_in
 from lockstep.cql.wire.messages import UNSET, Value
 from lockstep.schema.types import (
     CollectionType,
@@ -132,7 +133,7 @@ def compile_call(term: tree.Call, scope: Scope, wanted: CqlType | None) -> tuple
     if found is not None:
         function = found.function([known_type(argument, scope) for argument in term.arguments], wanted)
     else:
-        function = choose_overload(term, wanted, lambda argument, kind: fits(argument, kind, scope))
+        function = choose_overload(term, wanted, lambda argument, kind: fits(argument, kind, scope), scope)
     plans = [
         compile_term(argument, kind, f"arg{index}({function.name})", scope)
         for index, (argument, kind) in enumerate(zip(term.arguments, function.arguments, strict=True))
@@ -200,10 +201,13 @@ def _computation(
 
 
 def choose_overload(
-    term: tree.Call, wanted: CqlType | None, fit: Callable[[tree.Term, CqlType], int]
+    term: tree.Call, wanted: CqlType | None, fit: Callable[[tree.Term, CqlType], int], scope: Scope
 ) -> Function:
     """The overload whose argument types fit best; InvalidRequest when none does."""
     known = overloads(term.keyspace, term.name)
+    own = overloads_in(scope.space_of(term.keyspace, term.name), term.name)
+    if own:
+        return choose_own(term.name, (*known, *own), term.arguments, wanted, fit)
     if not known:
         raise InvalidRequest(f"Unknown function '{term.name}'")
     best, best_score = None, -1

@@ -203,6 +203,17 @@ class TopologySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.barrier_minimum_level == "off" else self.barrier_relax_after_ms
 
 
+class FunctionsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """User functions. Off by default: whoever may create one has the nodes run a program, which costs
+    processor time and memory, and may hold a way out of its sandbox that nobody knows yet.
+    `user_defined_functions_fail_timeout_ms`: for one evaluation of up to a thousand calls.
+    `unfiltered_workers_allowed`: also where the kernel cannot filter the system calls of workers."""
+
+    user_defined_functions_enabled: bool = False
+    user_defined_functions_fail_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 1500
+    unfiltered_workers_allowed: bool = False
+
+
 class TestingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`faults` opens the admin calls that cut connections, and the other settings here. Never set it where
     data matters. `hide_kinds`: kinds of metadata entries that this node does not know, as if its version
@@ -240,6 +251,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hints: HintsSection = HintsSection()
     gossip: GossipSection = GossipSection()
     topology: TopologySection = TopologySection()
+    functions: FunctionsSection = FunctionsSection()
     testing: TestingSection = TestingSection()
     log: LogSection = LogSection()
 

@@ -203,6 +203,23 @@ class Probes(Protocol):
         ...
 
 
+class WorkersRefused(Exception):
+    """This machine cannot confine workers; the text says why."""
+
+
+class Workers(Protocol):
+    """Evaluates code that nobody trusts, outside the process that everything else depends on."""
+
+    async def evaluate(self, owner: str, question: bytes, timeout_ms: int) -> bytes:
+        """The handler's answer to a question. Code of different owners never meets in one process.
+
+        TimeoutError when it takes longer, ConnectionError when its process ends (it used too much memory or
+        broke out of its bounds), BlockingIOError when too many questions wait, WorkersRefused."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
 class Runtime(msgspec.Struct, frozen=True):
     """All ports of one node incarnation."""
 
@@ -214,3 +231,5 @@ class Runtime(msgspec.Struct, frozen=True):
     probes: Probes
     #: Another place for what the metadata log lets go of; None: it is not kept.
     archive: Disk | None = None
+    #: None: nothing is evaluated.
+    workers: Workers | None = None

@@ -21,6 +21,7 @@ from lockstep.schema.column_types import (
     check_key_type,
     check_nested,
 )
+from lockstep.schema.function_changes import FunctionChange, apply_function_change
 from lockstep.schema.index_changes import IndexChange, apply_index_change, check_not_indexed
 from lockstep.schema.model import (
     Column,
@@ -179,6 +180,7 @@ SchemaChange = (
     | DropTable
     | EmptyTable
     | TypeChange
+    | FunctionChange
     | IndexChange
     | ViewChange
 )
@@ -205,6 +207,8 @@ def apply_change(
         return empty_table(schema, change, epoch)
     if isinstance(change, TypeChange):
         return apply_type_change(schema, change, epoch)
+    if isinstance(change, FunctionChange):
+        return apply_function_change(schema, change, epoch)
     if isinstance(change, IndexChange):
         return apply_index_change(schema, change, epoch)
     if isinstance(change, ViewChange):

@@ -5,10 +5,11 @@ Invariant: equal schemas give nothing; what a dropped keyspace held is not told 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.schema.model import Keyspace, Schema
+from lockstep.schema.objects import Aggregate, Function
 from lockstep.schema.summaries import CREATED, DROPPED, UPDATED, ChangeSummary
 
 
@@ -25,8 +26,21 @@ def summaries_between(before: Schema, after: Schema) -> list[ChangeSummary]:
         if old is None or _settings(old) != _settings(new):
             found.append(ChangeSummary(CREATED if old is None else UPDATED, "KEYSPACE", name))
         found.extend(_named("TYPE", name, old.types_by_name if old is not None else {}, new.types_by_name))
+        found.extend(_signed("FUNCTION", name, old.functions if old is not None else (), new.functions))
+        found.extend(_signed("AGGREGATE", name, old.aggregates if old is not None else (), new.aggregates))
         found.extend(_named("TABLE", name, old.by_name if old is not None else {}, new.by_name))
     return found
+
+
+def _signed(
+    target: str, keyspace: str, old: Sequence[Function | Aggregate], new: Sequence[Function | Aggregate]
+) -> Iterator[ChangeSummary]:
+    before, after = ({one.signature: one for one in listed} for listed in (old, new))
+    for name, arguments in sorted({*before, *after}):
+        was, now = before.get((name, arguments)), after.get((name, arguments))
+        if was != now:
+            change = CREATED if was is None else DROPPED if now is None else UPDATED
+            yield ChangeSummary(change, target, keyspace, name, arguments)
 
 
 def _settings(keyspace: Keyspace) -> tuple[Any, ...]:

@@ -186,6 +186,12 @@ class Keyspace(msgspec.Struct, frozen=True, dict=True):
         return {found.name: found for found in self.types}
 
     @cached_property
+    def function_names(self) -> frozenset[str]:
+        """Names of functions and aggregates."""
+        functions = {one.name for one in self.functions}
+        return frozenset(functions.union(one.name for one in self.aggregates))
+
+    @cached_property
     def tables(self) -> tuple[Table, ...]:
         """All tables by name; costs as many as there are, so not for what every change does."""
         return tuple(sorted(self.by_name.values(), key=attrgetter("name")))

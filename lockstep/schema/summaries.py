@@ -21,12 +21,13 @@ EMPTIED: Final = "EMPTIED"
 
 class ChangeSummary(msgspec.Struct, frozen=True, array_like=True):
     """What drivers are told. `change`: CREATED, UPDATED, DROPPED (or EMPTIED, which they are not told);
-    `target`: KEYSPACE, TABLE or TYPE."""
+    `target`: KEYSPACE, TABLE, TYPE, FUNCTION or AGGREGATE. `arguments`: types of a function's."""
 
     change: str
     target: str
     keyspace: str
     name: str = ""
+    arguments: tuple[str, ...] = ()
 
 
 Applied = tuple[Schema, ChangeSummary | None]

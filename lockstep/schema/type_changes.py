@@ -144,6 +144,13 @@ def _checked(space: Keyspace, made: UserType) -> Keyspace:
 
 
 def _drop_type(schema: Schema, space: Keyspace, dropped: UserType) -> Applied:
+    functions = [
+        one.name
+        for one in space.functions
+        if dropped in types_used(space, (one.returns, *one.argument_types))
+    ]
+    if functions:
+        raise _in_use(space, dropped, "functions", functions)
     types = [
         other.name
         for other in space.types

@@ -5,14 +5,16 @@ Invariant: the timestamp of what is written is its ballot's, never the client's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.cql.conditional import ConditionalRequest, Verdict
+from lockstep.cql.conditional import ConditionalRequest, Planning, Verdict
 from lockstep.cql.context import Context, Lists
 from lockstep.cql.modification import BatchPlan
 from lockstep.cql.modify import plan_batch, plan_modification
 from lockstep.cql.prepared import Prepared
+from lockstep.cql.user_calls import UserCalls
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.messages import QueryParameters, Value
 from lockstep.replication.ballot_messages import Place
@@ -21,6 +23,7 @@ from lockstep.replication.conditional import Decision
 from lockstep.server.capture import refuse_uncapturable
 from lockstep.server.serial_levels import SERIAL_LEVELS
 from lockstep.server.statements import Statement
+from lockstep.server.user_functions import UserFunctions, called_by
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import Mutation, ReadResult
@@ -38,6 +41,7 @@ async def run_conditional(
     batch: Entries | None,
     context: Context,
     parameters: QueryParameters,
+    functions: UserFunctions,
 ) -> bytes:
     """The body of the result. `batch`: the statements of a batch that the protocol has, else there is one.
 
@@ -52,7 +56,13 @@ async def run_conditional(
         return plan_modification(*entries[0], moment, lists)
 
     is_batch = batch is not None or isinstance(entries[0][0].plan, BatchPlan)
-    request = ConditionalRequest(entries, context, planning, is_batch=is_batch)
+
+    def asked(moment: Context) -> ConditionalRequest:
+        return ConditionalRequest(entries, moment, planning, is_batch=is_batch)
+
+    if called_by(prepared for prepared, _ in entries):
+        context = await _with_results(functions, context, asked, planning)
+    request = asked(context)
     captured = [statement.captured for statement, _ in parts if statement.captured]
 
     def decide(result: ReadResult, timestamp_us: int) -> Decision:
@@ -72,6 +82,27 @@ async def run_conditional(
         Patience(timeouts.write_ms, timeouts.cas_contention_ms),
     )
     return responses.rows(responses.encode_rows_metadata(version, found.columns), found.rows)
+
+
+async def _with_results(
+    functions: UserFunctions,
+    context: Context,
+    asked: Callable[[Context], ConditionalRequest],
+    planning: Planning,
+) -> Context:
+    """A context that knows the results of all calls: a decision is made at once when the rows are there."""
+    calls = UserCalls()
+
+    def work(moment: Context) -> ConditionalRequest:
+        request = asked(moment)
+        with contextlib.suppress(InvalidRequest):
+            # It may lack lists that are read later.
+            planning(moment, None)
+        return request
+
+    await functions.settled_with(calls, context, work)
+    calls.is_final = True
+    return calls.context(context)
 
 
 def _serial_level(parameters: QueryParameters) -> Consistency:

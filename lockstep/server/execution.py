@@ -41,6 +41,7 @@ from lockstep.server.schema_statements import SchemaStatements
 from lockstep.server.selects import Selects
 from lockstep.server.statements import Statement, Statements
 from lockstep.server.tracing import Trace, Tracer, texts_of
+from lockstep.server.user_functions import UserFunctions, called_by
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import (
     ColumnsGone,
@@ -90,7 +91,8 @@ class Executor:
         self._last_timestamp_us = 0
         self.catalogs = Catalogs(lambda: node.cluster.schema, virtual.schema)
         self.statements = Statements(self.catalogs.current)
-        self.selects = Selects(node, virtual)
+        self._functions = UserFunctions(node)
+        self.selects = Selects(node, virtual, self._functions)
         self._schema = schema_statements
         self._roles = roles
         self._permits = permits
@@ -247,10 +249,16 @@ class Executor:
         if is_conditional(prepared):
             return await self._decide(session, ((statement, values),), None, context, parameters)
         if counts(prepared):
-            changes = plan_modification(prepared, values, at_server_time(context))
+            changes = await self._functions.settled(
+                at_server_time(context),
+                prepared.called,
+                lambda moment: plan_modification(prepared, values, moment),
+            )
             return await self._count(changes, parameters.consistency)
         lists = await self.selects.lists([(prepared, values)], context, parameters.consistency)
-        mutations = plan_modification(prepared, values, context, lists)
+        mutations = await self._functions.settled(
+            context, prepared.called, lambda moment: plan_modification(prepared, values, moment, lists)
+        )
         if statement.captured:
             refuse_uncapturable(self._node.cluster.generations, statement.captured, mutations, context.now_us)
         plan = statement.prepared.plan
@@ -271,7 +279,11 @@ class Executor:
         parameters: QueryParameters,
     ) -> Answer:
         """A conditional statement, or with `batch` the statements of one that the protocol has."""
-        return Answer(await run_conditional(self._node, session.version, parts, batch, context, parameters))
+        return Answer(
+            await run_conditional(
+                self._node, session.version, parts, batch, context, parameters, self._functions
+            )
+        )
 
     async def _count(self, changes: Sequence[Mutation], consistency: Consistency) -> Answer:
         if consistency in WRITE_LEVELS_REFUSED:
@@ -292,16 +304,20 @@ class Executor:
             self._permits.require_all(session, [part.needs for part in parts])
         entries = [(part.prepared, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
         context = self.context(batch.parameters)
+        called = called_by(prepared for prepared, _ in entries)
         check_batch(BATCH_NAMES[batch.kind], tables_of(parts))
         if any(is_conditional(part.prepared) for part in parts):
             pairs = [(part, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
             return await self._decide(session, pairs, entries, context, batch.parameters)
         if any(counts(part.prepared) for part in parts):
-            return await self._count(
-                plan_batch(entries, at_server_time(context)), batch.parameters.consistency
+            changes = await self._functions.settled(
+                at_server_time(context), called, lambda moment: plan_batch(entries, moment)
             )
+            return await self._count(changes, batch.parameters.consistency)
         lists = await self.selects.lists(entries, context, batch.parameters.consistency)
-        mutations = plan_batch(entries, context, lists)
+        mutations = await self._functions.settled(
+            context, called, lambda moment: plan_batch(entries, moment, lists)
+        )
         captured = [part.captured for part in parts if part.captured]
         if captured:
             of_tables = frozenset[int]().union(*captured)

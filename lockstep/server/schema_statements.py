@@ -23,6 +23,7 @@ from lockstep.schema.summaries import EMPTIED, UPDATED
 from lockstep.server.replication_changes import ReplicationChanges
 from lockstep.server.replication_warnings import too_high
 from lockstep.server.schema_watch import SchemaWatch
+from lockstep.server.user_functions import UserFunctions
 from lockstep.values.errors import (
     OutcomeUnknown,
     PeerUnreachable,
@@ -48,6 +49,7 @@ class SchemaStatements:
         self._node = node
         self._watch = watch
         self._changes = ReplicationChanges(node)
+        self._functions = UserFunctions(node)
 
     async def run(
         self, prepared: Prepared, context: Context, creator: str = ""
@@ -56,6 +58,7 @@ class SchemaStatements:
         want of a leader, WriteTimeout when the outcome is unknown, which drivers do not send again by
         themselves. `creator`: the role that may do everything with what is created."""
         change = schema_change(prepared, context)
+        self._functions.check(change)
         if isinstance(change, AlterKeyspace) and change.keyspace == _ROLES_KEYSPACE:
             # The first thing that tools do to a cluster whose clients log in.
             return responses.VOID, (_ROLES_EVERYWHERE,)
@@ -116,7 +119,9 @@ class SchemaStatements:
             if not agreed:
                 raise TruncateError("Some live nodes have not emptied the table yet, but will")
             return responses.VOID
-        return responses.schema_change(found.change, found.target, found.keyspace, found.name)
+        return responses.schema_change(
+            found.change, found.target, found.keyspace, found.name, found.arguments
+        )
 
     def _undecided(self, error: OutcomeUnknown) -> WriteTimeout:
         required, _ = self._voters()

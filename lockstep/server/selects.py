@@ -15,7 +15,7 @@ from lockstep.cql.context import Context, Lists
 from lockstep.cql.list_reads import reads_lists
 from lockstep.cql.prepared import Prepared
 from lockstep.cql.results import PageBuilder
-from lockstep.cql.select import SelectPrepared, plan_select
+from lockstep.cql.select import SelectPlan, SelectPrepared, plan_select
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.constants import has_metadata_id
 from lockstep.cql.wire.messages import Execute, QueryParameters, Value
@@ -24,6 +24,8 @@ from lockstep.schema.user_types import types_of_table
 from lockstep.server.read_warnings import size_warning, tombstone_warning, worded
 from lockstep.server.serial_levels import SERIAL_LEVELS, check_one_partition, read_at, serial_write
 from lockstep.server.statements import Statement
+from lockstep.server.user_functions import UserFunctions, called_by
+from lockstep.server.user_pages import page_with_calls
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ReadFailure
 from lockstep.values.ids import Consistency
@@ -35,10 +37,11 @@ if TYPE_CHECKING:
 
 
 class Selects:
-    def __init__(self, node: Node, virtual: VirtualTables) -> None:
+    def __init__(self, node: Node, virtual: VirtualTables, functions: UserFunctions) -> None:
         self._node = node
         self._virtual = virtual
         self._timeouts = node.configuration.timeouts
+        self._functions = functions
 
     async def run(
         self,
@@ -106,21 +109,30 @@ class Selects:
         if parameters.paging_state:
             page = paging.decode(parameters.paging_state, select.shape.table.uuid)
         page_size = parameters.page_size or -1
-        plan = plan_select(prepared, values, context, page, page_size)
-        if parameters.consistency in SERIAL_LEVELS and not prepared.is_virtual:
-            check_one_partition(plan)
-        builder = PageBuilder(plan)
+
+        def plan(moment: Context) -> SelectPlan:
+            found = plan_select(prepared, values, moment, page, page_size)
+            if parameters.consistency in SERIAL_LEVELS and not prepared.is_virtual:
+                check_one_partition(found)
+            return found
+
+        async def read(commands: Sequence[ReadCommand]) -> Sequence[ReadResult]:
+            if not prepared.is_virtual:
+                return await self._read_all(commands, parameters.consistency, timeout_ms)
+            # Making rows takes time: other requests come in between two rounds.
+            await asyncio.sleep(0)
+            return [self._virtual.read(command) for command in commands]
+
         timeout_ms = self._timeouts.read_ms if select.is_point else self._timeouts.range_read_ms
-        while commands := builder.commands():
-            if prepared.is_virtual:
-                builder.add([self._virtual.read(command) for command in commands])
-                # Making rows takes time: other requests come in between two rounds.
-                await asyncio.sleep(0)
-            else:
-                builder.add(await self._read_all(commands, parameters.consistency, timeout_ms))
+        if prepared.called:
+            found = await page_with_calls(self._functions, context, plan, read)
+        else:
+            builder = PageBuilder(plan(context))
+            while commands := builder.commands():
+                builder.add(await read(commands))
+            found = builder.page()
         if not prepared.is_virtual:
             self._check_columns(select.shape)
-        found = builder.page()
         new_id = None
         if execute is not None and has_metadata_id(version):
             new_id = statement.result_id if execute.result_metadata_id != statement.result_id else None
@@ -147,7 +159,10 @@ class Selects:
         _check_level(consistency)
         if consistency in SERIAL_LEVELS:
             raise serial_write(consistency)
-        commands = list_reads.commands(entries, context)
+        called = called_by(prepared for prepared, _ in entries)
+        commands = await self._functions.settled(
+            context, called, lambda moment: list_reads.commands(entries, moment)
+        )
         results: list[ReadResult] = []
         for at in range(0, len(commands), PARTITION_READS_AT_ONCE_MAX):
             some = commands[at : at + PARTITION_READS_AT_ONCE_MAX]

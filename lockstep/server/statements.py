@@ -16,6 +16,7 @@ from lockstep.cql.catalog import Catalog
 from lockstep.cql.modification import BatchPlan, ModificationPlan
 from lockstep.cql.prepare import prepare
 from lockstep.cql.prepared import Prepared
+from lockstep.cql.user_functions import definitions
 from lockstep.cql.wire.constants import VERSION_MAX
 from lockstep.cql.wire.responses import RowsMetadata, encode_rows_metadata
 from lockstep.schema.user_types import types_of_table
@@ -88,7 +89,11 @@ class Statement:
         self.result_id = digest16(self.metadata(VERSION_MAX).columns if prepared.result_columns else b"")
         plan = prepared.plan
         self.captured = captured_tables(plan)
-        self.is_direct = isinstance(plan, ModificationPlan) and plan.steps is not None and not self.captured
+        self.is_direct = (
+            isinstance(plan, ModificationPlan)
+            and plan.steps is not None
+            and not (self.captured or prepared.called)
+        )
 
     def metadata(self, version: int) -> RowsMetadata:
         found = self._metadata.get(version)
@@ -100,12 +105,32 @@ class Statement:
         """Plan anew when the schema has moved under the statement, unless that outdates it."""
         if self.catalog is catalog:
             return
-        if self._still_fits(catalog):
+        if self._functions_moved(catalog):
+            self._replan(catalog)
+        elif self._still_fits(catalog):
             self.catalog = catalog
         elif self._columns_moved(catalog):
             self.is_outdated = True
         else:
             self._take(prepare(self.text, self.keyspace, catalog), catalog)
+
+    def _replan(self, catalog: Catalog) -> None:
+        """Plan anew for other functions; its result columns may have other types."""
+        before = self.result_id
+        if self._columns_moved(catalog):
+            self.is_outdated = True
+            return
+        self._take(prepare(self.text, self.keyspace, catalog), catalog)
+        self.shape_changed = self.shape_changed or self.result_id != before
+
+    def _functions_moved(self, catalog: Catalog) -> bool:
+        """Whether user functions that it calls are others now, or gone."""
+        before, after = self.catalog.schema.by_name, catalog.schema.by_name
+        return any(
+            before.get(space) is not after.get(space)
+            and definitions(before.get(space), name) != definitions(after.get(space), name)
+            for space, name in self.prepared.called
+        )
 
     def _columns_moved(self, catalog: Catalog) -> bool:
         """Whether a table is gone or has other columns than those planned against."""

@@ -14,6 +14,7 @@ from lockstep.cql.index_statements import target_text
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
 from lockstep.schema.table_options import option, option_map
 from lockstep.schema.types import parse_type, parse_uuid
+from lockstep.server.function_rows import aggregate_rows, function_rows
 from lockstep.server.named_rows import NamedRows
 from lockstep.server.virtual import VirtualTable, define
 from lockstep.server.virtual_rows import Serialized, VirtualRow
@@ -48,6 +49,15 @@ _TABLE_TYPES = {
 }
 _FLAGS = Serialized(_TABLE_TYPES["flags"].serialize(["compound"]))
 _COUNTER_FLAGS = Serialized(_TABLE_TYPES["flags"].serialize(["compound", "counter"]))
+_FUNCTIONS = (
+    "keyspace_name text; function_name text; argument_types frozen<list<text>>; "
+    "argument_names frozen<list<text>>; body text; called_on_null_input boolean; language text; "
+    "return_type text"
+)
+_AGGREGATES = (
+    "keyspace_name text; aggregate_name text; argument_types frozen<list<text>>; final_func text; "
+    "initcond text; return_type text; state_func text; state_type text"
+)
 _VIEWS = (
     "keyspace_name text; view_name text; base_table_id uuid; base_table_name text; "
     "include_all_columns boolean; where_clause text; "
@@ -55,19 +65,6 @@ _VIEWS = (
 )
 #: Tables that are empty because what they list cannot be made (yet): name, columns, clustering key.
 _EMPTY = (
-    (
-        "functions",
-        "keyspace_name text; function_name text; argument_types frozen<list<text>>; "
-        "argument_names frozen<list<text>>; body text; called_on_null_input boolean; language text; "
-        "return_type text",
-        ("function_name", "argument_types"),
-    ),
-    (
-        "aggregates",
-        "keyspace_name text; aggregate_name text; argument_types frozen<list<text>>; final_func text; "
-        "initcond text; return_type text; state_func text; state_type text",
-        ("aggregate_name", "argument_types"),
-    ),
     (
         "triggers",
         "keyspace_name text; table_name text; trigger_name text; options frozen<map<text, text>>",
@@ -130,6 +127,18 @@ class SchemaTables:
                 "field_types frozen<list<text>>",
                 ("type_name",),
                 lambda: _type_rows(self._real()),
+            ),
+            schema(
+                "functions",
+                _FUNCTIONS,
+                ("function_name", "argument_types"),
+                lambda: function_rows(self._stored()),
+            ),
+            schema(
+                "aggregates",
+                _AGGREGATES,
+                ("aggregate_name", "argument_types"),
+                lambda: aggregate_rows(self._stored()),
             ),
             *(schema(name, columns, clustering, _nothing) for name, columns, clustering in _EMPTY),
             virtual("keyspaces", "keyspace_name text", (), self._virtual_keyspaces),

@@ -16,6 +16,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real.tasks import RealTasks
 from lockstep.sim.clock import NS, SimClock
 from lockstep.sim.disk import DiskPort, SimDisk
+from lockstep.sim.functions import InlineWorkers
 from lockstep.sim.loop import SimLoop
 from lockstep.sim.network import NetworkPort
 from lockstep.sim.probes import SimProbes
@@ -101,6 +102,7 @@ class Process:
             network=NetworkPort(self.world.network, loop),
             tasks=SimTasks(loop),
             probes=probes,
+            workers=InlineWorkers(),
         )
 
     def _boot(self, loop: SimLoop, main: Main, runtime: Runtime) -> None:

@@ -257,6 +257,16 @@ PARTITION_READS_AT_ONCE_MAX: Final = 16
 REPAIR_ROWS_MAX: Final = 500
 #: Request bytes in flight on one CQL connection; above it the server stops reading until answers went out.
 CQL_BYTES_IN_FLIGHT_MAX: Final = 64 * 1024 * 1024
+#: Request bytes in flight on all CQL connections of a node: four connections at their own limit.
+CQL_NODE_BYTES_IN_FLIGHT_MAX: Final = 4 * CQL_BYTES_IN_FLIGHT_MAX
+#: Requests in flight on all CQL connections of a node: at some 4 KiB for each task as much as their bytes.
+CQL_NODE_REQUESTS_IN_FLIGHT_MAX: Final = 65536
+#: How long requests in flight may take once a node takes leave of its clients: longer than any takes by
+#: default, and a bound that whoever stops a process can wait for.
+DRAIN_BY_COMMAND_MS: Final = 15_000
+DRAIN_BY_SIGNAL_MS: Final = 5_000
+#: Connections read again in one turn of the loop when the node has room: each may bring a buffer of requests.
+CQL_CONNECTIONS_WOKEN_AT_ONCE: Final = 16
 #: CQL connections of one node; each costs some kilobytes and a descriptor. Further ones are closed at once.
 CQL_CONNECTIONS_MAX: Final = 8192
 #: Answers written at once on one connection; beyond it they go out without waiting for the turn's end.
@@ -271,6 +281,8 @@ BATCH_STATEMENTS_MAX: Final = 65_535
 TRACES_IN_FLIGHT_MAX: Final = 64
 #: Statements of a traced batch that its trace names.
 TRACED_STATEMENTS_MAX: Final = 16
+#: Of one trace: a scan has a step for each data range and replica, and people read what is kept.
+TRACE_STEPS_MAX: Final = 1000
 #: Of a traced statement's text, what its trace keeps.
 TRACE_PARAMETER_CHARACTERS_MAX: Final = 4096
 #: A batch over several partitions that is larger is refused, as Cassandra does by default.
@@ -467,6 +479,47 @@ ALLOWED_NEEDS_KEPT_MAX: Final = 1024
 HINTS_HANDED_BYTES_MAX: Final = 1024 * 1024
 #: Secondary indexes of one table: each write of a row makes an entry in each.
 TABLE_INDEXES_MAX: Final = 64
+#: Entries of a secondary index whose rows are read in one go: some milliseconds.
+INDEX_CANDIDATES_MAX: Final = 256
+#: As many when values between bounds are asked for: each go looks at all entries between the bounds.
+INDEX_SPAN_CANDIDATES_MAX: Final = 4096
+#: Outdated entries of a secondary index that one read takes away; the next reads go on.
+INDEX_STALE_AT_ONCE_MAX: Final = 64
+#: Fragments whose entries are made in one step when an index is built: about a millisecond.
+INDEX_BUILD_FRAGMENTS: Final = 128
+#: Steps of building an index between two notes of how far it is.
+INDEX_NOTED_EVERY: Final = 64
+#: How long a read waits for an index that is being built, as that of a small table is when it is first asked.
+INDEX_WAIT_MS: Final = 1500
+#: User functions and aggregates of one keyspace: they are in every snapshot, and a change looks at all.
+KEYSPACE_FUNCTIONS_MAX: Final = 1000
+FUNCTION_ARGUMENTS_MAX: Final = 255
+#: Characters of a user function's body; larger programs belong into applications.
+FUNCTION_BODY_CHARACTERS_MAX: Final = 64 * 1024
+#: Times that one request is worked out again with the results of user functions that it waited for: as deep
+#: as calls can lie inside each other, and more only where results decide what is called.
+USER_CALL_ROUNDS_MAX: Final = 64
+#: Different calls of user functions that one request waits for or remembers: some hundred bytes each.
+USER_CALLS_MAX: Final = 100_000
+#: Rows that one page, or one aggregation, with user functions reads: they are kept until all is worked out.
+USER_CALL_ROWS_MAX: Final = 100_000
+#: Calls in one message to a worker; each message has the whole time that a function may take.
+USER_CALLS_AT_ONCE_MAX: Final = 1000
+#: Rows folded in one message to a worker.
+USER_FOLD_ROWS_AT_ONCE_MAX: Final = 1000
+#: One message to or from a worker: a thousand calls with values of 64 KiB.
+WORKER_MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+#: Worker processes of one node: user functions may take as much of the machine as two cores.
+WORKERS_MAX: Final = 2
+#: Messages that wait for a worker; with two workers and the default time the last may wait for minutes.
+WORKER_QUEUE_MAX: Final = 256
+#: What a worker may allocate, its interpreter's 40 MiB included.
+WORKER_MEMORY_BYTES: Final = 256 * 1024 * 1024
+#: Seconds of work after which a worker is replaced, and of processor time after which the kernel ends it.
+WORKER_BUSY_S_MAX: Final = 300
+WORKER_CPU_S_MAX: Final = 600
+#: How long a new worker may take until it is confined and ready.
+WORKER_START_S_MAX: Final = 20
 #: Materialized views of one table: each write of a row reads it and writes one row in each.
 TABLE_VIEWS_MAX: Final = 64
 #: A change of one partition of a view is cut into writes of about this size, a row of the base included.
@@ -482,15 +535,19 @@ VIEWS_CACHED_MAX: Final = 1000
 VIEW_BUILD_ROWS: Final = 200
 #: Pause before rows that could not be written to a view being built are tried again.
 VIEW_BUILD_RETRY_MS: Final = 500
-#: Entries of a secondary index whose rows are read in one go: some milliseconds.
-INDEX_CANDIDATES_MAX: Final = 256
-#: As many when values between bounds are asked for: each go looks at all entries between the bounds.
-INDEX_SPAN_CANDIDATES_MAX: Final = 4096
-#: Outdated entries of a secondary index that one read takes away; the next reads go on.
-INDEX_STALE_AT_ONCE_MAX: Final = 64
-#: Fragments whose entries are made in one step when an index is built: about a millisecond.
-INDEX_BUILD_FRAGMENTS: Final = 128
-#: Steps of building an index between two notes of how far it is.
-INDEX_NOTED_EVERY: Final = 64
-#: How long a read waits for an index that is being built, as that of a small table is when it is first asked.
-INDEX_WAIT_MS: Final = 1500
+
+#: Where a file of a backup ends: read whole when it is checked, some of them at once.
+BACKUP_FILE_BYTES: Final = 16 * 1024 * 1024
+#: One block of it: what a sorted file is given in one go, with one partition's largest row.
+BACKUP_RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
+#: Parts of a backup, as many as a cluster has nodes, and backups that one node lists.
+BACKUP_PARTS_MAX: Final = 4096
+#: How long a question about work for a backup is held open; well below the question's own time.
+BACKUP_WAIT_MS: Final = 1000
+BACKUP_TIMEOUT_MS: Final = 10_000
+#: Times that work for a backup is asked for at a node that cannot be reached: with the pauses half a minute.
+BACKUP_ATTEMPTS_MAX: Final = 8
+#: Tables that a restore brings to a node at once; each reads from all parts.
+RESTORE_STREAMS_AT_ONCE: Final = 2
+#: Times that a restore looks again because replicas changed while it ran.
+RESTORE_ROUNDS_MAX: Final = 8

@@ -43,6 +43,7 @@ IMPURE_MODULES = (
 #: Modules that the outside starts: the command, `python -m`, names given to Spark or to test code.
 ENTRY_POINTS = (
     "lockstep.cli.main",
+    "lockstep.runtime.real.worker_process",
     "lockstep.server.main",
     "lockstep.spark.source",
     "lockstep.testing.ccm",

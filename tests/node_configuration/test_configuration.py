@@ -142,6 +142,7 @@ def test_every_section_and_key_has_a_default() -> None:
         "gossip",
         "streaming",
         "topology",
+        "functions",
         "testing",
         "log",
     }

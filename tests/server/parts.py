@@ -15,8 +15,9 @@ from lockstep.metadata.operations import OperationKind
 from lockstep.node.configuration import parse
 from lockstep.node.node import Node
 from lockstep.runtime.ports import Runtime
-from lockstep.runtime.real import real_runtime
+from lockstep.runtime.real import ConfinedWorkers, real_runtime
 from lockstep.server.cql_server import CqlServer, serve
+from lockstep.server.user_functions import WORKERS_HANDLER
 from lockstep.storage.model import open_model_store
 from lockstep.storage.store import Store
 from lockstep.topology.transformations import PrepareOperation
@@ -100,7 +101,9 @@ tick_ms = 20
 """
         environment = {f"LOCKSTEP_{name.upper()}": value for name, value in settings.items()}
         configuration = parse(text, environment)
-        runtime = real_runtime(configuration.node.data_directory)
+        enabled = configuration.functions.user_defined_functions_enabled
+        workers = ConfinedWorkers(WORKERS_HANDLER) if enabled else None
+        runtime = real_runtime(configuration.node.data_directory, workers=workers)
 
         async def open_store(runtime: Runtime) -> Store:
             return await open_model_store(runtime.disk, "store")
@@ -131,6 +134,8 @@ tick_ms = 20
             member.server.stop()
             member.server.abort()
         await member.node.stop()
+        if member.node.runtime.workers is not None:
+            await member.node.runtime.workers.stop()
 
     def close(self) -> None:
         for member in list(self.members):

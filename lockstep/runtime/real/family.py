@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from lockstep.runtime.ports import Runtime
+from lockstep.runtime.ports import Runtime, Workers
 from lockstep.runtime.real.clock import RealClock
 from lockstep.runtime.real.disk import RealDisk
 from lockstep.runtime.real.network import RealNetwork
@@ -21,7 +21,9 @@ from lockstep.values.limits import BLOCKING_THREADS_MAX
 T = TypeVar("T")
 
 
-def real_runtime(root: str, report: Report | None = None, *, archive: str = "") -> Runtime:
+def real_runtime(
+    root: str, report: Report | None = None, *, archive: str = "", workers: Workers | None = None
+) -> Runtime:
     """Ports of one node whose files lie below `root`. `report` hears of exceptions that escape tasks;
     without it the loop's exception handler does. `archive` is a directory for what the metadata log drops."""
     tasks = RealTasks(report or _tell_loop)
@@ -33,6 +35,7 @@ def real_runtime(root: str, report: Report | None = None, *, archive: str = "") 
         tasks=tasks,
         probes=NoProbes(),
         archive=RealDisk(archive, tasks.run_blocking) if archive else None,
+        workers=workers,
     )
 
 
