@@ -50,7 +50,9 @@ class Events:
         self._due = {}
 
     def _schema(self, change: ChangeSummary) -> None:
-        body = responses.event_schema_change(change.change, change.target, change.keyspace, change.name)
+        body = responses.event_schema_change(
+            change.change, change.target, change.keyspace, change.name, change.arguments
+        )
         self._broadcast(EVENT_SCHEMA, body)
 
     def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: LogEntry) -> None:

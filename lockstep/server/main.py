@@ -19,10 +19,11 @@ from lockstep.node.configuration import Configuration, parse
 from lockstep.node.node import Node
 from lockstep.node.processors.kinds import BUILT_IN, ENTRY_POINT_GROUP, RAFT, Factory, from_entry_points
 from lockstep.runtime.ports import Runtime
-from lockstep.runtime.real import claim, real_runtime, require_free, require_usable, run
+from lockstep.runtime.real import ConfinedWorkers, claim, real_runtime, require_free, require_usable, run
 from lockstep.server.admin_door import serve_admin
 from lockstep.server.cql_server import CqlServer
 from lockstep.server.log import LineLog
+from lockstep.server.user_functions import WORKERS_HANDLER
 from lockstep.storage.store import Store
 from lockstep.values.errors import CannotApply, ConfigurationError, LockstepError
 
@@ -75,8 +76,16 @@ def _run_alone(configuration: Configuration) -> int:
 
 
 async def _serve(configuration: Configuration) -> int:
+    functions = configuration.functions
+    workers = (
+        ConfinedWorkers(WORKERS_HANDLER, unfiltered=functions.unfiltered_workers_allowed)
+        if functions.user_defined_functions_enabled
+        else None
+    )
     runtime = real_runtime(
-        configuration.node.data_directory, archive=configuration.metadata.archive_directory
+        configuration.node.data_directory,
+        archive=configuration.metadata.archive_directory,
+        workers=workers,
     )
     log = LineLog(runtime.clock, configuration.log.level, configuration.log.format)
     loop = asyncio.get_running_loop()
@@ -99,6 +108,8 @@ async def _serve(configuration: Configuration) -> int:
     try:
         return await _serve_clients(node, runtime, stop)
     finally:
+        if workers is not None:
+            await workers.stop()
         await node.stop()
 
 
