@@ -21,13 +21,16 @@ from lockstep.cql.modify import plan_batch
 from lockstep.cql.prepare import prepare
 from lockstep.cql.wire.messages import Batch, Execute, Query, QueryParameters, Request, Value
 from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.replication.notes import NOTES
 from lockstep.schema.changes import CreateKeyspace, CreateTable
 from lockstep.schema.types import parse_type
 from lockstep.server.statements import Statements
+from lockstep.server.trace_notes import TraceNotes
 from lockstep.values.errors import LockstepError
-from lockstep.values.ids import Consistency
+from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import (
     TRACE_PARAMETER_CHARACTERS_MAX,
+    TRACE_STEPS_MAX,
     TRACED_STATEMENTS_MAX,
     TRACES_IN_FLIGHT_MAX,
 )
@@ -67,7 +70,7 @@ ContextOf = Callable[[QueryParameters], Context]
 
 
 class Trace:
-    """One traced request. `steps` are (microseconds since the start, what happened)."""
+    """One traced request. `steps` are (microseconds since the start, what happened, at which replica)."""
 
     __slots__ = ("client", "id", "request", "started_s", "started_us", "steps")
 
@@ -79,7 +82,7 @@ class Trace:
         self.client = client
         self.started_us = started_us
         self.started_s = started_s
-        self.steps: list[tuple[int, str]] = []
+        self.steps: list[tuple[int, str, NodeId | None]] = []
 
 
 class Tracer:
@@ -96,7 +99,10 @@ class Tracer:
         self._in_flight = 0
 
     async def begin(self, request: Request, client: str) -> Trace | None:
-        """A new trace; None when its tables cannot be made now or too many traces are being stored."""
+        """A new trace, also of what replicas do for the running task from now on.
+
+        None when its tables cannot be made now or too many traces are being stored.
+        """
         if self._in_flight >= TRACES_IN_FLIGHT_MAX:
             return None
         try:
@@ -106,11 +112,14 @@ class Tracer:
             return None
         self._in_flight += 1
         now_us = self._clock.wall_us()
-        return Trace(self._timeuuid(now_us * 10), request, client, now_us, self._clock.monotonic_s())
+        trace = Trace(self._timeuuid(now_us * 10), request, client, now_us, self._clock.monotonic_s())
+        NOTES.set(TraceNotes(lambda activity, node: self.step(trace, activity, node), NOTES.get()))
+        return trace
 
-    def step(self, trace: Trace, activity: str) -> None:
-        """Something was done for the request just now."""
-        trace.steps.append((self._elapsed_us(trace), activity))
+    def step(self, trace: Trace, activity: str, node: NodeId | None = None) -> None:
+        """Something was done for the request just now: here, or by a replica."""
+        if len(trace.steps) < TRACE_STEPS_MAX:
+            trace.steps.append((self._elapsed_us(trace), activity, node))
 
     def end(self, trace: Trace, activity: str) -> None:
         """The request is answered: store the trace in the background."""
@@ -137,6 +146,7 @@ class Tracer:
     # -- storing ----------------------------------------------------------------------------------
 
     async def _store(self, trace: Trace, duration_us: int) -> None:
+        NOTES.set(None)  # the task's own: what stores a trace is not traced
         try:
             events = [self._event(trace, at, *step) for at, step in enumerate(trace.steps)]
             await self._write(_EVENT, events)
@@ -169,17 +179,20 @@ class Tracer:
             _TIMESTAMP.serialize(trace.started_us // 1000),
         )
 
-    def _event(self, trace: Trace, at: int, elapsed_us: int, activity: str) -> tuple[Value, ...]:
+    def _event(
+        self, trace: Trace, at: int, elapsed_us: int, activity: str, node: NodeId | None
+    ) -> tuple[Value, ...]:
         network = self._node.configuration.network
+        info = self._node.cluster.directory.by_id.get(node) if node is not None else None
         # A tick a step keeps steps of the same microsecond in order.
         return (
             trace.id,
             self._timeuuid((trace.started_us + elapsed_us) * 10 + at % 10),
             _TEXT.serialize(activity),
-            _INET.serialize(network.address),
-            _INT.serialize(network.internode_port),
+            _INET.serialize(network.address if info is None else info.address),
+            _INT.serialize(network.internode_port if info is None else info.internode_port),
             _INT.serialize(elapsed_us),
-            _TEXT.serialize("coordinator"),
+            _TEXT.serialize("coordinator" if node is None else "replica"),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from cassandra import ConsistencyLevel, InvalidRequest
 from cassandra.cluster import Cluster, Session
-from cassandra.query import BatchStatement, QueryTrace
+from cassandra.query import BatchStatement, QueryTrace, SimpleStatement
 
 from tests.server.parts import CQL_PORT, Nodes
 
@@ -42,6 +42,19 @@ def test_a_trace_tells_statement_level_coordinator_client_and_steps(session: Ses
     assert trace.duration is not None and trace.duration.total_seconds() < 5
     assert trace.events[0].description.endswith(text)
     assert trace.events[-1].description.startswith("Answered with")
+
+
+def test_replicas_have_steps_of_their_own(session: Session) -> None:
+    hosts = {str(host.address) for host in session.cluster.metadata.all_hosts()}
+
+    def replicas(text: str, level: int) -> set[str]:
+        trace = trace_of(session, SimpleStatement(text, consistency_level=level))
+        return {event.source for event in trace.events if event.thread_name == "replica"}
+
+    assert replicas("INSERT INTO traced.t (k, v) VALUES (7, 7)", ConsistencyLevel.ALL) == hosts
+    assert replicas("SELECT v FROM traced.t WHERE k = 7", ConsistencyLevel.ALL) == hosts
+    assert len(replicas("SELECT v FROM traced.t WHERE k = 7", ConsistencyLevel.ONE)) == 1
+    assert not replicas("SELECT * FROM system.local", ConsistencyLevel.ONE)
 
 
 def test_prepared_statements_and_batches_have_traces(session: Session) -> None:
