@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import msgspec
+from msgspec.structs import replace
 
 from lockstep.replication import index_reads
 from lockstep.replication.deadlines import Deadlines
 from lockstep.replication.handshake import Address
+from lockstep.replication.index_scan import scan
 from lockstep.replication.internode import Internode
 from lockstep.replication.merging import merge_answers
 from lockstep.replication.messages import ReadRequest
@@ -105,6 +106,16 @@ class Reads:
         if len(self.in_flight) >= READS_IN_FLIGHT_MAX:
             raise Overloaded("too many reads in flight on this node")
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
+        if command.index is None or command.key is not None:
+            return await self._read(command, consistency, deadline_s)
+        return await scan(
+            command,
+            lambda part: self._read(part, consistency, deadline_s),
+            lambda token: self._plan(replace(command, left=token - 1), consistency).range.right,
+            self.runtime.tasks,
+        )
+
+    async def _read(self, command: ReadCommand, consistency: Consistency, deadline_s: float) -> ReadResult:
         page = Page(command)
         scanned: Scanned | None = None
         left, after = command.left, command.after
@@ -185,10 +196,10 @@ class Reads:
             return command, ((), end)
         answers, asked, plan = await self._ask(places, consistency, deadline_s)
         told = [
-            (target, msgspec.structs.replace(reply, result=index_reads.ended(reply.result, asked, end)))
+            (target, replace(reply, result=index_reads.ended(reply.result, asked, end)))
             for target, reply in answers
         ]
-        covered = msgspec.structs.replace(command, right=asked.right)
+        covered = replace(command, right=asked.right)
         return covered, await self._reconcile(asked, plan, told, deadline_s)
 
     # -- one piece --------------------------------------------------------------------------------
@@ -210,7 +221,7 @@ class Reads:
             if plan.range.right < piece.right or (plan.required > 1 and piece.partition_row_limit):
                 right = min(piece.right, plan.range.right)
                 limit = piece.partition_row_limit if plan.required == 1 else 0
-                command = msgspec.structs.replace(piece, right=right, partition_row_limit=limit)
+                command = replace(piece, right=right, partition_row_limit=limit)
             request = ReadRequest(plan.epoch, plan.needs_epoch, command)
             answers = await self._answers(plan, request, deadline_s)
             tokens = Range(command.left, command.right)
@@ -300,4 +311,4 @@ def _piece(command: ReadCommand, left: int, after: Position | None, row_limit: i
     limit = min(row_limit, max(PAGE_ROWS_MAX, command.row_limit))
     if left == command.left and after is command.after and limit == command.row_limit:
         return command
-    return msgspec.structs.replace(command, left=left, after=after, row_limit=limit)
+    return replace(command, left=left, after=after, row_limit=limit)

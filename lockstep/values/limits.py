@@ -551,3 +551,5 @@ BACKUP_ATTEMPTS_MAX: Final = 8
 RESTORE_STREAMS_AT_ONCE: Final = 2
 #: Times that a restore looks again because replicas changed while it ran.
 RESTORE_ROUNDS_MAX: Final = 8
+#: Data ranges that one query by index asks about at once; more waiting would not make replicas faster.
+INDEX_RANGES_AT_ONCE_MAX: Final = 16
