@@ -133,11 +133,11 @@ class ViewBuilds:
         base = cluster.schema.table(view.keyspace, view.view.base)
         assert base is not None, "a base table is dropped after its views"
         own, space = self._own_id(), cluster.schema.by_name[view.keyspace]
-        owned = [
-            placed.range
+        owned = joined(
+            (placed.range.left, placed.range.right)
             for placed in cluster.placements.ring(space.replication).ranges
             if own in placed.group.reads
-        ]
+        )
         left = missing(owned, build.covered)
         return (base, left) if left is not None else None
 
@@ -215,14 +215,13 @@ def joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def missing(owned: Iterable[Range], covered: tuple[tuple[int, int], ...]) -> Range | None:
+def missing(owned: Iterable[tuple[int, int]], covered: tuple[tuple[int, int], ...]) -> Range | None:
     """The first part of the owned ranges that is not covered; None when all is."""
-    for part in sorted(owned, key=lambda one: one.left):
-        left = part.left
-        for begin, end in covered:
-            if begin <= left < end:
-                left = end
-        if left < part.right:
-            right = min([part.right, *(begin for begin, _ in covered if begin > left)])
-            return Range(left, right)
+    for left, right in owned:
+        begin = left
+        for first, last in covered:
+            if first <= begin < last:
+                begin = last
+        if begin < right:
+            return Range(begin, min([right, *(first for first, _ in covered if first > begin)]))
     return None

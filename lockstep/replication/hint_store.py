@@ -107,10 +107,11 @@ class HintStore:
                 value, body, last = encode(hint), body_of(hint), hint
             key = hint_key(target, hint.created_us, body)
             is_replaced = instead_of is not None and key == instead_of.key
-            if not fresh and not is_replaced and self._store.records(key, key + b"\0", 1):
-                continue
+            is_known = not fresh and not is_replaced and bool(self._store.records(key, key + b"\0", 1))
+            # A known one is written again, so that the sequence covers it.
             batch.append(("put", key, value))
-            written.append((key, len(key) + len(value)))
+            if not is_known:
+                written.append((key, len(key) + len(value)))
         if not batch:
             return 0
         sequence = self._store.write_records(Family.HINTS, batch)

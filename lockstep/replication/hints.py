@@ -97,7 +97,8 @@ class Hints:
         sequence = 0
         if kept:
             try:
-                sequence = self.store.put(kept, fresh=True)
+                # What is owed may be owed twice: of two changes that mean the same for a view.
+                sequence = self.store.put(kept, fresh=not forced)
             except LockstepError:
                 for node, _ in kept:
                     self._drop(REFUSED, node, mutation, now_us)

@@ -13,6 +13,14 @@ from lockstep.schema.objects import Aggregate, Function
 from lockstep.schema.summaries import CREATED, DROPPED, UPDATED, ChangeSummary
 
 
+def changed_views(found: ChangeSummary, before: Schema, after: Schema) -> Iterator[ChangeSummary]:
+    """What drivers are told of views that followed a change of their base table."""
+    table = after.table(found.keyspace, found.name) if found.target == "TABLE" else None
+    for name in table.views if table is not None and found.change == UPDATED else ():
+        if before.table(found.keyspace, name) is not after.table(found.keyspace, name):
+            yield ChangeSummary(UPDATED, "TABLE", found.keyspace, name)
+
+
 def summaries_between(before: Schema, after: Schema) -> list[ChangeSummary]:
     """What was dropped, created and changed; of a keyspace before its types, of those before its tables."""
     found: list[ChangeSummary] = []

@@ -17,7 +17,7 @@ from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.announcing import announcement
 from lockstep.replication import verbs
-from lockstep.schema.comparison import summaries_between
+from lockstep.schema.comparison import changed_views, summaries_between
 from lockstep.schema.model import Schema
 from lockstep.schema.summaries import EMPTIED, ChangeSummary
 from lockstep.server.statements import digest16
@@ -130,8 +130,9 @@ class SchemaWatch:
         self._summaries[entry.epoch] = found
         self._new_version(after)
         if found.change != EMPTIED:
-            for listener in self._listeners:
-                listener(found)
+            for summary in (found, *changed_views(found, before.schema, after.schema)):
+                for listener in self._listeners:
+                    listener(summary)
 
     def _moved_on(self, before: ClusterMetadata, after: ClusterMetadata) -> None:
         """An operation changed the replication of a keyspace, or only the ring that it is on."""

@@ -40,6 +40,7 @@ from lockstep.sim.schema_operators import SchemaOperators
 from lockstep.sim.side_load import Side
 from lockstep.sim.stamped import StampedLoad
 from lockstep.sim.streams import Stream
+from lockstep.sim.viewing import ViewingLoad
 from lockstep.sim.watch import Watch
 from lockstep.sim.workload import Client, Load, Workload, draw_load
 from lockstep.sim.world import World, WorldSettings
@@ -96,6 +97,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     counting: int = 0
     #: How many clients that compare and set by conditional writes.
     deciding: int = 0
+    #: How many clients that write rows which materialized views are made from.
+    viewing: int = 0
     #: How many data centres, one of these; there are this many times as many founders and spares.
     dcs: tuple[int, ...] = (1,)
     #: At which levels clients mostly ask, and at which they sometimes do; empty leaves it to the load.
@@ -181,6 +184,8 @@ class Run:
             self.sides.append(CountingLoad(self.operators, scenario.counting))
         if scenario.deciding:
             self.sides.append(DecidingLoad(self.operators, scenario.deciding))
+        if scenario.viewing:
+            self.sides.append(ViewingLoad(self.operators, scenario.viewing))
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
         if dcs > 1:

@@ -242,6 +242,26 @@ SCENARIOS: dict[str, Scenario] = {
                 *("conditional.plan_changed", "join completed", "decommission completed", *_STALE),
             ),
         ),
+        Scenario(
+            name="views",
+            chaos_s=12.0,
+            founders=(3, 3, 4),
+            factors=(3, 3, 2),
+            spares=3,
+            busy_s=0.8,
+            clients=1,
+            viewing=4,
+            duplicate=(0.0, 0.05),
+            faults=(
+                *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+                *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
+                *("loss", "slow_disk"),
+            ),
+            sometimes=(
+                *("views.derived", "views.delivered", "views.built", "batches.replayed"),
+                *("join completed", "decommission completed"),
+            ),
+        ),
         Scenario(name="calm", chaos_s=8.0, sometimes=_UNDISTURBED),
     )
 }
