@@ -39,7 +39,8 @@ class Repair(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`driver` is the node that compares and sends. `nodes`: only these replicas take part; empty: all.
 
     `began_s` is the moment that all participants judge by, `run` counts the driver's starts. `reason` says
-    why it did not succeed.
+    why it did not succeed. `purpose` is empty of a repair; others hold tables' ranges in the same way, compare
+    nothing and record nothing.
     """
 
     id: int
@@ -54,13 +55,14 @@ class Repair(msgspec.Struct, frozen=True, array_like=True, dict=True):
     reason: str = ""
     ended_epoch: int = 0
     ended_s: int = 0
+    purpose: str = ""
 
     @property
     def session_id(self) -> str:
-        return f"repair-{self.id}"
+        return f"{self.purpose or 'repair'}-{self.id}"
 
     def title(self) -> str:
-        return f"repair {self.id} (of {', '.join(part.keyspace for part in self.parts)})"
+        return f"{self.purpose or 'repair'} {self.id} (of {', '.join(part.keyspace for part in self.parts)})"
 
     def overlap(self, other: RepairPart) -> Range | None:
         """Tokens of a table that both are about."""

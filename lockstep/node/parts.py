@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.node.backup_parts import backups_of
+from lockstep.node.backups import BackupDriver
 from lockstep.node.conditional_parts import conditionals_of
 from lockstep.node.configuration import Configuration
 from lockstep.node.farewell import Farewell
@@ -89,6 +91,7 @@ class Parts(MetadataParts):
         self.repair_participant: RepairParticipant
         self.comparison: Comparison
         self.repairs: RepairDriver
+        self.backups: BackupDriver
         self.repaired_marks: RepairedMarks
         self.tombstone_purge: TombstonePurge
         self.membership: Membership
@@ -122,6 +125,7 @@ class Parts(MetadataParts):
         self._build_hints()
         self._build_streaming()
         self._build_repairs(generation)
+        self.backups = backups_of(self, generation)
         self.work = WorkService(
             runtime,
             state,

@@ -60,6 +60,14 @@ class Fragments(Protocol):
     def close(self) -> None: ...
 
 
+class FragmentSource(Protocol):
+    """Where the fragments of a session come from, when that is not the node's store."""
+
+    async def fragments(self, table_id: int, tokens: Range, from_key: bytes = b"") -> Fragments: ...
+
+    def estimated_bytes(self, table_id: int, tokens: Range, pairs_max: int) -> tuple[int, int]: ...
+
+
 class FragmentFile(Protocol):
     """A file of the store's own kind in the making; there is none while nothing was added."""
 
@@ -134,6 +142,8 @@ class StreamService:
         self._builds = asyncio.Semaphore(STREAM_BUILDS_AT_ONCE_MAX)
         self.throttle = Throttle(runtime.clock, throughput_bytes_s)
         self.counts = StreamCounts()
+        #: Asked for each session; None: the store.
+        self.source_of: Callable[[str], FragmentSource | None] = lambda _session_id: None
         internode.register(verbs.STREAM_OPEN, StreamOpen, StreamOpened, self._open)
         internode.register(verbs.STREAM_FILE, StreamNextFile, StreamFile, self._file)
         internode.register(verbs.STREAM_PART, StreamAskPart, StreamPart, self._part)
@@ -153,24 +163,25 @@ class StreamService:
         if len(self._streams) + self._opening >= STREAMS_OPEN_MAX:
             raise Overloaded("too many range streams are open on this node")
         tokens = Range(request.left, request.right)
+        source = self.source_of(request.session_id) or self._engine
         self._opening += 1
         try:
             await self._replica.drain(request.epoch)
             self._runtime.probes.reach("stream.source.drained")
-            fragments = await self._engine.fragments(request.table_id, tokens, request.from_key)
+            fragments = await source.fragments(request.table_id, tokens, request.from_key)
         finally:
             self._opening -= 1
         if not self._metadata().session_open(request.session_id):
             fragments.close()
             raise SessionClosed(f"session {request.session_id} was closed")
-        if not self._engine.estimated_bytes(request.table_id, tokens, 1)[1]:
+        if not source.estimated_bytes(request.table_id, tokens, 1)[1]:
             fragments.close()
             self._runtime.probes.reach("stream.source.empty")
             return StreamOpened(0, self._metadata().epoch, 0, self._file_bytes, STREAM_PART_BYTES, empty=True)
         clock = self._runtime.clock
         view = StreamView(request.session_id, peer.endpoint, "out", request.table_id, tokens, clock)
         view.file_bytes = self._file_bytes
-        view.total_bytes = self._engine.estimated_bytes(request.table_id, tokens, STREAM_ESTIMATE_PAIRS)[0]
+        view.total_bytes = source.estimated_bytes(request.table_id, tokens, STREAM_ESTIMATE_PAIRS)[0]
         # Drawn, so that a target never takes a stream of this source's next life for the one it knew.
         number = 1 + self._runtime.random.below(1 << 62)
         stream = self._streams[number] = _OpenStream(number, fragments, self._file_bytes, view)

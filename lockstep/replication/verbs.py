@@ -45,6 +45,8 @@ REPAIR_TREE: Final = 76
 REPAIR_READ: Final = 77
 REPAIR_WRITE: Final = 78
 REPAIR_NOTE: Final = 79
+BACKUP_WORK: Final = 80
+BACKUP_FILES: Final = 81
 
 #: What an excluded node may still say and be told: that it is there, and what it lacks of the log.
 CATCH_UP: Final = frozenset((FETCH_LOG, FETCH_SNAPSHOT, ANNOUNCE, EPOCH_QUERY, HASH_AT, MEMBERS, PING))
@@ -91,4 +93,6 @@ NAMES: Final = {
     REPAIR_READ: "repair-read",
     REPAIR_WRITE: "repair-write",
     REPAIR_NOTE: "repair-note",
+    BACKUP_WORK: "backup-work",
+    BACKUP_FILES: "backup-files",
 }

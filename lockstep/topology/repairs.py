@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -34,11 +35,17 @@ from lockstep.values.ids import NodeId
 from lockstep.values.limits import REPAIRS_RUNNING_MAX, SERVICE_TEXT_CHARACTERS_MAX
 from lockstep.values.tokens import Range
 
+#: What holds ranges as repairs do, beside them: nothing of them moves or is purged meanwhile.
+BACKUP: Final = "backup"
+RESTORE: Final = "restore"
+PURPOSES: Final = (BACKUP, RESTORE)
+
 _WAIT = "wait for its end (`lockstep topology watch`)"
 
 
 class BeginRepair(msgspec.Struct, frozen=True, array_like=True):
-    """`nodes` empty: every replica takes part. `began_s`: the driver's clock in seconds."""
+    """`nodes` empty: every replica takes part. `began_s`: the driver's clock in seconds. `purpose`: see
+    Repair."""
 
     driver: NodeId
     parts: tuple[RepairPart, ...]
@@ -46,6 +53,7 @@ class BeginRepair(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[NodeId, ...] = ()
     incremental: bool = False
     run: int = 0
+    purpose: str = ""
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
@@ -60,6 +68,7 @@ class BeginRepair(msgspec.Struct, frozen=True, array_like=True):
             self.began_s,
             self.run,
             epoch,
+            purpose=self.purpose,
         )
         return msgspec.structs.replace(cluster, repairs=repairs.begun(repair))
 
@@ -69,6 +78,8 @@ class BeginRepair(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"there is no node {self.driver} to drive a repair")
         if not any(part.tables and part.ranges for part in self.parts):
             raise Rejected("there is nothing to repair")
+        if self.purpose not in ("", *PURPOSES):
+            raise Rejected(f"nothing holds ranges for {self.purpose!r}")
         refuse_during(cluster, Wanted.REPAIR, Held.FREEZE, "nothing is repaired", "`lockstep cms thaw`")
         if len(repairs.running) >= REPAIRS_RUNNING_MAX:
             raise Rejected(f"{len(repairs.running)} repairs are running, which are as many as may")
@@ -80,7 +91,8 @@ class EndRepair(msgspec.Struct, frozen=True, array_like=True):
     """`ranges`, by part: what was made equal, on all participants and in all tables of the part.
 
     `before_s`: everything written before this second had reached its replicas or was on the way to none; 0:
-    that is not known.
+    that is not known. `unchanged_since`: refused when something held got other replicas after this epoch; 0:
+    whatever they are.
     """
 
     repair: int
@@ -89,6 +101,7 @@ class EndRepair(msgspec.Struct, frozen=True, array_like=True):
     before_s: int = 0
     reason: str = ""
     ended_s: int = 0
+    unchanged_since: int = 0
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
@@ -97,6 +110,8 @@ class EndRepair(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"repair {self.repair} is not running")
         if self.state is RepairState.RUNNING or len(self.reason) > SERVICE_TEXT_CHARACTERS_MAX:
             raise Rejected("this is no end of a repair")
+        if self.unchanged_since and not is_unchanged(cluster, repair, self.unchanged_since):
+            raise Rejected(f"ranges of {repair.title()} got other replicas meanwhile")
         ended = msgspec.structs.replace(
             repair, state=self.state, reason=self.reason, ended_epoch=epoch, ended_s=self.ended_s
         )
@@ -110,7 +125,7 @@ class EndRepair(msgspec.Struct, frozen=True, array_like=True):
 
     def _found(self, cluster: ClusterMetadata, repair: Repair) -> dict[int, list[Repaired]]:
         found: dict[int, list[Repaired]] = {}
-        if repair.nodes:
+        if repair.nodes or repair.purpose:
             return found
         for part, ranges in zip(repair.parts, self.ranges, strict=False):
             for range_ in _unchanged(cluster, repair, part, ranges):
@@ -173,6 +188,14 @@ def _unchanged(
         and (shared := placed.range.intersection(range_)) is not None
     )
     return joined_ranges(kept)
+
+
+def is_unchanged(cluster: ClusterMetadata, repair: Repair, since_epoch: int) -> bool:
+    """Whether all that is held still has the replicas that it had at an epoch."""
+    held = msgspec.structs.replace(repair, began_epoch=since_epoch)
+    return all(
+        _unchanged(cluster, held, part, part.ranges) == joined_ranges(part.ranges) for part in repair.parts
+    )
 
 
 def mended(cluster: ClusterMetadata) -> Iterator[tuple[Replication, Range]]:

@@ -1,0 +1,386 @@
+"""Drives backups and restores from the node that was asked.
+
+Invariants. Everything is done under a session that entries open and close; nothing is purged while one is
+open. A backup is complete when every node has written its part. A restore has ended, by its entry, only
+when all that are replicas by then have taken in every part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.repairs import Repair, RepairPart, RepairState, joined_ranges
+from lockstep.node.backup_choice import Found, chosen_parts, refuse_lossy
+from lockstep.node.backup_desk import BackupDesk
+from lockstep.node.backup_restoring import first_of
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.submission import Submitter
+from lockstep.replication import verbs
+from lockstep.replication.backup_messages import (
+    AskBackups,
+    BackupAction,
+    BackupOrder,
+    BackupStatus,
+    KeptPart,
+    KeptParts,
+    OfferedTable,
+    Purpose,
+)
+from lockstep.replication.handshake import Address
+from lockstep.replication.internode import Internode
+from lockstep.runtime.ports import Runtime
+from lockstep.storage.backup_manifest import check_name
+from lockstep.topology.repairs import BACKUP, RESTORE, BeginRepair, EndRepair
+from lockstep.values.errors import (
+    LockstepError,
+    Overloaded,
+    PeerError,
+    PeerUnreachable,
+    PreconditionError,
+    Rejected,
+)
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import (
+    BACKUP_ATTEMPTS_MAX,
+    BACKUP_TIMEOUT_MS,
+    REPLICA_RETRY_MS,
+    RESTORE_ROUNDS_MAX,
+    SERVICE_TEXT_CHARACTERS_MAX,
+)
+from lockstep.values.tokens import FULL_RING, Range
+
+#: One submission of an entry that begins or ends a session.
+ENTRY_TIMEOUT_MS = 10_000
+#: Pause before an end that could not be submitted is tried again.
+END_RETRY_MS = 1000
+
+
+class BackupProgress:
+    """Of a backup or a restore driven here; bytes are of files that were written, or brought to replicas."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.parts = 0
+        self.parts_done = 0
+        self.bytes = 0
+        self.files = 0
+
+
+class BackupDriver:
+    """`alive(node)` is asked before a backup begins; `progress` tells of what is driven here, by id."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: MetadataState,
+        submitter: Submitter,
+        internode: Internode,
+        desk: BackupDesk,
+        own_id: Callable[[], int],
+        generation: int,
+        alive: Callable[[int], bool],
+        log: Callable[..., None],
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._submitter = submitter
+        self._internode = internode
+        self._desk = desk
+        self._own_id = own_id
+        self._generation = generation
+        self._alive = alive
+        self._log = log
+        self.progress: dict[int, BackupProgress] = {}
+
+    # -- what is kept -------------------------------------------------------------------------------------
+
+    async def kept(
+        self, name: str = "", *, with_manifests: bool = False, remove: bool = False
+    ) -> tuple[dict[NodeId, tuple[KeptPart, ...]], tuple[NodeId, ...]]:
+        """By node the parts that it keeps, and the nodes that did not say."""
+        ask = AskBackups(name, with_manifests, remove)
+        cluster = self._state.current
+        found: dict[NodeId, tuple[KeptPart, ...]] = {}
+        silent: list[NodeId] = []
+
+        async def one(node: NodeId) -> None:
+            try:
+                if not self._reachable(cluster, node):
+                    raise PeerUnreachable(f"node {node} seems dead")
+                answer: KeptParts = await self._once(node, verbs.BACKUP_FILES, ask, self._desk.kept)
+                found[node] = answer.parts
+            except PeerError as error:
+                self._log("backup.not_listed", node=node, error=str(error))
+                silent.append(node)
+
+        await asyncio.gather(*(one(node) for node in cluster.directory.present_ids))
+        return {node: found[node] for node in sorted(found)}, tuple(sorted(silent))
+
+    # -- backups ------------------------------------------------------------------------------------------
+
+    def participants(
+        self, cluster: ClusterMetadata, parts: Sequence[RepairPart], *, allow_absent: bool
+    ) -> tuple[tuple[NodeId, ...], tuple[NodeId, ...]]:
+        """(who takes part, who cannot). PreconditionError when somebody cannot and that is not allowed, or so
+        many that writes acknowledged at a quorum may be missing."""
+        present = cluster.directory.present_ids
+        absent = tuple(node for node in present if not self._reachable(cluster, node))
+        if absent and not allow_absent:
+            names = ", ".join(f"node {node}" for node in absent)
+            raise PreconditionError(
+                f"{names} cannot be reached",
+                hint="start it, or leave it out with --allow-absent: writes at ONE may then be missing",
+            )
+        refuse_lossy(cluster, parts, absent)
+        return tuple(node for node in present if node not in absent), absent
+
+    async def begin(
+        self, name: str, parts: Sequence[RepairPart], schema: Sequence[str], *, allow_absent: bool = False
+    ) -> Repair:
+        """Begin a backup and go on with it in the background. PreconditionError, Rejected."""
+        check_name(name)
+        cluster = self._state.current
+        nodes, absent = self.participants(cluster, parts, allow_absent=allow_absent)
+        kept, _ = await self.kept(name)
+        if any(kept.values()):
+            raise PreconditionError(
+                f"there is a backup {name}, or a part of one",
+                hint=f"take another name, or `lockstep backup remove {name}`",
+            )
+        repair = await self._begin(BACKUP, parts, name)
+        purpose = Purpose(
+            self._runtime.random.uuid(),
+            self._runtime.clock.wall_us(),
+            self._host_ids(nodes),
+            self._host_ids(absent),
+            tuple(schema),
+            tuple(table for part in parts for table in part.tables),
+        )
+        work = self._back_up(repair, name, nodes, purpose)
+        self._runtime.tasks.spawn(self._drive(repair, work), f"backup.{repair.id}")
+        return repair
+
+    async def _back_up(self, repair: Repair, name: str, nodes: Sequence[NodeId], purpose: Purpose) -> None:
+        progress = self.progress[repair.id]
+        progress.parts = len(nodes)
+        take = BackupOrder(repair.session_id, repair.began_epoch, BackupAction.TAKE, name, purpose)
+        seal = BackupOrder(repair.session_id, repair.began_epoch, BackupAction.SEAL, name)
+        discard = BackupOrder(repair.session_id, repair.began_epoch, BackupAction.DISCARD, name)
+        try:
+            await self._all(repair, [(node, take) for node in nodes])
+            self._runtime.probes.reach("backup.taken")
+            await self._all(repair, [(node, seal) for node in nodes], counted=False)
+        except LockstepError:
+            for node in nodes:
+                try:
+                    await self._work(repair, node, discard)
+                except LockstepError as error:
+                    # What is left is no part: its manifest is missing, or others lack theirs.
+                    self._log("backup.not_discarded", node=node, error=str(error))
+            raise
+
+    # -- restores -----------------------------------------------------------------------------------------
+
+    async def found(self, name: str) -> Found:
+        """The parts that a restore would take, and where. PreconditionError when some are missing."""
+        check_name(name)
+        kept, silent = await self.kept(name, with_manifests=True)
+        return chosen_parts(name, kept, silent)
+
+    async def begin_restore(self, found: Found, tables: Mapping[int, int]) -> Repair:
+        """Bring tables of a backup into tables of this cluster, which are there; `tables` has the id here of
+        each id in the backup. Goes on in the background. Rejected."""
+        cluster = self._state.current
+        by_keyspace: dict[str, list[int]] = {}
+        for table_id in sorted(tables.values()):
+            table = cluster.table(table_id)
+            if table is None:
+                raise PreconditionError("a table to be restored was dropped meanwhile")
+            by_keyspace.setdefault(table.keyspace, []).append(table_id)
+        parts = tuple(
+            RepairPart(name, cluster.schema.by_name[name].replication, tuple(ids), (FULL_RING,))
+            for name, ids in sorted(by_keyspace.items())
+        )
+        repair = await self._begin(RESTORE, parts, found.name)
+        work = self._restore(repair, found, tables)
+        self._runtime.tasks.spawn(self._drive(repair, work), f"restore.{repair.id}")
+        return repair
+
+    async def _restore(self, repair: Repair, found: Found, tables: Mapping[int, int]) -> None:
+        """Again, as long as ranges change replicas while they are brought there: a new replica may have got
+        its copy from one that had not taken the parts in yet."""
+        offered = tuple(OfferedTable(backed, here) for backed, here in sorted(tables.items()))
+        for _ in range(RESTORE_ROUNDS_MAX):
+            cluster = self._state.current
+            offers = [
+                (
+                    node,
+                    BackupOrder(
+                        repair.session_id,
+                        repair.began_epoch,
+                        BackupAction.OFFER,
+                        found.name,
+                        host_ids=host_ids,
+                        offered=offered,
+                    ),
+                )
+                for node, host_ids in found.host_ids.items()
+            ]
+            await self._all(repair, offers, counted=False)
+            loads = list(_loads(cluster, repair, found))
+            self.progress[repair.id].parts += len(loads)
+            await self._all(repair, loads)
+            if await self._end(self._ending(repair.id, RepairState.DONE, unchanged_since=cluster.epoch)):
+                return
+            self._runtime.probes.reach("restore.again")
+        raise PreconditionError(
+            "ranges changed replicas again and again while the restore ran",
+            hint="restore when no operation moves ranges: lockstep topology requests",
+        )
+
+    # -- both ---------------------------------------------------------------------------------------------
+
+    async def cancel(self, repair_id: int, reason: str) -> None:
+        """End one, whoever drives it. Rejected when it is not running."""
+        end = self._ending(repair_id, RepairState.CANCELLED, reason)
+        await self._submitter.submit(end, ENTRY_TIMEOUT_MS)
+
+    async def _begin(self, purpose: str, parts: Sequence[RepairPart], name: str) -> Repair:
+        began_s = self._runtime.clock.wall_us() // 1_000_000
+        wanted = BeginRepair(
+            NodeId(self._own_id()), tuple(parts), began_s, run=self._generation, purpose=purpose
+        )
+        epoch = await self._submitter.submit(wanted, ENTRY_TIMEOUT_MS)
+        repairs = self._state.current.repairs
+        known = (*repairs.running, *repairs.ended)
+        repair = next(one for one in known if one.began_epoch == epoch)
+        ids = {one.id for one in known}
+        self.progress = {id_: progress for id_, progress in self.progress.items() if id_ in ids}
+        self.progress[repair.id] = BackupProgress(name)
+        return repair
+
+    async def _drive(self, repair: Repair, work: Awaitable[None]) -> None:
+        purpose, name = repair.purpose, self.progress[repair.id].name
+        self._log(f"{purpose}.began", id=repair.id, name=name, epoch=repair.began_epoch)
+        end = self._ending(repair.id, RepairState.DONE)
+        try:
+            await work
+        except LockstepError as error:
+            end = self._ending(repair.id, RepairState.FAILED, error.message)
+        except Exception as defect:
+            reason = f"it failed: {type(defect).__name__}: {defect}"
+            await self._end(self._ending(repair.id, RepairState.FAILED, reason))
+            raise
+        await self._end(end)
+        self._log(f"{purpose}.ended", id=repair.id, state=end.state.value, reason=end.reason)
+
+    def _ending(
+        self, repair_id: int, state: RepairState, reason: str = "", *, unchanged_since: int = 0
+    ) -> EndRepair:
+        now_s = self._runtime.clock.wall_us() // 1_000_000
+        text = reason[:SERVICE_TEXT_CHARACTERS_MAX]
+        return EndRepair(repair_id, state, reason=text, ended_s=now_s, unchanged_since=unchanged_since)
+
+    async def _end(self, end: EndRepair) -> bool:
+        """Submit the end until it is known what became of it; False when it was refused and goes on."""
+        while self._is_running(end.repair):
+            try:
+                await self._submitter.submit(end, ENTRY_TIMEOUT_MS)
+            except Rejected:
+                return not self._is_running(end.repair)
+            except LockstepError as error:
+                self._log("backup.end_waits", id=end.repair, error=str(error))
+                await asyncio.sleep(END_RETRY_MS / 1000)
+        return True
+
+    def _is_running(self, repair_id: int) -> bool:
+        return any(repair.id == repair_id for repair in self._state.current.repairs.running)
+
+    # -- asking nodes -------------------------------------------------------------------------------------
+
+    async def _all(
+        self, repair: Repair, orders: Sequence[tuple[NodeId, BackupOrder]], *, counted: bool = True
+    ) -> None:
+        """Have all of it done; the first failure ends the rest."""
+        progress = self.progress[repair.id]
+
+        async def one(node: NodeId, order: BackupOrder) -> None:
+            status = await self._work(repair, node, order)
+            if counted:
+                progress.parts_done += 1
+                progress.bytes, progress.files = progress.bytes + status.bytes, progress.files + status.files
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for node, order in orders:
+                    group.create_task(one(node, order))
+        except ExceptionGroup as failures:
+            expected, others = failures.split(LockstepError)
+            if expected is None or others is not None:
+                raise
+            raise first_of(expected) from failures
+
+    async def _work(self, repair: Repair, node: NodeId, order: BackupOrder) -> BackupStatus:
+        """Ask until it is done. Who cannot be reached through all attempts makes it fail."""
+        attempt = 0
+        while True:
+            try:
+                status: BackupStatus = await self._once(node, verbs.BACKUP_WORK, order, self._desk.work)
+                if status.done:
+                    return status
+                attempt = 0
+                continue
+            except (PeerError, Overloaded):
+                attempt += 1
+                if attempt >= BACKUP_ATTEMPTS_MAX or not self._is_running(repair.id):
+                    raise
+            except LockstepError as error:
+                raise PreconditionError(f"node {node}: {error.message}", hint=error.hint) from error
+            await self._runtime.probes.linger("backup.work.again")
+            await asyncio.sleep(attempt * 16 * REPLICA_RETRY_MS / 1000)
+
+    async def _once(self, node: NodeId, verb: int, question: Any, here: Callable[[Any], Any]) -> Any:
+        if node == self._own_id():
+            return await here(question)
+        info = self._state.current.directory.by_id.get(node)
+        if info is None:
+            raise PeerUnreachable(f"node {node} is gone")
+        address = (info.address, info.internode_port)
+        return await self._internode.request(address, verb, question, BACKUP_TIMEOUT_MS)
+
+    def _reachable(self, cluster: ClusterMetadata, node: NodeId) -> bool:
+        return node not in cluster.not_served and (node == self._own_id() or self._alive(node))
+
+    def _host_ids(self, nodes: Sequence[NodeId]) -> tuple[str, ...]:
+        by_id = self._state.current.directory.by_id
+        return tuple(by_id[node].host_id for node in nodes)
+
+
+def _loads(cluster: ClusterMetadata, repair: Repair, found: Found) -> Iterator[tuple[NodeId, BackupOrder]]:
+    """What every replica has to bring to itself."""
+    by_id = cluster.directory.by_id
+    sources: tuple[Address, ...] = tuple(
+        (by_id[node].address, by_id[node].internode_port) for node in found.host_ids
+    )
+    for part in repair.parts:
+        owned: dict[NodeId, list[Range]] = {}
+        for placed in cluster.placements.ring(part.replication).ranges:
+            for node in placed.group.writes:
+                owned.setdefault(node, []).append(placed.range)
+        for table in part.tables:
+            for node, ranges in sorted(owned.items()):
+                yield (
+                    node,
+                    BackupOrder(
+                        repair.session_id,
+                        cluster.epoch,
+                        BackupAction.LOAD,
+                        found.name,
+                        table=table,
+                        ranges=joined_ranges(ranges),
+                        sources=sources,
+                    ),
+                )
