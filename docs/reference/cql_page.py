@@ -35,7 +35,6 @@ _SCHEMA = (
 _REFUSED = (
     ("indexes of patterns", "CREATE CUSTOM INDEX ON t (x) USING 'SASIIndex'"),
     ("analysed texts", "CREATE CUSTOM INDEX ON t (x) USING 'sai' WITH OPTIONS = {'normalize': 'true'}"),
-    ("materialized views", "CREATE MATERIALIZED VIEW w AS SELECT * FROM t PRIMARY KEY (c, k)"),
     ("functions of users", "CREATE FUNCTION f (a int) CALLED ON NULL INPUT RETURNS int LANGUAGE java AS ''"),
     ("aggregates of users", "CREATE AGGREGATE a (int) SFUNC f STYPE int"),
     ("triggers", "CREATE TRIGGER r ON t USING 'x'"),
