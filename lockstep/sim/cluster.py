@@ -43,8 +43,13 @@ from lockstep.values.errors import LockstepError
 
 #: A node that ended by itself is started again after this long, as a service manager would.
 _RESTART_S = (0.2, 2.0)
-#: What a node says of a peer that served entries with a hole, or damaged ones.
-_NEVER_SERVED = ("metadata.fetch_gap", "metadata.fetch_damaged")
+#: What no node may ever say: of a peer that served entries with a hole, or damaged ones; of a defect of its
+#: own that a client got as a server error.
+_NEVER_SAID = {
+    "metadata.fetch_gap": ("LOG-1", "what a peer served has a hole"),
+    "metadata.fetch_damaged": ("LOG-1", "what a peer served is damaged"),
+    "cql.fault": ("FAULT", "a client was answered with a defect"),
+}
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -331,9 +336,10 @@ class SimCluster:
             self.fact(f"log.{event}")
             if event == "metadata.log_dropped" and self.node_id(name) in self.newest.voters:
                 self.fact("log dropped at a voter")
-            if event in _NEVER_SERVED:
-                hole = Violation("LOG-1", f"what a peer served has a hole: {text}")
-                self.world.fail("monitor", name, str(hole), hole)
+            if event in _NEVER_SAID:
+                invariant, what = _NEVER_SAID[event]
+                found = Violation(invariant, f"{what}: {text}")
+                self.world.fail("monitor", name, str(found), found)
             self.tell(name, f"{event} {text}")
 
         return log

@@ -18,6 +18,7 @@ from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.node.kinds import every_kind
 from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
+from lockstep.sim.batching import BatchingLoad
 from lockstep.sim.checkers.log import check_refusals, check_submissions
 from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.service import unsettled_voters
@@ -95,6 +96,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     stamped: int = 0
     #: How many clients that change counters.
     counting: int = 0
+    #: Clients that write batches over several partitions and tables.
+    batching: int = 0
     #: How many clients that compare and set by conditional writes.
     deciding: int = 0
     #: How many clients that write rows which materialized views are made from.
@@ -182,6 +185,8 @@ class Run:
             self.sides.append(StampedLoad(self.operators, scenario.stamped))
         if scenario.counting:
             self.sides.append(CountingLoad(self.operators, scenario.counting))
+        if scenario.batching:
+            self.sides.append(BatchingLoad(self.operators, scenario.batching))
         if scenario.deciding:
             self.sides.append(DecidingLoad(self.operators, scenario.deciding))
         if scenario.viewing:

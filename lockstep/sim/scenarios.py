@@ -262,6 +262,27 @@ SCENARIOS: dict[str, Scenario] = {
                 *("join completed", "decommission completed"),
             ),
         ),
+        Scenario(
+            name="batches",
+            chaos_s=12.0,
+            founders=(3,),
+            factors=(3, 3, 2),
+            spares=2,
+            busy_s=1.5,
+            clients=1,
+            batching=4,
+            dcs=(1, 1, 2),
+            faults=(
+                *("kill", "power", "pause", "slow_node", "partition", "latency", "flapping", "slow_disk"),
+                *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
+                "loss",
+            ),
+            sometimes=(
+                *("a batch was written", "a batch with an unknown outcome", "batches.replayed"),
+                *("hints.delivered", "hints.left_again", "hints.handed_over"),
+                *("join completed", "decommission completed"),
+            ),
+        ),
         Scenario(name="calm", chaos_s=8.0, sometimes=_UNDISTURBED),
     )
 }

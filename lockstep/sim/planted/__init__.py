@@ -10,6 +10,7 @@ from lockstep.sim.planted.decisions import DECISIONS
 from lockstep.sim.planted.decisions import DIRECTED as _DECISIONS_DIRECTED
 from lockstep.sim.planted.log import LOG
 from lockstep.sim.planted.owed import DIRECTED as _OWED_DIRECTED
+from lockstep.sim.planted.owed import OWED
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.planted.purging import DIRECTED as _PURGING_DIRECTED
 from lockstep.sim.planted.purging import PURGING
@@ -20,7 +21,7 @@ from lockstep.sim.planted.topology import TOPOLOGY
 
 REGISTRY: dict[str, Planted] = {
     planted.name: planted
-    for planted in (*DATA, *COUNTERS, *DECISIONS, *TOPOLOGY, *SESSIONS, *LOG, *SERVICE, *PURGING)
+    for planted in (*DATA, *COUNTERS, *DECISIONS, *TOPOLOGY, *SESSIONS, *LOG, *SERVICE, *PURGING, *OWED)
 }
 #: Those that a test brings about; no seed is looked for.
 DIRECTED: dict[str, Planted] = {

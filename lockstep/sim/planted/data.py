@@ -182,8 +182,8 @@ def _failed_sync_forgotten() -> contextlib.AbstractContextManager[None]:
     """A node whose store failed stays in service."""
     original = GroupCommit.__init__
 
-    def deaf(self: Any, store: Any, runtime: Any, on_failure: Any = None) -> None:
-        original(self, store, runtime, None)
+    def deaf(self: Any, store: Any, runtime: Any, on_failure: Any = None, period_ms: int = 0) -> None:
+        original(self, store, runtime, None, period_ms)
 
     return replaced((GroupCommit, "__init__", deaf))
 

@@ -1,4 +1,4 @@
-"""Planted bugs of what is owed to replicas: hints and logged batches. A test brings each of them about."""
+"""Planted bugs of what is owed to replicas: hints and logged batches."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ def _batch_forgotten_early() -> contextlib.AbstractContextManager[None]:
     return replaced((Batches, "_keep", keep))
 
 
+def _hints_never_sent() -> contextlib.AbstractContextManager[None]:
+    """Hints are forgotten as if they had been delivered."""
+
+    async def deliver_some(self: Any, target: Any, page: Any) -> bool:
+        self._store.delete(page)
+        return True
+
+    return replaced((HintDelivery, "_deliver_some", deliver_some))
+
+
 def _hints_of_former_replicas_dropped() -> contextlib.AbstractContextManager[None]:
     """Hints of a node that no longer owns their range are forgotten."""
 
@@ -41,9 +51,12 @@ def _hint_dropped_unmarked() -> contextlib.AbstractContextManager[None]:
     return replaced((HintStore, "_mark_batch", lambda self, marks: []))
 
 
+OWED = (
+    Planted("batch_forgotten_early", "half a batch is written", "batches", _batch_forgotten_early),
+    Planted("hints_never_sent", "replicas lack acknowledged writes", "batches", _hints_never_sent),
+)
 #: What a test brings about.
 DIRECTED = (
-    Planted("batch_forgotten_early", "half a batch is written", "", _batch_forgotten_early),
     Planted(
         "hints_of_former_replicas_dropped",
         "a write that was acknowledged at ANY is lost",
