@@ -240,7 +240,7 @@ class Expressions:
             return self._token(call)
         own = _own_aggregates(call, self.scope)
         if own:
-            return self._user_aggregate(call, own, wanted)
+            return _user_aggregate(self, call, own, wanted)
         found = family(call.keyspace, call.name)
         if found is not None:
             function = found.function([self._known(argument) for argument in call.arguments], None)
@@ -293,17 +293,6 @@ class Expressions:
             found = aggregates.aggregate(call.name, kind)
         self.foldings.append(Folding(found, evaluate))
         return evaluation.folded(len(self.foldings) - 1), found.returns
-
-    def _user_aggregate(self, call: tree.Call, own: Sequence[UserAggregate], wanted: Known) -> Typed:
-        if self._in_aggregate:
-            raise InvalidRequest("aggregate functions cannot be used as arguments of aggregate functions")
-        self._in_aggregate = True
-        aggregate = choose_own(call.name, own, call.arguments, wanted, self._fit)
-        pairs = zip(call.arguments, aggregate.arguments, strict=True)
-        row = row_of([self._as(term, kind) for term, kind in pairs])
-        self._in_aggregate = False
-        self.foldings.append(Folding(aggregate.gather, row))
-        return finished(aggregate, evaluation.folded(len(self.foldings) - 1)), aggregate.returns
 
     def _computation(self, term: tree.Arithmetic | tree.Negation, wanted: Known) -> Typed:
         if isinstance(term, tree.Negation):
@@ -373,6 +362,20 @@ def _own_aggregates(call: tree.Call, scope: Scope) -> tuple[UserAggregate, ...]:
     count = len(call.arguments)
     takes = [one for one in own if len(one.arguments) == count]
     return own if takes or not overloads_in(space, call.name) else ()
+
+
+def _user_aggregate(
+    expressions: Expressions, call: tree.Call, own: Sequence[UserAggregate], wanted: Known
+) -> Typed:
+    if expressions._in_aggregate:
+        raise InvalidRequest("aggregate functions cannot be used as arguments of aggregate functions")
+    expressions._in_aggregate = True
+    aggregate = choose_own(call.name, own, call.arguments, wanted, expressions._fit)
+    pairs = zip(call.arguments, aggregate.arguments, strict=True)
+    row = row_of([expressions._as(term, kind) for term, kind in pairs])
+    expressions._in_aggregate = False
+    expressions.foldings.append(Folding(aggregate.gather, row))
+    return finished(aggregate, evaluation.folded(len(expressions.foldings) - 1)), aggregate.returns
 
 
 def _key_type(term: tree.Term, kind: CqlType) -> CqlType:

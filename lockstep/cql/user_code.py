@@ -22,7 +22,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, Final
-from uuid import UUID
 
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import FUNCTION_BODY_CHARACTERS_MAX
@@ -64,7 +63,6 @@ MODULES: Final = {
     ),
     "json": _chosen(json, "dumps loads JSONDecodeError"),
     "math": _chosen(math, " ".join(name for name in dir(math) if not name.startswith("_"))),
-    "uuid": SimpleNamespace(UUID=UUID),
 }
 
 #: Loads what it needs, which a confined process cannot do later.

@@ -1,8 +1,8 @@
 """Values of CQL as user functions see them, and back.
 
 Invariant: what goes in and comes out unchanged has the same bytes, except that a set of values that Python
-cannot hold in a set is a list, and a map with such keys a list of pairs. Times are whole numbers of
-nanoseconds, durations (months, days, nanoseconds), which Python's own types would round.
+cannot hold in a set is a list, and a map with such keys a list of pairs. UUIDs are texts, times whole numbers
+of nanoseconds and durations (months, days, nanoseconds), which Python's own types would round.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import datetime
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 from lockstep.schema.types import (
     CqlType,
@@ -21,6 +20,8 @@ from lockstep.schema.types import (
     TupleType,
     UserDefinedType,
     VectorType,
+    parse_uuid,
+    uuid_text,
 )
 from lockstep.values.errors import InvalidRequest
 
@@ -49,7 +50,7 @@ def _shaped(kind: CqlType, value: Any) -> Any:
     except OverflowError:
         raise InvalidRequest(f"a {kind.name} outside the years 1 to 9999") from None
     if kind.name in ("uuid", "timeuuid"):
-        return UUID(bytes=value)
+        return uuid_text(value)
     if isinstance(kind, ListType | VectorType):
         return [_shaped(kind.element, item) for item in value]
     if isinstance(kind, SetType):
@@ -75,8 +76,8 @@ def from_python(kind: CqlType, value: Any) -> bytes | None:
 def _plain(kind: CqlType, value: Any) -> Any:
     if value is None:
         return None
-    if isinstance(value, UUID):
-        return value.bytes
+    if kind.name in ("uuid", "timeuuid") and isinstance(value, str):
+        return parse_uuid(value)
     if isinstance(value, datetime.datetime) and kind.name in ("timestamp", "date"):
         at = value if value.tzinfo is not None else value.replace(tzinfo=datetime.UTC)
         return (at - _EPOCH) // _MS if kind.name == "timestamp" else (at.date() - _FIRST_DAY).days

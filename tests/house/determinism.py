@@ -26,8 +26,6 @@ ALLOWED = {
     ("lockstep/sim/process.py", "call of .create_task"): "is the Tasks port of the simulated family",
     ("lockstep/sim/process.py", "call of .run_in_executor"): "is the Tasks port of the simulated family",
     ("lockstep/sim/loop.py", "swallows"): "closes the coroutines of a process that is dead",
-    ("lockstep/cql/user_code.py", "import uuid"): "a class of values, nothing is drawn",
-    ("lockstep/cql/user_values.py", "import uuid"): "a class of values, nothing is drawn",
     ("lockstep/sim/world.py", "swallows"): "is the loop: what escapes a callback fails the run",
 }
 
