@@ -113,7 +113,7 @@ def compile_select(
         shape,
         restrictions,
         selection,
-        _reads_static(statement, shape, selection),
+        _reads_static(statement, shape, selection, restrictions),
         statement.distinct,
         reverse,
         sorts,
@@ -194,11 +194,14 @@ def _reversed(statement: tree.Select, shape: TableShape, restrictions: Restricti
     return turns[0]
 
 
-def _reads_static(statement: tree.Select, shape: TableShape, selection: Selection) -> bool:
-    """Static content is read when it is asked for, or when a partition's existence is the answer."""
+def _reads_static(
+    statement: tree.Select, shape: TableShape, selection: Selection, restrictions: Restrictions
+) -> bool:
+    """Static content is read when it is asked for, and when whole partitions are: one without rows is then
+    answered by a row of nulls."""
     if not shape.table.static:
         return False
-    if statement.distinct or selection.is_wildcard or not selection.columns:
+    if statement.distinct or selection.is_wildcard or not restrictions.has_clustering:
         return True
     static_ids = {column.id for column in shape.table.static}
     kinds = {column.kind for column in selection.columns}
