@@ -34,6 +34,10 @@ _LOAD_STEP_SHIFT: Final = 6
 _LOAD_STEP_MIN: Final = 1 << 16
 
 
+#: Told (node, serves) when a node said that it begins or ends to serve clients.
+ServingListener = Callable[[int, bool], None]
+
+
 class Gossip:
     """`ready`, `load_bytes` and `streams` tell of this node when asked."""
 
@@ -63,6 +67,8 @@ class Gossip:
         self._monotonic_s = runtime.clock.monotonic_s
         self._states: SoftStates | None = None
         self._directory: Directory | None = None
+        self._withdrawn = False
+        self._listeners: list[ServingListener] = []
         self.rounds = 0
         self.sent = 0
         self.failures = 0
@@ -79,6 +85,15 @@ class Gossip:
     def age_s(self, known: Known) -> float:
         """Seconds since this node learned of it."""
         return max(0.0, self._monotonic_s() - known.learned_s)
+
+    def listen(self, listener: ServingListener) -> None:
+        self._listeners.append(listener)
+
+    def withdraw(self) -> None:
+        """Say at once, and from now on, that this node serves no clients; requests prefer other replicas."""
+        if not self._withdrawn:
+            self._withdrawn = True
+            self._round()
 
     # -- rounds -------------------------------------------------------------------------------------
 
@@ -103,9 +118,20 @@ class Gossip:
             self._internode.submit(
                 self._address(directory, node), verbs.GOSSIP, syn, now_s + ACK_TIMEOUT_MS / 1000, self, node
             )
-        self._liveness.avoided = frozenset(
+        self._learned(states)
+
+    def _learned(self, states: SoftStates) -> None:
+        """Who serves, by what is known now."""
+        before = self._liveness.avoided
+        avoided = frozenset(
             node for node, known in states.items() if not known.state.ready and node != states.own
         )
+        self._liveness.avoided = avoided
+        if avoided == before:
+            return
+        for node in sorted(avoided ^ before):
+            for listener in self._listeners:
+                listener(node, node not in avoided)
 
     def _current(self) -> SoftStates | None:
         """What is known of the nodes that have not left; None while this node has no id."""
@@ -125,7 +151,7 @@ class Gossip:
         load = self._load_bytes()
         step = max(_LOAD_STEP_MIN, 1 << max(0, load.bit_length() - _LOAD_STEP_SHIFT))
         return SoftState(
-            ready=self._ready(),
+            ready=self._ready() and not self._withdrawn,
             load_bytes=load - load % step,
             release=CASSANDRA_RELEASE,
             epoch=cluster.epoch,
@@ -155,6 +181,7 @@ class Gossip:
         if states is None:
             return
         back = states.acknowledged(reply, self._monotonic_s())
+        self._learned(states)
         if back is not None and NodeId(context) in directory.by_id:
             self.sent += 1
             self._internode.send(self._address(directory, context), verbs.GOSSIP_ACK, back)
@@ -167,3 +194,4 @@ class Gossip:
         states = self._current()
         if states is not None:
             states.told(ack.told, self._monotonic_s())
+            self._learned(states)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockstep.node.configuration import split_address
-from lockstep.server import features, recovery, reports
+from lockstep.server import draining, features, recovery, reports
 from lockstep.server.answers import get, integer, later, now, required
+from lockstep.server.backups import BackupRequests
 from lockstep.server.cms_operations import ServiceOperations
 from lockstep.server.cql_server import CqlServer
 from lockstep.server.exclude import BODY as EXCLUDE_BODY
@@ -191,7 +192,9 @@ class Admin:
             get("/v1/metadata/diff", "What changed between two epochs", later(self._diff), _FROM, _TO),
             *self._request_operations(),
             *RepairRequests(node).operations(),
+            *BackupRequests(node, self._cql.executor).operations(),
             *self._recovery_operations(),
+            *draining.operations(self._cql),
             *self._service.operations(),
             get("/openapi.json", "This document", now(lambda *_: self.registry.openapi())),
             Operation(

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
 from lockstep.cql.wire import responses
-from lockstep.cql.wire.compression import ALGORITHMS
+from lockstep.cql.wire.compression import ALGORITHMS, LZ4
 from lockstep.cql.wire.constants import (
     EVENT_STREAM,
     FLAG_PAYLOAD,
@@ -39,6 +39,7 @@ from lockstep.cql.wire.segments import SegmentReader
 from lockstep.replication.notes import NOTES, Notes
 from lockstep.server.authentication import AUTHENTICATOR
 from lockstep.server.execution import Answer
+from lockstep.server.flow import Flow
 from lockstep.server.greeting import endpoint_of, startup_options
 from lockstep.server.login import Login
 from lockstep.server.outbox import Outbox
@@ -46,10 +47,6 @@ from lockstep.server.permits import Session
 from lockstep.server.plan_payload import PLAN_KEY, plan_payload
 from lockstep.server.tracing import Trace
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation
-from lockstep.values.limits import (
-    CQL_BYTES_IN_FLIGHT_MAX,
-    CQL_REQUESTS_IN_FLIGHT_MAX,
-)
 
 if TYPE_CHECKING:
     from lockstep.server.cql_server import CqlServer
@@ -80,10 +77,7 @@ class CqlConnection(asyncio.Protocol):
         self._version = VERSION_4
         self._outbox = Outbox()
         self._send, self._flush = self._outbox.send, self._outbox.flush
-        self._in_flight = 0
-        self._bytes_in_flight = 0
-        self._reading = True
-        self._client_reads = True
+        self._flow = Flow(server.load)
         self._draining = False
         self.session: Session | None = None
         self._login: Login | None = None
@@ -102,6 +96,7 @@ class CqlConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface of asyncio's without deriving from it.
         self._transport = self._outbox.transport = cast(asyncio.Transport, transport)
+        self._flow.transport = self._transport
         self.peer = endpoint_of(transport.get_extra_info("peername"))
         if not self._server.opened(self):
             self._transport.abort()
@@ -109,15 +104,14 @@ class CqlConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._outbox.lost()
+        self._flow.lost()
         self._server.closed(self)
 
     def pause_writing(self) -> None:
-        self._client_reads = False
-        self._regulate()
+        self._flow.client_reads(False)
 
     def resume_writing(self) -> None:
-        self._client_reads = True
-        self._regulate()
+        self._flow.client_reads(True)
 
     def eof_received(self) -> bool:
         return False
@@ -141,24 +135,7 @@ class CqlConnection(asyncio.Protocol):
             if self._segments is None:
                 self._send(_ERROR, 0, responses.error(self._version, damage))
             self._close()
-        self._regulate()
-
-    def _regulate(self) -> None:
-        """Read only while what is in flight, and what the client has not taken, is bounded."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        wanted = (
-            self._client_reads
-            and self._in_flight < CQL_REQUESTS_IN_FLIGHT_MAX
-            and self._bytes_in_flight < CQL_BYTES_IN_FLIGHT_MAX
-        )
-        if wanted is not self._reading:
-            self._reading = wanted
-            if wanted:
-                transport.resume_reading()
-            else:
-                transport.pause_reading()
+        self._flow.regulate()
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -189,7 +166,7 @@ class CqlConnection(asyncio.Protocol):
         if self._login is not None:
             self._login.take(stream, request)
             return
-        self.options = startup_options(request)
+        self.options = startup_options(version, request)
         self._version = self._reader.version = self._outbox.version = version
         authentication = self._server.authentication
         if authentication is None:
@@ -199,7 +176,10 @@ class CqlConnection(asyncio.Protocol):
             self._send(int(Opcode.AUTHENTICATE), stream, responses.authenticate(AUTHENTICATOR))
             self._login = Login(authentication, self._server.runtime.tasks, self._logged_in)
         self._flush()
-        compressed = self._outbox.compressed = bool(self.options.get("COMPRESSION"))
+        algorithm = self.options.get("COMPRESSION", "").lower()
+        self._reader.algorithm = self._outbox.algorithm = algorithm or LZ4
+        compressed = self._outbox.compressed = bool(algorithm)
+        self._flow.throws = self.options.get("THROW_ON_OVERLOAD") == "1"
         if uses_segments(version):
             if self._reader.pending_bytes:
                 raise ProtocolViolation("Bytes behind STARTUP before it was answered")
@@ -232,8 +212,7 @@ class CqlConnection(asyncio.Protocol):
         elif isinstance(request, Prepare):
             self._answer(stream, self._server.executor.prepare(session, request))
         else:
-            self._in_flight += 1
-            self._bytes_in_flight += len(envelope.body)
+            self._flow.begin(len(envelope.body))
             traced = bool(envelope.flags & FLAG_TRACING)
             payload = custom_payload(envelope.flags, envelope.body)
             notes = Notes(wants_plans=True) if PLAN_KEY in payload and has_warnings(self._version) else None
@@ -242,15 +221,13 @@ class CqlConnection(asyncio.Protocol):
     def _execute(self, session: Session, stream: int, request: Execute, size: int) -> None:
         """The hot path: a prepared write of one partition needs neither a task nor a future."""
         # Counted first, for a write that fails at once is told before this returns.
-        self._in_flight += 1
-        self._bytes_in_flight += size
+        self._flow.begin(size)
         try:
             begun = self._server.executor.begin_execute(
                 session, request, _Written(self, stream, request, size)
             )
         except BaseException:
-            self._in_flight -= 1
-            self._bytes_in_flight -= size
+            self._flow.end(size)
             raise
         if not begun:
             self._spawn(session, stream, request, size)
@@ -309,12 +286,9 @@ class CqlConnection(asyncio.Protocol):
 
     def ended(self, size: int) -> None:
         """A request of `size` bytes has its answer."""
-        self._in_flight -= 1
-        self._bytes_in_flight -= size
+        self._flow.end(size)
         self.requests_served += 1
-        if not self._reading:
-            self._regulate()
-        if self._draining and not self._in_flight:
+        if self._draining and not self._flow.requests:
             self._close()
 
     def written(self, stream: int, error: LockstepError | None) -> None:
@@ -355,7 +329,7 @@ class CqlConnection(asyncio.Protocol):
     def drain(self) -> None:
         """Take no more requests; close when those in flight are answered."""
         self._draining = True
-        if not self._in_flight:
+        if not self._flow.requests:
             self._close()
 
     def abort(self) -> None:

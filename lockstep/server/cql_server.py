@@ -14,8 +14,10 @@ from lockstep.schema.model import Schema
 from lockstep.server.auth_views import AuthTables
 from lockstep.server.authentication import Authentication
 from lockstep.server.connection import CqlConnection
+from lockstep.server.draining import Draining
 from lockstep.server.events import Events
 from lockstep.server.execution import Executor
+from lockstep.server.flow import NodeLoad
 from lockstep.server.passwords import Passwords
 from lockstep.server.permits import Permits
 from lockstep.server.role_statements import RoleStatements
@@ -39,6 +41,7 @@ class CqlServer:
         self.node = node
         self.runtime = runtime
         self.connections: dict[CqlConnection, None] = {}
+        self.load = NodeLoad()
         self.connections_refused = 0
         self.faults = 0
         self.requests_served = 0
@@ -67,6 +70,7 @@ class CqlServer:
         roles = RoleStatements(node, permits, passwords, statements, self.virtual.schema)
         self.executor = Executor(node, self.virtual, statements, roles, permits)
         self.events = Events(node, watch, self._broadcast)
+        self.draining = Draining(node, self)
 
     def _virtual_schema(self) -> Schema:
         return self.virtual.schema

@@ -41,7 +41,13 @@ class Events:
             self._up[info.id] = info.owns_tokens and node.liveness.alive(info.id)
         node.state.listen(self._applied, parts_only=True)
         node.liveness.listen(self._liveness)
+        node.gossip.listen(self._serving)
         watch.listen(self._schema)
+
+    @property
+    def told_up(self) -> frozenset[int]:
+        """The nodes that clients take to be up."""
+        return frozenset(node for node, up in self._up.items() if up)
 
     def stop(self) -> None:
         self._stopped = True
@@ -83,6 +89,17 @@ class Events:
             self._up[node] = False
             self._status("DOWN", info)
 
+    def _serving(self, node: int, serves: bool) -> None:
+        """A node that takes leave of its clients is down to them, though it lives."""
+        if not serves or self._node.liveness.alive(node):
+            self._liveness(NodeId(node), serves)
+
+    def tell_own_end(self) -> None:
+        """This node's own clients are the last to be told of it."""
+        info = self._node.info
+        if info is not None:
+            self._status("DOWN", info)
+
     def _later(self, node: int) -> None:
         if node not in self._due:
             loop = asyncio.get_running_loop()
@@ -96,7 +113,8 @@ class Events:
     def _tell_up(self, node: int) -> None:
         self._due.pop(node, None)
         info = self._node.cluster.directory.by_id.get(NodeId(node))
-        if info is None or not info.owns_tokens or not self._node.liveness.alive(node):
+        liveness = self._node.liveness
+        if info is None or not info.owns_tokens or not liveness.alive(node) or node in liveness.avoided:
             return
         if node not in self._up:
             self._topology("NEW_NODE", info)

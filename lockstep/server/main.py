@@ -26,10 +26,9 @@ from lockstep.server.log import LineLog
 from lockstep.server.user_functions import WORKERS_HANDLER
 from lockstep.storage.store import Store
 from lockstep.values.errors import CannotApply, ConfigurationError, LockstepError
+from lockstep.values.limits import DRAIN_BY_SIGNAL_MS
 
 USAGE: Final = "usage: python -m lockstep.server.main --config FILE"
-#: How long requests in flight may take after a SIGTERM; their own timeouts are shorter by default.
-DRAIN_S: Final = 5.0
 #: Objects made and not freed before the youngest are searched for cycles: several hundred requests in flight.
 OBJECTS_BETWEEN_COLLECTIONS: Final = 10_000
 
@@ -146,7 +145,7 @@ async def _serve_clients(node: Node, runtime: Runtime, stop: asyncio.Future[None
         return await _until_the_end(node, server, stop)
     finally:
         admin.close()
-        await _drain(server)
+        await server.draining.drain(DRAIN_BY_SIGNAL_MS)
 
 
 def _spare_the_collector() -> None:
@@ -186,18 +185,9 @@ async def _until_the_end(node: Node, server: CqlServer, stop: asyncio.Future[Non
     error = broken.result()
     print(error.render(), file=sys.stderr, flush=True)
     if isinstance(error, CannotApply):
-        await _drain(server)
+        await server.draining.drain(DRAIN_BY_SIGNAL_MS)
         await stop
     return 0 if node.has_left else error.exit_code
-
-
-async def _drain(server: CqlServer) -> None:
-    server.stop()
-    try:
-        async with asyncio.timeout(DRAIN_S):
-            await server.drained.wait()
-    except TimeoutError:
-        server.abort()
 
 
 def _described(context: dict[str, object]) -> dict[str, object]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from lockstep.cql.wire.compression import LZ4
 from lockstep.cql.wire.constants import VERSION_4
 from lockstep.cql.wire.frames import encode_envelope
 from lockstep.cql.wire.segments import encode_segments
@@ -14,13 +15,14 @@ from lockstep.values.limits import CQL_ANSWER_BYTES_COALESCED
 
 
 class Outbox:
-    """`version`, `compressed` and `segmented` are what the client has agreed to; `transport` is None while
-    there is no connection."""
+    """`version`, `compressed` (with `algorithm`) and `segmented` are what the client has agreed to;
+    `transport` is None while there is no connection."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.version = VERSION_4
         self.compressed = False
+        self.algorithm = LZ4
         self.segmented = False
         self._out: list[bytes] = []
         self._bytes = 0
@@ -37,6 +39,7 @@ class Outbox:
             body,
             flags,
             compress=self.compressed and not self.segmented,
+            algorithm=self.algorithm,
         )
         self._out.append(envelope)
         self._bytes += len(envelope)

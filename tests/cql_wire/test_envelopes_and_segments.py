@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 
@@ -11,7 +12,7 @@ from cassandra.segment import SegmentCodec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.cql.wire.compression import compress_body
+from lockstep.cql.wire.compression import SNAPPY, compress_body, decompress_body
 from lockstep.cql.wire.constants import FLAG_COMPRESSED, Opcode
 from lockstep.cql.wire.frames import (
     Envelope,
@@ -194,3 +195,24 @@ def test_the_beta_version_needs_its_flag_in_every_request():
         EnvelopeReader().feed(encode_request(6, Opcode.OPTIONS, 3, b""))
     (envelope,) = EnvelopeReader().feed(encode_request(6, Opcode.OPTIONS, 3, b"", FLAG_BETA))
     assert envelope.version == 6
+
+
+def test_snappy_blocks_are_plain_ones_and_bounded() -> None:
+    # A literal of three bytes, as the format's description has it.
+    assert decompress_body(b"\x03\x08abc", 3, SNAPPY) == b"abc"
+    body = bytes(range(256)) * 40
+    assert decompress_body(compress_body(body, SNAPPY), len(body), SNAPPY) == body
+    assert decompress_body(compress_body(b"", SNAPPY), 0, SNAPPY) == b""
+    with pytest.raises(ProtocolViolation, match="too big"):
+        decompress_body(compress_body(body, SNAPPY), len(body) - 1, SNAPPY)
+    with pytest.raises(ProtocolViolation, match="too big"):
+        decompress_body(b"\xff\xff\xff\xff\x0f", 1 << 20, SNAPPY)
+    for damaged in (b"", b"\xff" * 9, b"\x05\x08abc", b"\x03\x08ab", b"\x03"):
+        with pytest.raises(ProtocolViolation):
+            decompress_body(damaged, 1 << 20, SNAPPY)
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_break_the_reading_of_snappy_blocks(data: bytes) -> None:
+    with contextlib.suppress(ProtocolViolation):
+        assert len(decompress_body(data, 1000, SNAPPY)) <= 1000

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import EVENT_TYPES, Opcode
 from lockstep.cql.wire.messages import QueryParameters
@@ -100,6 +102,31 @@ def test_concurrent_changes_through_all_nodes_all_arrive(three: Nodes) -> None:
             answer = client.query("SELECT keyspace_name FROM system_schema.keyspaces")
             assert isinstance(answer, wire.RowsResult)
             assert sum(1 for row in answer.rows if (row[0] or b"").startswith(b"many")) == 15
+
+
+def test_a_node_that_takes_leave_is_told_down_at_once_by_itself_and_others(tmp_path: Path) -> None:
+    with nodes(tmp_path, 2) as cluster:
+        stays, leaves = cluster.members
+        until(lambda: leaves.node.node_id in stays.server.events.told_up)
+        with registered(stays.address) as client, registered(leaves.address) as own:
+            began = time.monotonic()
+            cluster.call(leaves.server.draining.drain(5000))
+            down = wire.NodeEvent("STATUS_CHANGE", "DOWN", leaves.address, CQL_PORT)
+            assert event_of(own, leaves.address) == down
+            assert own.is_closed()
+            assert event_of(client, leaves.address) == down
+            assert time.monotonic() - began < 1, "silence alone would tell later"
+            with pytest.raises(OSError):
+                WireClient(leaves.address, CQL_PORT)
+            assert leaves.server.draining.state == "drained" and leaves.server.draining.cut == 0
+            # It is a replica still.
+            assert stays.node.liveness.alive(leaves.node.node_id)
+            assert isinstance(client.query("SELECT * FROM system.peers_v2"), wire.RowsResult)
+        cluster.stop(leaves)
+        with registered(stays.address) as client:
+            cluster.restart(leaves)
+            up = wire.NodeEvent("STATUS_CHANGE", "UP", leaves.address, CQL_PORT)
+            assert event_of(client, leaves.address) == up
 
 
 def test_nodes_that_come_fall_rise_and_go_are_told_with_the_addresses_of_peers(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from lockstep.cql.wire import client as wire
-from lockstep.cql.wire.constants import FLAG_TRACING, Opcode
+from lockstep.cql.wire.constants import FLAG_BETA, FLAG_TRACING, Opcode
 from lockstep.cql.wire.frames import encode_request
 from lockstep.cql.wire.messages import QueryParameters
 from lockstep.cql.wire.segments import encode_segments
@@ -45,7 +45,7 @@ def test_unknown_version_is_refused_in_the_highest_one_with_the_phrase_drivers_l
 def test_options_are_answered_before_and_after_startup(client: WireClient) -> None:
     before = client.ask(Opcode.OPTIONS, wire.options())
     assert isinstance(before, wire.Supported)
-    assert before.options["COMPRESSION"] == ["lz4"]
+    assert before.options["COMPRESSION"] == ["snappy", "lz4"]
     assert before.options["CQL_VERSION"] == ["3.4.7"]
     assert isinstance(client.startup(), wire.Ready)
     assert client.ask(Opcode.OPTIONS, wire.options()) == before
@@ -65,8 +65,30 @@ def test_requests_out_of_order_are_protocol_errors_and_leave_the_connection_usab
 
 
 def test_startup_with_an_unknown_compression_is_refused(client: WireClient) -> None:
-    answer = client.startup(COMPRESSION="snappy")
+    answer = client.startup(COMPRESSION="zstd")
     assert isinstance(answer, wire.ErrorResponse) and answer.code == 0x000A
+
+
+def test_snappy_is_spoken_before_version_5_and_refused_there(client: WireClient) -> None:
+    answer = client.startup(COMPRESSION="snappy")
+    if client.version == 5:
+        assert isinstance(answer, wire.ErrorResponse) and answer.code == 0x000A
+        return
+    client.compress("snappy")
+    rows = client.query("SELECT key FROM system.local")
+    assert isinstance(rows, wire.RowsResult) and rows.rows == ((b"local",),)
+
+
+def test_the_beta_version_is_spoken_with_its_flag_only(single: Nodes) -> None:
+    with WireClient(single.members[0].address, CQL_PORT, 6) as client:
+        client.send(Opcode.OPTIONS, wire.options(), flags=FLAG_BETA)
+        assert isinstance(client.response().body, wire.Supported)
+        client.send(Opcode.OPTIONS, wire.options(), stream=3)
+        found = client.envelope()
+        refusal = wire.decode_response(found.version, found.opcode, found.flags, found.body).body
+        assert isinstance(refusal, wire.ErrorResponse) and refusal.code == 0x000A
+        assert (found.version, found.stream) == (5, 3) and "USE_BETA flag is unset" in refusal.message
+        assert client.is_closed()
 
 
 def test_a_body_that_is_no_request_is_answered_on_its_stream(client: WireClient) -> None:

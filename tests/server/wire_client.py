@@ -22,6 +22,11 @@ class WireClient:
         self._reader = EnvelopeReader(responses=True)
         self._segments: SegmentReader | None = None
         self._received: list[Envelope] = []
+        self._algorithm = ""
+
+    def compress(self, algorithm: str) -> None:
+        """Compress what is sent, before version 5, as was agreed."""
+        self._algorithm = self._reader.algorithm = algorithm
 
     def __enter__(self) -> WireClient:
         return self
@@ -32,7 +37,15 @@ class WireClient:
         self.socket.close()
 
     def send(self, opcode: int, body: bytes, stream: int = 0, flags: int = 0) -> None:
-        envelope = encode_request(self.version, opcode, stream, body, flags)
+        envelope = encode_request(
+            self.version,
+            opcode,
+            stream,
+            body,
+            flags,
+            compress=bool(self._algorithm),
+            algorithm=self._algorithm,
+        )
         self.socket.sendall(encode_segments([envelope]) if self._segments is not None else envelope)
 
     def envelope(self) -> Envelope:

@@ -11,7 +11,7 @@ import struct
 
 import msgspec
 
-from lockstep.cql.wire.compression import compress_body, decompress_body
+from lockstep.cql.wire.compression import LZ4, compress_body, decompress_body
 from lockstep.cql.wire.constants import (
     FLAG_BETA,
     FLAG_COMPRESSED,
@@ -48,21 +48,35 @@ class EnvelopeRefused(ProtocolViolation):
 
 
 def encode_envelope(
-    version: int, opcode: int, stream: int, body: bytes, flags: int = 0, *, compress: bool = False
+    version: int,
+    opcode: int,
+    stream: int,
+    body: bytes,
+    flags: int = 0,
+    *,
+    compress: bool = False,
+    algorithm: str = LZ4,
 ) -> bytes:
-    """A response envelope; `compress` is for v4 connections that agreed on lz4."""
+    """A response envelope; `compress` is for connections before version 5 that agreed on `algorithm`."""
     if compress and body:
-        body = compress_body(body)
+        body = compress_body(body, algorithm)
         flags |= FLAG_COMPRESSED
     return _HEADER.pack(version | _RESPONSE, flags, stream, opcode, len(body)) + body
 
 
 def encode_request(
-    version: int, opcode: int, stream: int, body: bytes, flags: int = 0, *, compress: bool = False
+    version: int,
+    opcode: int,
+    stream: int,
+    body: bytes,
+    flags: int = 0,
+    *,
+    compress: bool = False,
+    algorithm: str = LZ4,
 ) -> bytes:
     """A request envelope, as a client sends it."""
     if compress and body:
-        body = compress_body(body)
+        body = compress_body(body, algorithm)
         flags |= FLAG_COMPRESSED
     return _HEADER.pack(version, flags, stream, opcode, len(body)) + body
 
@@ -71,11 +85,12 @@ class EnvelopeReader:
     """Cuts fed bytes into envelopes.
 
     `responses` is the direction expected. `version` may be set once it is agreed: envelopes of another
-    version are then refused.
+    version are then refused. `algorithm` is what compressed bodies are compressed with.
     """
 
     def __init__(self, *, responses: bool = False, bytes_max: int = CQL_FRAME_BYTES_MAX) -> None:
         self.version: int | None = None
+        self.algorithm = LZ4
         self._direction = _RESPONSE if responses else 0
         self._bytes_max = bytes_max
         self._pending = bytearray()
@@ -152,4 +167,4 @@ class EnvelopeReader:
     def _decompressed(self, version: int, stream: int, body: bytes) -> bytes:
         if uses_segments(version):
             raise EnvelopeRefused(f"Compressed envelopes end with version {VERSION_4}", stream)
-        return decompress_body(body, self._bytes_max)
+        return decompress_body(body, self._bytes_max, self.algorithm)
