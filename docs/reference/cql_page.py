@@ -35,8 +35,6 @@ _SCHEMA = (
 _REFUSED = (
     ("indexes of patterns", "CREATE CUSTOM INDEX ON t (x) USING 'SASIIndex'"),
     ("analysed texts", "CREATE CUSTOM INDEX ON t (x) USING 'sai' WITH OPTIONS = {'normalize': 'true'}"),
-    ("functions of users", "CREATE FUNCTION f (a int) CALLED ON NULL INPUT RETURNS int LANGUAGE java AS ''"),
-    ("aggregates of users", "CREATE AGGREGATE a (int) SFUNC f STYPE int"),
     ("triggers", "CREATE TRIGGER r ON t USING 'x'"),
     ("compact tables", "CREATE TABLE u (k int PRIMARY KEY) WITH COMPACT STORAGE"),
     ("column masks in tables", "CREATE TABLE u (k int PRIMARY KEY, v text MASKED WITH DEFAULT)"),
@@ -59,6 +57,9 @@ _DIFFERENCES = (
     "before protocol v5 that timeout: it may be applied.",
     "A query by a secondary index that another replica could answer fails with reason `INDEX_NOT_AVAILABLE` "
     "where too many replicas are still building it; one that waits a moment for that does not fail.",
+    "User functions are written in Python and in no other language, are evaluated by the coordinator after "
+    "the rows are read, and a request with them looks at 100 000 rows at most. A name that a built-in "
+    "function has means that one unless the keyspace is named.",
     "A page of a `GROUP BY` ends with a whole group; its last page may be empty, as that of any scan.",
     "Messages of errors of JSON name what Python's parser says of the text.",
     "`writetime` and `ttl` of an element take a literal key. A range of elements has neither.",

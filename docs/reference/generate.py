@@ -105,6 +105,7 @@ MEANINGS = {
     "testing.hide_kinds": 'kinds of metadata entries that this node does not know, such as `"set_service"`',
     "testing.log_version": "version of the metadata log that this node says it reads; -1: its own",
     "testing.hidden_features": "features that this node acts as if its version did not support",
+    "testing.mirror_payloads": "answers have their requests' custom payloads, for tests of clients",
     "log.level": "`debug`, `info`, `warning` or `error`",
     "log.format": '`"text"` or `"json"`',
 }
