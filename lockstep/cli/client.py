@@ -87,6 +87,23 @@ class ClusterClient(msgspec.Struct, frozen=True):
     def cancel_repair(self, repair_id: int) -> dict[str, Any]:
         return self.admin.delete(f"/v1/repairs/{repair_id}")
 
+    def backups(self) -> dict[str, Any]:
+        return self.admin.get("/v1/backups")
+
+    def begin_backup(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a backup, or ask what it would do."""
+        return self.admin.post("/v1/backups", dict(wanted))
+
+    def remove_backup(self, name: str) -> dict[str, Any]:
+        return self.admin.delete(f"/v1/backups/{name}")
+
+    def begin_restore(self, name: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a restore, or ask what it would do."""
+        return self.admin.post(f"/v1/backups/{name}/restore", dict(wanted))
+
+    def backup_run(self, run_id: int) -> dict[str, Any]:
+        return self.admin.get(f"/v1/backup-runs/{run_id}")
+
     def story(self, kind: str, name: str, **more: str | None) -> dict[str, Any]:
         """What the log did to a thing. `more`: keyspace and table of a token."""
         return self.admin.get("/v1/story", kind=kind, id=name, **more)

@@ -51,6 +51,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Change a running cluster",
         "Make replicas equal that missed writes.",
     ),
+    "backup": (
+        "backup:backup",
+        "Change a running cluster",
+        "Back tables up on all nodes, and restore them.",
+    ),
     "recovery": (
         "recovery:recovery",
         "Ask a running cluster",

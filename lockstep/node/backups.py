@@ -32,7 +32,7 @@ from lockstep.replication.backup_messages import (
 from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
-from lockstep.storage.backup_manifest import check_name
+from lockstep.storage.backup_manifest import Statement, check_name
 from lockstep.topology.repairs import BACKUP, RESTORE, BeginRepair, EndRepair
 from lockstep.values.errors import (
     LockstepError,
@@ -138,7 +138,12 @@ class BackupDriver:
         return tuple(node for node in present if node not in absent), absent
 
     async def begin(
-        self, name: str, parts: Sequence[RepairPart], schema: Sequence[str], *, allow_absent: bool = False
+        self,
+        name: str,
+        parts: Sequence[RepairPart],
+        schema: Sequence[Statement],
+        *,
+        allow_absent: bool = False,
     ) -> Repair:
         """Begin a backup and go on with it in the background. PreconditionError, Rejected."""
         check_name(name)

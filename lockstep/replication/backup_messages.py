@@ -11,6 +11,7 @@ import enum
 import msgspec
 
 from lockstep.replication.handshake import Address
+from lockstep.storage.backup_manifest import Statement
 from lockstep.values.tokens import Range
 
 
@@ -34,7 +35,7 @@ class Purpose(msgspec.Struct, frozen=True, array_like=True):
     began_us: int
     nodes: tuple[str, ...]
     absent: tuple[str, ...]
-    schema: tuple[str, ...]
+    schema: tuple[Statement, ...]
     tables: tuple[int, ...]
 
 

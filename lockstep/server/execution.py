@@ -236,6 +236,14 @@ class Executor:
         assert kind == "DESCRIBE", f"a statement of kind {kind}"
         return Answer(self._schema.describe(session.version, prepared, self.catalogs.current()))
 
+    async def change_schema(self, text: str) -> None:
+        """Run a statement that changes the schema or empties a table, for an operator. RequestError, or a
+        MetadataError."""
+        prepared = self.statements.by_text(text, None).prepared
+        if prepared.kind not in ("DDL", "TRUNCATE"):
+            raise InvalidRequest("Not a statement that changes the schema")
+        await self._schema.run(prepared, self.context(QueryParameters(Consistency.QUORUM)), "")
+
     # -- writes -----------------------------------------------------------------------------------
 
     async def _modify(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 REPAIRS = (
     "id int; keyspace_name text; state text; incremental boolean; driver int; tables int; ranges int; "
     "began_epoch bigint; ended_epoch bigint; began_at timestamp; ended_at timestamp; reason text; "
-    "ranges_done int; ranges_total int; changes_sent bigint; bytes_sent bigint"
+    "ranges_done int; ranges_total int; changes_sent bigint; bytes_sent bigint; purpose text"
 )
 REPAIRED = (
     "keyspace_name text; table_name text; start_token bigint; end_token bigint; repaired_at timestamp; "
@@ -48,6 +48,7 @@ def repair_rows(node: Node) -> Iterator[VirtualRow]:
                 "ranges_total": progress.ranges if progress is not None else None,
                 "changes_sent": progress.changes_sent if progress is not None else None,
                 "bytes_sent": progress.bytes_sent if progress is not None else None,
+                "purpose": repair.purpose or "repair",
             }
 
 

@@ -118,6 +118,7 @@ class RepairRequests:
         progress = self._node.repairs.progress.get(repair.id)
         return {
             "id": repair.id,
+            "purpose": repair.purpose or "repair",
             "state": repair.state.value,
             "incremental": repair.incremental,
             "driver": int(repair.driver),

@@ -72,9 +72,18 @@ class BackedTable(msgspec.Struct, frozen=True):
         return sum(file.size_bytes for file in self.files)
 
 
+class Statement(msgspec.Struct, frozen=True, array_like=True):
+    """CQL that makes something again; `kind` as DESCRIBE names it."""
+
+    keyspace: str
+    kind: str
+    name: str
+    cql: str
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """`nodes` are the host ids of all parts, `absent` of the nodes without one. `ranges` are the tokens of
-    each keyspace that the part covers. `schema` is CQL that makes what was backed up."""
+    each keyspace that the part covers. `schema` makes what was backed up."""
 
     format: int
     name: str
@@ -87,7 +96,7 @@ class Manifest(msgspec.Struct, frozen=True):
     host_id: str
     nodes: tuple[str, ...]
     absent: tuple[str, ...]
-    schema: tuple[str, ...]
+    schema: tuple[Statement, ...]
     ranges: Mapping[str, Sequence[tuple[int, int]]]
     tables: tuple[BackedTable, ...]
     metadata: BackedFile

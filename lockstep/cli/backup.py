@@ -1,0 +1,215 @@
+"""Owns `lockstep backup`: back tables up, list and remove backups, restore them, and watch it happen.
+
+Invariant: a wait that ends early never says that it failed; it prints the id and exits 5.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from lockstep.cli import client, options, render
+from lockstep.cli.client import ClusterClient
+from lockstep.values.errors import OutcomeUnknown, PeerError
+
+POLL_S: Final = 0.2
+_COLOURS: Final = {"done": "green", "failed": "red", "cancelled": "yellow"}
+_TABLE: Final = click.option(
+    "--table", "tables", multiple=True, metavar="KEYSPACE[.TABLE]", help="Only these; several may be named."
+)
+
+
+@click.group()
+def backup() -> None:
+    """Back tables up on all nodes, and restore them, here or in another cluster."""
+
+
+@backup.command("create")
+@click.argument("name", metavar="NAME")
+@_TABLE
+@click.option(
+    "--allow-absent", is_flag=True, help="Leave out nodes that cannot be reached, down to a quorum."
+)
+@options.of_change
+def create(
+    name: str,
+    tables: tuple[str, ...],
+    allow_absent: bool,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> int:
+    """Write a backup called NAME: each node its part, below backups/NAME of its data directory.
+
+    It holds every write that was acknowledged at QUORUM before, and at any level when no node is left out.
+    """
+    cluster = client.connect(host, call_timeout_s)
+    body = {"name": name, "tables": list(tables), "allow_absent": allow_absent}
+    if dry_run:
+        _show_backup_plan(cluster.begin_backup({**body, "dry_run": True}), output)
+        return 0
+    begun = cluster.begin_backup(body)
+    return _shown(follow(cluster, begun, timeout_s) if wait else begun, output)
+
+
+@backup.command("list")
+@options.of_call
+def list_(host: str, call_timeout_s: float, output: str) -> None:
+    """Show the backups that nodes keep, their sizes, and whether they are complete."""
+    found = client.connect(host, call_timeout_s).backups()
+    if output == "json":
+        render.json_out(found, "backups/1")
+        return
+    rows = []
+    for one in found.get("backups", []):
+        state = "complete" if one["complete"] else "not complete"
+        rows.append([one["name"], state, _when(one["began_us"]), len(one["parts"]), _size(one["bytes"])])
+    render.table(["backup", "state", "began", "parts", "size"], rows)
+    for one in found.get("backups", []):
+        for part in one["parts"]:
+            if part["problem"]:
+                click.echo(f"{one['name']}, part {part['host_id']} on node {part['node']}: {part['problem']}")
+        for host_id in one["missing"]:
+            click.echo(f"{one['name']}: part {host_id} is missing")
+    _tell_silent(found)
+
+
+@backup.command("remove")
+@click.argument("name", metavar="NAME")
+@options.of_call
+def remove(name: str, host: str, call_timeout_s: float, output: str) -> int:
+    """Remove all parts of the backup NAME that nodes keep. There is no way back."""
+    removed = client.connect(host, call_timeout_s).remove_backup(name)
+    if output == "json":
+        render.json_out(removed, "backup-removed/1")
+    else:
+        parts = render.counted(removed["parts"], "part")
+        click.echo(f"removed {parts} of backup {name} ({_size(removed['bytes'])})")
+        _tell_silent(removed)
+    return 6 if removed["silent"] else 0
+
+
+@backup.command("restore")
+@click.argument("name", metavar="NAME")
+@_TABLE
+@click.option("--truncate", "existing", flag_value="truncate", help="Empty tables that are there before.")
+@click.option("--merge", "existing", flag_value="merge", help="Add to what is there; the newer write counts.")
+@options.of_change
+def restore(
+    name: str,
+    tables: tuple[str, ...],
+    existing: str | None,
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    host: str,
+    call_timeout_s: float,
+    output: str,
+) -> int:
+    """Bring the tables of the backup NAME back to all their replicas, under the times of their writes.
+
+    Tables and keyspaces that are missing are made. The parts may lie on any nodes, of any cluster.
+    """
+    cluster = client.connect(host, call_timeout_s)
+    body = {"tables": list(tables), "existing": existing or "refuse"}
+    if dry_run:
+        _show_restore_plan(cluster.begin_restore(name, {**body, "dry_run": True}), output)
+        return 0
+    begun = cluster.begin_restore(name, body)
+    return _shown(follow(cluster, begun, timeout_s) if wait else begun, output)
+
+
+def follow(
+    cluster: ClusterClient, begun: Mapping[str, Any], timeout_s: float, poll_s: float = POLL_S
+) -> Mapping[str, Any]:
+    """It, once it has ended; how far it is goes to stderr. OutcomeUnknown when that takes too long."""
+    deadline, told, found = time.monotonic() + timeout_s, "", begun
+    while found.get("state") == "running":
+        if time.monotonic() >= deadline:
+            raise OutcomeUnknown(
+                f"{begun['purpose']} {begun['id']} still runs after {timeout_s:g} s",
+                hint=f"it goes on; end it with `lockstep repair --cancel {begun['id']}`",
+            )
+        time.sleep(poll_s)
+        try:
+            found = cluster.backup_run(int(begun["id"]))
+            line = _headline(found)
+        except PeerError as error:
+            line = f"no answer: {error.message}"
+        if line != told:
+            click.echo(line, err=True)
+            told = line
+    return found
+
+
+def _shown(found: Mapping[str, Any], output: str) -> int:
+    state = str(found.get("state"))
+    if output == "json":
+        render.json_out(found, "backup-run/1")
+    else:
+        click.echo(render.styled(_headline(found), _COLOURS.get(state, "")))
+        if found.get("reason"):
+            click.echo(f"  {found['reason']}")
+    return 0 if state in ("done", "running") else 1
+
+
+def _headline(found: Mapping[str, Any]) -> str:
+    facts = [f"{found.get('purpose')} {found.get('id')} {found.get('state')}"]
+    progress = found.get("progress")
+    if progress:
+        facts.append(f"{progress['parts_done']} of {render.counted(progress['parts'], 'part')}")
+        facts.append(f"{_size(progress['bytes'])} in {render.counted(progress['files'], 'file')}")
+    return ", ".join(facts)
+
+
+def _show_backup_plan(plan: Mapping[str, Any], output: str) -> None:
+    if output == "json":
+        render.json_out(plan, "backup-plan/1")
+        return
+    if plan.get("refused"):
+        click.echo(f"would be refused: {plan['refused']}")
+    click.echo(f"tables: {', '.join(plan.get('tables', []))}")
+    rows = [[f"node {one['node']}", _size(one["bytes_at_most"])] for one in plan.get("nodes", [])]
+    render.table(["writes a part", "of at most"], rows)
+    for node in plan.get("absent", []):
+        click.echo(f"without node {node}")
+    _show_steps(plan)
+
+
+def _show_restore_plan(plan: Mapping[str, Any], output: str) -> None:
+    if output == "json":
+        render.json_out(plan, "restore-plan/1")
+        return
+    made = f"made of cluster {plan.get('cluster')} at epoch {plan.get('epoch')}"
+    click.echo(f"backup {plan.get('name')}, {made}, {_when(plan.get('began_us'))}")
+    rows = [[one["table"], one["action"], _size(one["bytes"])] for one in plan.get("tables", [])]
+    render.table(["table", "is to", "size of all parts"], rows)
+    for one in plan.get("sources", []):
+        click.echo(f"node {one['node']} serves {render.counted(len(one['host_ids']), 'part')}")
+    _show_steps(plan)
+
+
+def _show_steps(plan: Mapping[str, Any]) -> None:
+    for number, step in enumerate(plan.get("steps", []), start=1):
+        click.echo(f"{number}. {step}")
+    click.echo(f"way back: {plan.get('way_back')}")
+
+
+def _tell_silent(found: Mapping[str, Any]) -> None:
+    for node in found.get("silent", []):
+        click.echo(f"node {node} cannot be asked", err=True)
+
+
+def _size(count: Any) -> str:
+    return "unknown" if count is None else render.bytes_text(int(count))
+
+
+def _when(us: Any) -> str:
+    return "" if us is None else datetime.fromtimestamp(int(us) // 1_000_000, UTC).isoformat()
