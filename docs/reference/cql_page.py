@@ -55,8 +55,8 @@ _DIFFERENCES = (
     "A conditional write that was beaten until `timeouts.cas_contention_ms` were over ends with a write "
     "timeout of type `CAS` and has no effect. One that was proposed and then lost sight of has error 0x1700, "
     "before protocol v5 that timeout: it may be applied.",
-    "A query by a secondary index that another replica could answer fails with reason `INDEX_NOT_AVAILABLE` "
-    "where too many replicas are still building it; one that waits a moment for that does not fail.",
+    "A query by a secondary index that too many replicas are still building fails with the reason "
+    "`INDEX_NOT_AVAILABLE` of protocol v5, after 1.5 s.",
     "User functions are written in Python and in no other language, are evaluated by the coordinator after "
     "the rows are read, and a request with them looks at 100 000 rows at most. A name that a built-in "
     "function has means that one unless the keyspace is named.",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lockstep.cql.context import Context, ListIds, Lists
+from lockstep.cql.index_values import check_indexed
 from lockstep.cql.keys import routing_key
 from lockstep.cql.merging import merged_mutations
 from lockstep.cql.modification import BatchPlan, BoundSteps, KeyStep, ModificationPlan
@@ -103,6 +104,8 @@ def _from_steps(plan: ModificationPlan, steps: BoundSteps, values: Values, conte
         liveness = None
     else:
         return ()
+    if shape.table.indexes:
+        check_indexed(shape.table, cells)
     row = Row(clustering, liveness, None, tuple(cells))
     return (
         Mutation(
@@ -185,7 +188,10 @@ def _written_row(
         liveness = Liveness(timestamp_us, ttl_s, writer.expires_at_s)
     if liveness is None and not writer.cells and not writer.deletions:
         return None
-    return Row(clustering, liveness, None, writer.sorted_cells(), writer.sorted_deletions())
+    cells = writer.sorted_cells()
+    if plan.shape.table.indexes:
+        check_indexed(plan.shape.table, cells)
+    return Row(clustering, liveness, None, cells, writer.sorted_deletions())
 
 
 def _row_deletions(

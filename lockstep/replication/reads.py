@@ -190,7 +190,7 @@ class Reads:
         found = index_reads.agreed(results)
         if found is not None:
             return command, found
-        self.reach("read.index_confirmed")
+        self.reach("index.confirmed")
         places, end = index_reads.places_named(command, results)
         if not places.places:
             return command, ((), end)

@@ -207,3 +207,16 @@ def test_aggregates_and_limits(session: Session) -> None:
     assert len(list(session.execute(prepared, (1,)))) == 8
     with pytest.raises(InvalidRequest):
         session.execute(prepared, (None,))
+
+
+def test_a_value_that_is_too_large_for_an_index_is_refused(session: Session) -> None:
+    session.execute("CREATE TABLE large (k int PRIMARY KEY, x text, m map<int, text>)")
+    session.execute("CREATE INDEX ON large (x)")
+    session.execute("CREATE INDEX ON large (m)")
+    insert = session.prepare("INSERT INTO large (k, x, m) VALUES (?, ?, ?)")
+    session.execute(insert, (1, "x" * 65_535, {1: "a"}))
+    for values in ((2, "x" * 65_536, None), (2, None, {1: "y" * 65_536})):
+        with pytest.raises(InvalidRequest, match="Cannot index value of size 65536 for index large_"):
+            session.execute(insert, values)
+    (row,) = session.execute(session.prepare("SELECT k FROM large WHERE x = ?"), ("x" * 65_535,))
+    assert row == (1,)
