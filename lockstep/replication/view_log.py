@@ -160,6 +160,7 @@ class ViewLog:
                 await self._store.synced(batch[-1][0])
             except LockstepError:
                 break  # The store died, and says so itself; whatever is there after a start is replayed.
+            self._runtime.probes.reach("views.durable")
             for _, updates in batch:
                 for record in updates.records:
                     self._begin(record)

@@ -254,6 +254,21 @@ def test_a_row_comes_back_with_its_older_cells() -> None:
     assert _visible(view, replica.sent) == {(_int(1), KEY, _int(1)): {"w": _int(9)}}
 
 
+def tell_of_a_value_that_comes_late() -> None:
+    """One replica has told the view of a value; another hears of it only when it has lost."""
+    view = SPACE.by_name["by_v"]
+    one, other = Replica(ViewOf(view, BASE, SPACE)), Replica(ViewOf(view, BASE, SPACE))
+    first, second = _insert(1, v=1), _insert(2, v=2)
+    one.apply(first)
+    for mutation in (second, first):
+        other.apply(mutation)
+    assert list(_visible(view, [*one.sent, *other.sent])) == [(_int(2), KEY, _int(1))]
+
+
+def test_a_value_that_comes_late_is_told_dead() -> None:
+    tell_of_a_value_that_comes_late()
+
+
 def test_a_dead_marker_takes_its_row_along_when_it_is_purged() -> None:
     dead = Row(b"", None, None, (Cell(0, None, 5, 0, 10), Cell(4, _int(1), 7)))
     left = partition_left(Partition(TOKEN, KEY, rows=(dead,)), 11)

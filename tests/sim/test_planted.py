@@ -23,12 +23,15 @@ from lockstep.sim.planted import DIRECTED, REGISTRY
 from lockstep.sim.report import noticed_by
 from lockstep.sim.scenarios import SCENARIOS
 from tests.node import test_failed_work, test_hints, test_purging
-from tests.replication import test_fences, test_streaming
+from tests.node import test_views as test_node_views
+from tests.replication import test_fences, test_streaming, test_view_updates
 from tests.server import test_ballots_move
 
 #: The test that brings each of the directed bugs about, and must fail with it.
 BROUGHT_ABOUT: dict[str, Callable[[], None]] = {
     "ballots_not_moved": test_ballots_move.test_what_was_accepted_outlives_its_replicas,
+    "view_not_logged": test_node_views.lose_power_before_view_updates_are_sent,
+    "view_late_value_ignored": test_view_updates.tell_of_a_value_that_comes_late,
     "guards_ignored": (
         test_failed_work.test_an_effect_that_is_slow_holds_the_barrier_behind_its_session_and_is_named
     ),

@@ -18,15 +18,28 @@ from lockstep.sim.planted.service import SERVICE
 from lockstep.sim.planted.sessions import DIRECTED as _DIRECTED
 from lockstep.sim.planted.sessions import SESSIONS
 from lockstep.sim.planted.topology import TOPOLOGY
+from lockstep.sim.planted.views import DIRECTED as _VIEWS_DIRECTED
+from lockstep.sim.planted.views import VIEWS
 
 REGISTRY: dict[str, Planted] = {
     planted.name: planted
-    for planted in (*DATA, *COUNTERS, *DECISIONS, *TOPOLOGY, *SESSIONS, *LOG, *SERVICE, *PURGING, *OWED)
+    for planted in (
+        *DATA,
+        *COUNTERS,
+        *DECISIONS,
+        *TOPOLOGY,
+        *SESSIONS,
+        *LOG,
+        *SERVICE,
+        *PURGING,
+        *OWED,
+        *VIEWS,
+    )
 }
 #: Those that a test brings about; no seed is looked for.
 DIRECTED: dict[str, Planted] = {
     planted.name: planted
-    for planted in (*_DIRECTED, *_DECISIONS_DIRECTED, *_PURGING_DIRECTED, *_OWED_DIRECTED)
+    for planted in (*_DIRECTED, *_DECISIONS_DIRECTED, *_PURGING_DIRECTED, *_OWED_DIRECTED, *_VIEWS_DIRECTED)
 }
 
 __all__ = ["DIRECTED", "REGISTRY", "Planted"]

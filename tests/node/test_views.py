@@ -1,0 +1,123 @@
+"""View updates of nodes that lose power, and builds that are interrupted."""
+
+from __future__ import annotations
+
+from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.node import Node
+from lockstep.schema.view_changes import CreateView
+from lockstep.schema.views import unmarking
+from lockstep.sim.door import mutation_for
+from lockstep.sim.history import Change
+from lockstep.sim.probes import CrashRule
+from lockstep.values.ids import Consistency
+from lockstep.values.rows import ALL_ROWS, ReadCommand
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+from tests.node.support import Outcome, Town
+from tests.node.test_requests_while_moving import founded, table_of
+
+TIMEOUT_MS = 1000
+ALL = Consistency.ALL
+KEY = ("v", "pk", "ck")
+
+
+def begin_view(town: Town) -> Outcome:
+    change = CreateView(
+        "ks",
+        "by_v",
+        "00000000-0000-4000-8000-000000000002",
+        "ks",
+        "t",
+        (),
+        KEY[:1],
+        KEY[1:],
+        not_null=KEY,
+        where=" AND ".join(f"{column} IS NOT NULL" for column in KEY),
+    )
+    return town.submit(1, ChangeSchema(change))
+
+
+def make_view(town: Town) -> None:
+    assert town.finish(begin_view(town)).error is None
+    town.agreed(1, 2, 3)
+
+
+def put(town: Town, number: int, *keys: bytes) -> Outcome:
+    async def work(node: Node) -> None:
+        for key in keys:
+            change = Change("t", key, node.runtime.clock.wall_us(), ALL, TIMEOUT_MS, ((0, b"v"),))
+            mutation = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
+            await node.coordinator.write(mutation, Consistency.QUORUM, TIMEOUT_MS)
+
+    return town.begin(number, work)
+
+
+def viewed(town: Town, number: int) -> int:
+    """How many rows the view has."""
+
+    async def work(node: Node) -> int:
+        view = node.cluster.schema.table("ks", "by_v")
+        assert view is not None
+        command = ReadCommand(
+            view.id,
+            TOKEN_MIN,
+            TOKEN_MAX,
+            None,
+            ALL_ROWS,
+            (),
+            reads_static=False,
+            reverse=False,
+            row_limit=1000,
+            partition_row_limit=0,
+            now_s=1,
+            dropped=unmarking(view),
+        )
+        result = await node.coordinator.read(command, ALL, TIMEOUT_MS)
+        return sum(len(partition.rows) for partition in result.partitions)
+
+    outcome = town.finish(town.begin(number, work))
+    assert outcome.error is None, outcome.error
+    return int(outcome.value)
+
+
+def owed(town: Town) -> int:
+    return sum(len(town.node(number).batch_store) for number in (1, 2, 3))
+
+
+def lose_power_before_view_updates_are_sent() -> None:
+    with founded(31) as town:
+        make_view(town)
+        for number in (1, 2, 3):
+            rule = CrashRule(label="views.durable", process=f"n{number}", hit=1, kind="power")
+            town.world.probes.add(rule)
+        put(town, 1, b"a")
+        town.until(lambda: not any(town.process(number).alive for number in (1, 2, 3)))
+        town.start(1, 2, 3)
+        town.until(lambda: town.ready(1, 2, 3))
+        town.until(lambda: owed(town) == 0)
+        town.wait(1)
+        assert viewed(town, 2) == 1
+
+
+def test_view_updates_of_a_durable_write_outlive_a_power_loss_of_all_nodes() -> None:
+    lose_power_before_view_updates_are_sent()
+
+
+def test_a_build_goes_on_after_a_crash() -> None:
+    with founded(32) as town:
+        keys = [b"k%d" % number for number in range(30)]
+        assert town.finish(put(town, 1, *keys)).error is None
+        for number in (1, 2, 3):
+            rule = CrashRule(label="views.build_page", process=f"n{number}", hit=1, kind="power")
+            town.world.probes.add(rule)
+        begin_view(town)
+        town.until(lambda: not any(town.process(number).alive for number in (1, 2, 3)))
+        town.start(1, 2, 3)
+        town.until(lambda: town.ready(1, 2, 3))
+        town.until(lambda: all(done(town, number) for number in (1, 2, 3)))
+        town.wait(3)
+        assert viewed(town, 3) == len(keys)
+
+
+def done(town: Town, number: int) -> bool:
+    builds = town.node(number).view_builds.builds
+    return bool(builds) and all(build.done for build in builds.values())
