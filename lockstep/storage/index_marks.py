@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 
-from lockstep.storage.store import Delete, Family, Operation, Put, Store
+from lockstep.storage.store import Delete, Family, Put, Store
 from lockstep.values.tokens import TOKEN_MIN, Range
 
 _INDEX = struct.Struct(">cccII")
@@ -60,12 +60,6 @@ def missing_ranges(store: Store, table_id: int) -> list[Range]:
     return [Range(*_RANGE.unpack(key)[4:]) for key, _ in store.scan(lower, upper)]
 
 
-def forgotten(table_id: int, index_id: int | None = None) -> list[Operation]:
-    """Operations that forget the marks of one index, or all of a table."""
-    if index_id is not None:
-        return [("delete", _index_key(table_id, index_id))]
-    found: list[Operation] = []
-    for kind in (_OF_INDEX, _OF_RANGE):
-        lower, upper = (_TABLE.pack(Family.INDEX.value, _MARK, kind, one) for one in (table_id, table_id + 1))
-        found.append(("delete_range", lower, upper))
-    return found
+def forgotten(table_id: int, index_id: int) -> Delete:
+    """Forget how far an index was built: its id is never given again."""
+    return "delete", _index_key(table_id, index_id)

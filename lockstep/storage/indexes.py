@@ -79,7 +79,8 @@ class Indexes:
         #: What is to be built, and how often it was asked for: a range may get rows while it is gone through.
         self._jobs: dict[Job, int] = {}
         self._announced: dict[tuple[int, Range], None] = {}
-        self._garbage: list[tuple[list[Operation], tuple[bytes, bytes]]] = []
+        #: (table id, index id) of indexes that are gone, with their entries still there.
+        self._garbage: list[tuple[int, int]] = []
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -96,9 +97,7 @@ class Indexes:
             self.tables.pop(table_id, None)
         for gone in before or ():
             if gone.index_id not in now:
-                self._garbage.append(
-                    (index_marks.forgotten(table_id, gone.index_id), entry_bounds(table_id, gone.index_id))
-                )
+                self._garbage.append((table_id, gone.index_id))
         known = {found.index_id for found in before or ()}
         for job in [job for job in self._jobs if job.table_id == table_id]:
             if job.index_id not in now and (job.index_id is not None or not now):
@@ -256,8 +255,8 @@ class Indexes:
 
     async def _step(self, pace: Pace) -> None:
         if self._garbage:
-            marks, bounds = self._garbage[0]
-            self._write([*marks, ("delete_range", *bounds)])
+            gone = self._garbage[0]
+            self._write([index_marks.forgotten(*gone), ("delete_range", *entry_bounds(*gone))])
             del self._garbage[0]
             return
         job = next(iter(self._jobs))

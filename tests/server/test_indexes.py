@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cassandra import ConsistencyLevel, InvalidRequest
+from cassandra import ConsistencyLevel, InvalidRequest, ReadFailure
 from cassandra.cluster import Cluster, ExecutionProfile, Session
 from cassandra.query import SimpleStatement, tuple_factory
 
-from tests.server.parts import CQL_PORT, Nodes
+from lockstep.storage.indexes import Job
+from lockstep.values import limits
+from lockstep.values.tokens import FULL_RING
+from tests.server.parts import CQL_PORT, Member, Nodes
 
 _REPLICATION = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
 _FILTERING = "ALLOW FILTERING"
@@ -207,6 +210,35 @@ def test_aggregates_and_limits(session: Session) -> None:
     assert len(list(session.execute(prepared, (1,)))) == 8
     with pytest.raises(InvalidRequest):
         session.execute(prepared, (None,))
+
+
+def test_replicas_that_still_build_an_index_say_so(
+    session: Session, three: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "INDEX_WAIT_MS", 50)
+    session.execute("CREATE TABLE late (k int PRIMARY KEY, v int)")
+    session.execute("INSERT INTO late (k, v) VALUES (1, 1)")
+    session.execute("CREATE INDEX ON late (v)")
+    table = three.members[0].node.cluster.schema.table("indexed", "late")
+    assert table is not None
+    query = SimpleStatement("SELECT k FROM late WHERE v = 1", consistency_level=ConsistencyLevel.QUORUM)
+    for member in three.members[:2]:
+        assert list(session.execute(query)) == [(1,)]
+        # As if the rows of a file were gone through.
+        member.node.engine.indexes._jobs[Job(table.id, None, FULL_RING)] = 1
+    with pytest.raises(ReadFailure) as failed:
+        session.execute(query)
+    assert set(failed.value.error_code_map.values()) == {6}
+    query.consistency_level = ConsistencyLevel.ONE
+    assert list(session.execute(query)) == [(1,)]
+    for member in three.members[:2]:
+        three.call(_build(member))
+    query.consistency_level = ConsistencyLevel.ALL
+    assert list(session.execute(query)) == [(1,)]
+
+
+async def _build(member: Member) -> None:
+    member.node.engine.indexes._wake()
 
 
 def test_a_value_that_is_too_large_for_an_index_is_refused(session: Session) -> None:
