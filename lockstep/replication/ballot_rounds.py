@@ -1,8 +1,8 @@
 """Rounds of ballots on one partition: what writes and reads that take ballots have in common.
 
-Invariants. What was decided last is held by a quorum before a round says what it read. A round counts only
-when nothing that matters has changed since it was planned. What goes wrong once something was proposed is
-unknown.
+Invariants. What was decided last, or where deletions of its time may be purged what was read, is held by a
+quorum before a round says what it read. A round counts only when nothing that matters has changed since it
+was planned. What goes wrong once something was proposed is unknown.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from lockstep.consensus import paxos
 from lockstep.consensus.decisions import STEPS, Happened, Phase
 from lockstep.consensus.paxos import Ballot, Promises, Proposal
+from lockstep.metadata.purging import purge_before_s
 from lockstep.replication import verbs
 from lockstep.replication.ballot_messages import (
     CommitRequest,
@@ -39,7 +40,12 @@ from lockstep.values.errors import (
     WriteTimeout,
 )
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.limits import BALLOT_PAUSE_MS_MAX, BALLOT_PAUSE_MS_MIN, REPLICA_RETRY_MS
+from lockstep.values.limits import (
+    BALLOT_BROUGHT_S,
+    BALLOT_PAUSE_MS_MAX,
+    BALLOT_PAUSE_MS_MIN,
+    REPLICA_RETRY_MS,
+)
 from lockstep.values.rows import ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
@@ -132,15 +138,40 @@ class Rounds:
                 await self.held(plan, found.in_progress.under(ballot), ())
             self.goes(Happened.AGAIN)
             return None
+        results = [reply.result for reply in canvass.granted.values()]
         if found.committed is not None and found.lacking:
             self.goes(Happened.LACKING)
-            self.owner.reach("conditional.brings")
-            holders = [node for node in states if node not in found.lacking]
-            if not await self.held(plan, found.committed, holders):
+            if self._is_past(found.committed):
+                self.owner.reach("conditional.past")
+                await self._made_good(command, results)
+            elif not await self._brought(plan, found.committed, found.lacking, states):
                 self.goes(Happened.AGAIN)
                 return None
         self.goes(Happened.KNOWN)
-        return ballot, found, [reply.result for reply in canvass.granted.values()]
+        return ballot, found, results
+
+    async def _brought(
+        self, plan: Plan, decided: Proposal, lacking_: Sequence[NodeId], voters: Collection[NodeId]
+    ) -> bool:
+        self.owner.reach("conditional.brings")
+        return await self.held(plan, decided, [node for node in voters if node not in lacking_])
+
+    async def _made_good(self, command: ReadCommand, results: Sequence[ReadResult]) -> None:
+        try:
+            await self.show(command, results)
+        except (WriteTimeout, WriteFailure):
+            raise self.late(0) from None
+
+    def _is_past(self, decided: Proposal) -> bool:
+        """Whether a later deletion of what was decided may be purged already: brought now, it would return.
+        What is there of it is then made good on a quorum as any rows are."""
+        owner, place = self.owner, self.place
+        table = owner.plans.cluster.table(place.table_id)
+        if table is None:
+            return False
+        now_s = owner.runtime.clock.wall_us() // 1_000_000
+        purged_s = purge_before_s(owner.plans.cluster, table, Range(place.token - 1, place.token), now_s)
+        return decided.origin.time_us // 1_000_000 < min(purged_s, now_s - BALLOT_BROUGHT_S)
 
     async def accepted(self, plan: Plan, proposal: Proposal) -> bool:
         """Whether the proposal is decided, as far as this round says."""

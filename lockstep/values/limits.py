@@ -164,6 +164,9 @@ BALLOT_PAUSE_MS_MIN: Final = 20
 BALLOT_PAUSE_MS_MAX: Final = 160
 #: Looks of a serial read at a partition that others are changing, before it takes a ballot and holds them up.
 BALLOT_LOOKS_MAX: Final = 4
+#: For how long a decision is brought to replicas that lack it even if deletions are purged sooner: its
+#: request has ended by then.
+BALLOT_BROUGHT_S: Final = 60
 #: How long a partition's ballots are kept after its last round: nobody waits that long for an outcome, and no
 #: clock is that wrong.
 BALLOTS_KEPT_S: Final = 10 * 24 * 3600
