@@ -108,10 +108,15 @@ _ready = functools.lru_cache(maxsize=256)(_Callable)
 def _calls(asked: Calls) -> Outcome:
     values: list[bytes | None] = []
     failures: list[tuple[int, str]] = []
+    try:
+        function = _ready(asked.code)
+    except Exception as error:
+        why = described(error)
+        return Outcome((None,) * len(asked.calls), tuple((at, why) for at in range(len(asked.calls))))
     for index, arguments in enumerate(asked.calls):
         value = None
         try:
-            value = _ready(asked.code)(arguments)
+            value = function(arguments)
         except Exception as error:
             failures.append((index, described(error)))
         values.append(value)
@@ -121,11 +126,12 @@ def _calls(asked: Calls) -> Outcome:
 def _fold(asked: Fold) -> Outcome:
     code, state = asked.code, asked.state
     try:
+        function = _ready(code)
         for row in asked.rows:
             # As Cassandra: a row with a null is skipped, and a null state stays null.
             if code.called_on_null or None not in row:
                 takes = code.called_on_null or state is not None
-                state = _ready(code)((state, *row)) if takes else None
+                state = function((state, *row)) if takes else None
     except Exception as error:
         return Outcome((None,), ((0, described(error)),))
     return Outcome((state,))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from cassandra import FunctionFailure, InvalidRequest
 from cassandra.cluster import Cluster, ExecutionProfile, Session
 from cassandra.query import BatchStatement, SimpleStatement, tuple_factory
 
-from tests.server.parts import CQL_PORT, Nodes, nodes
+from tests.server.parts import CQL_PORT, Nodes, addresses, nodes
+from tests.server.test_process import configured, running
 
 _REPLICATION = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
 _SETTINGS = {
@@ -239,3 +242,46 @@ def test_drivers_and_descriptions_know_functions(session: Session) -> None:
         session.execute(statement)
     assert rows(session, "SELECT summed(c) FROM t") == [(66,)]
     assert driver.metadata.keyspaces[session.keyspace].functions["folding(int,int)"] is not None
+
+
+def test_functions_are_off_unless_a_node_is_told_otherwise(single: Nodes) -> None:
+    driver = Cluster([single.members[0].address], port=CQL_PORT)
+    made = driver.connect()
+    made.execute(f"CREATE KEYSPACE without_functions {_REPLICATION}")
+    made.set_keyspace("without_functions")
+    with pytest.raises(InvalidRequest, match="User-defined functions are disabled"):
+        create(made, "plus", "a int, b int", "int", "return a + b")
+    driver.shutdown()
+
+
+@pytest.mark.cluster
+def test_the_workers_of_a_node_that_is_killed_end_with_it(tmp_path: Path) -> None:
+    address = next(addresses())
+    settings = "[functions]\nuser_defined_functions_enabled = true"
+    with running(configured(tmp_path, address, settings)) as (process, _):
+        driver = Cluster([address], port=CQL_PORT)
+        made = driver.connect()
+        made.execute(f"CREATE KEYSPACE ks {_REPLICATION}")
+        made.set_keyspace("ks")
+        made.execute("CREATE TABLE t (k int PRIMARY KEY)")
+        create(made, "twice", "a int", "int", "a * 2")
+        made.execute("INSERT INTO t (k) VALUES (twice(2))")
+        assert [row[0] for row in made.execute("SELECT twice(k) FROM t")] == [8]
+        workers = children(process.pid)
+        assert len(workers) == 1
+        process.kill()
+        process.wait()
+        driver.shutdown()
+    deadline_s = time.monotonic() + 10
+    while any(is_alive(worker) for worker in workers):
+        assert time.monotonic() < deadline_s, "a worker has outlived its node"
+
+
+def children(of: int) -> list[int]:
+    text = Path(f"/proc/{of}/task/{of}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+def is_alive(process: int) -> bool:
+    status = Path(f"/proc/{process}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
