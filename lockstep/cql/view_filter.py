@@ -31,9 +31,14 @@ _COMPARISONS: Final[dict[str, Callable[[bytes, bytes], bool]]] = {
 
 def filter_of(where: str, base: Table, space: Keyspace) -> KeyFilter:
     """The filter of a stored clause."""
+    return compile_filter(parsed_where(where), base, space)
+
+
+def parsed_where(where: str) -> tuple[tree.Relation, ...]:
+    """The relations of a stored clause."""
     statement = parse(f"SELECT * FROM t WHERE {where}").statement
     assert isinstance(statement, tree.Select), "a clause makes a statement with any table"
-    return compile_filter(statement.where, base, space)
+    return statement.where
 
 
 def compile_filter(relations: Sequence[tree.Relation], base: Table, space: Keyspace) -> KeyFilter:

@@ -11,7 +11,7 @@ from typing import Final
 
 from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog, cql_name
-from lockstep.cql.view_filter import compile_filter
+from lockstep.cql.view_filter import compile_filter, parsed_where
 from lockstep.schema.model import Table
 from lockstep.schema.table_options import OptionValue
 from lockstep.schema.view_changes import AlterView, CreateView, DropView, ViewChange
@@ -87,6 +87,11 @@ def where_text(relations: Sequence[tree.Relation]) -> str:
     return " AND ".join(_relation_text(relation) for relation in relations)
 
 
+def shown_where(text: str) -> str:
+    """A stored clause without quotes that it does not need."""
+    return where_text(parsed_where(text)) if '"' in text else text
+
+
 def _relation_text(relation: tree.Relation) -> str:
     if relation.shape != "single":
         raise InvalidRequest(
@@ -139,7 +144,7 @@ def view_statement(view: Table, options: Sequence[str]) -> str:
         f"CREATE MATERIALIZED VIEW {space}.{cql_name(view.name)} AS\n"
         f"    SELECT {selected}\n"
         f"    FROM {space}.{cql_name(definition.base)}\n"
-        f"    WHERE {definition.where}\n"
+        f"    WHERE {shown_where(definition.where)}\n"
         f"    PRIMARY KEY ({key})\n"
         f" WITH " + "\n    AND ".join(options) + ";"
     )

@@ -53,6 +53,7 @@ from lockstep.schema.view_changes import (
     check_column_drop,
     check_drop,
     check_options,
+    check_references,
     check_table_change,
     check_truncate,
     emptied_views,
@@ -498,6 +499,7 @@ def validate(schema: Schema) -> None:
         assert table.columns == _sorted_columns(table.columns), f"columns of {table.name} are not sorted"
         used = [column.id for column in table.columns] + [column.id for column in table.dropped]
         assert len(set(used)) == len(used) and max(used) < table.next_column_id, "a column id is reused"
+    check_references(tables)
     ids = [table.id for table in tables]
     assert len(set(ids)) == len(ids) and max(ids, default=0) < schema.next_table_id, "a table id is reused"
     twin = schema_of(schema.keyspaces, schema.next_table_id)

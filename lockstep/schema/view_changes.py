@@ -234,6 +234,23 @@ def emptied_views(schema: Schema, table: Table, epoch: int) -> Schema:
     return schema
 
 
+def check_references(tables: Sequence[Table]) -> None:
+    """Assert that views and their base tables name each other, and agree on columns."""
+    known = {(table.keyspace, table.name): table for table in tables}
+    for table in tables:
+        for name in table.views:
+            view = known[table.keyspace, name]
+            assert view.view is not None and view.view.base == table.name, (
+                f"{name} is no view of {table.name}"
+            )
+            assert all(table.by_id[c.id].name == c.name for c in view.columns), (
+                f"{name} has columns of its own"
+            )
+        if table.view is not None:
+            base = known[table.keyspace, table.view.base]
+            assert table.name in base.views, f"{base.name} does not know of its view {table.name}"
+
+
 def check_truncate(table: Table) -> None:
     """Rejected for a view, which is emptied with its base table."""
     if table.view is not None:
@@ -265,7 +282,7 @@ def _numbered(view: Table, base: Table) -> Table:
 
 def renamed_where(where: str, renamed: dict[str, str]) -> str:
     """The text of a WHERE clause with other names of columns. Texts are made by `cql`, which quotes all
-    names that are not plain, so words of it are told apart by their quotes alone."""
+    names that are not plain, so words of it are told apart by their quotes alone. New names are quoted."""
     if not renamed:
         return where
     parts: list[str] = []
@@ -275,15 +292,9 @@ def renamed_where(where: str, renamed: dict[str, str]) -> str:
         word = where[at:end]
         name = word[1:-1].replace('""', '"') if word.startswith('"') else word
         quoted = word.startswith("'")
-        parts.append(quoted_name(renamed[name]) if name in renamed and not quoted else word)
+        parts.append('"' + renamed[name].replace('"', '""') + '"' if name in renamed and not quoted else word)
         at = end
     return "".join(parts)
-
-
-def quoted_name(name: str) -> str:
-    """A name as CQL text that reads back as itself."""
-    plain = name[:1].isalpha() and name.isascii() and name.replace("_", "a").isalnum() and name.islower()
-    return name if plain else '"' + name.replace('"', '""') + '"'
 
 
 def _word_end(text: str, at: int) -> int:

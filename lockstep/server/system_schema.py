@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from lockstep.cql.index_statements import target_text
+from lockstep.cql.view_statements import shown_where
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
 from lockstep.schema.table_options import option, option_map
 from lockstep.schema.types import parse_type, parse_uuid
@@ -255,7 +256,7 @@ class _ViewRows:
             "base_table_id": parse_uuid(base.uuid) if base is not None else None,
             "base_table_name": table.view.base,
             "include_all_columns": table.view.all_columns,
-            "where_clause": table.view.where,
+            "where_clause": shown_where(table.view.where),
         }
 
 
