@@ -112,7 +112,8 @@ def _indexes_suffice(clause: Clause, found: Restrictions, usable: Sequence[Usabl
     key_range = not found.partition
     filtered = {one.column.name for one in found.filters}
     in_clustering = [column.name for column in clause.shape.table.clustering if column.name in clause.single]
-    if (key_range and not clause.tokens) or filtered.intersection(in_clustering):
+    indexed = [one.column.name for one in usable if one.column.kind is ColumnKind.CLUSTERING]
+    if (key_range and (indexed or not clause.tokens)) or filtered.intersection(in_clustering):
         filtered.update(in_clustering)
         if clause.multi:
             return False

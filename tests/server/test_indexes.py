@@ -94,6 +94,12 @@ def found(session: Session, where: str, *values: Any, size: int = 5000) -> list[
         ("v = 1 AND l CONTAINS 5 ALLOW FILTERING", lambda at: at % 4 == 1 and at % 6 == 5),
         ("v = 1 AND c = 1 ALLOW FILTERING", lambda at: at % 4 == 1 and at % 3 == 1),
         ("token(k, k2) > 0 AND v = 1", None),
+        ("token(k, k2) > 0 AND c = 1", None),
+        ("c = 1 AND d > 10 AND d < 20 ALLOW FILTERING", lambda at: at % 3 == 1 and 10 < at < 20),
+        ("k = 1 AND v = 3 ALLOW FILTERING", lambda at: at % 5 == 1 and at % 4 == 3),
+        ("s = 3 AND v = 3 ALLOW FILTERING", lambda at: at % 5 + at % 2 == 3 and at % 4 == 3),
+        ("s = 3 AND k2 = 1 AND c = 0 ALLOW FILTERING", lambda at: at % 10 == 7 and at % 3 == 0),
+        ("k = 2 AND k2 = 1 AND s = 3", lambda at: at % 10 == 7),
     ],
 )
 def test_rows_are_found(session: Session, where: str, check: Any) -> None:
@@ -115,6 +121,9 @@ def test_rows_are_found(session: Session, where: str, check: Any) -> None:
         ("SELECT * FROM t WHERE v = 1 AND w = 'w1'", "use ALLOW FILTERING"),
         ("SELECT * FROM t WHERE v = 1 AND c = 1", "use ALLOW FILTERING"),
         ("SELECT * FROM t WHERE v = 1 AND d = 1", "use ALLOW FILTERING"),
+        ("SELECT * FROM t WHERE k = 1 AND c = 1", "use ALLOW FILTERING"),
+        ("SELECT * FROM t WHERE v = 1 AND (c, d) > (1, 2)", "use ALLOW FILTERING"),
+        ("SELECT * FROM t WHERE c = 1 AND d > 2", "use ALLOW FILTERING"),
         ("SELECT * FROM t WHERE l CONTAINS 1 AND l CONTAINS 2", "use ALLOW FILTERING"),
         (
             "SELECT * FROM t WHERE k = 1 AND k2 = 1 AND v = 1 ORDER BY c",
