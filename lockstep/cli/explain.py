@@ -44,8 +44,9 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "Nothing to do: coordinators plan the request anew, and clients see its outcome.",
     ),
     "CQL_FUNCTION": (
-        "A function or an operator could not work its arguments out, as in a division by zero.",
-        "Look at the values that the message names; the statement itself is fine.",
+        "A function or an operator could not work its arguments out, as in a division by zero; or a user "
+        "function failed, took too long or too much memory.",
+        "Look at the values and the function that the message names; the statement itself is fine.",
     ),
     "CQL_CONFIGURATION": (
         "Options of a keyspace or table are not allowed, such as a replication factor above the nodes.",

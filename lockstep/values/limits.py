@@ -494,11 +494,13 @@ INDEX_BUILD_FRAGMENTS: Final = 128
 INDEX_NOTED_EVERY: Final = 64
 #: How long a read waits for an index that is being built, as that of a small table is when it is first asked.
 INDEX_WAIT_MS: Final = 1500
+#: Data ranges that one query by index asks about at once; more waiting would not make replicas faster.
+INDEX_RANGES_AT_ONCE_MAX: Final = 16
 #: User functions and aggregates of one keyspace: they are in every snapshot, and a change looks at all.
 KEYSPACE_FUNCTIONS_MAX: Final = 1000
 FUNCTION_ARGUMENTS_MAX: Final = 255
-#: Characters of a user function's body; larger programs belong into applications.
-FUNCTION_BODY_CHARACTERS_MAX: Final = 64 * 1024
+#: Characters of a user function's body: to check the worst one of this size takes a node some 100 ms.
+FUNCTION_BODY_CHARACTERS_MAX: Final = 32 * 1024
 #: Times that one request is worked out again with the results of user functions that it waited for: as deep
 #: as calls can lie inside each other, and more only where results decide what is called.
 USER_CALL_ROUNDS_MAX: Final = 64
@@ -554,5 +556,3 @@ BACKUP_ATTEMPTS_MAX: Final = 8
 RESTORE_STREAMS_AT_ONCE: Final = 2
 #: Times that a restore looks again because replicas changed while it ran.
 RESTORE_ROUNDS_MAX: Final = 8
-#: Data ranges that one query by index asks about at once; more waiting would not make replicas faster.
-INDEX_RANGES_AT_ONCE_MAX: Final = 16
