@@ -50,6 +50,11 @@ def copy_tests(suite: Path) -> Path:
     return target
 
 
+def walled() -> bool:
+    """Whether this program runs inside namespaces of its own: there is no network beyond loopback."""
+    return bool(os.environ.get(_WALLED))
+
+
 def wall_in() -> bool:
     """Start this program again inside namespaces of its own; True once inside.
 
