@@ -141,6 +141,52 @@ def matrix(only: str, seed: int, pairs: bool, trace: bool, last: int) -> int:
     return 1 if verdict.failed else 0
 
 
+@sim.command()
+@click.option("--seed", default=1, show_default=True, help="First seed.")
+@click.option("--seeds", default=1, show_default=True, help="How many seeds, one after another.")
+@click.option("--statements", default=10_000, show_default=True, help="Of each seed.")
+@click.option(
+    "--nodes", default=1, show_default=True, help="With several, one at a time is killed or cut off."
+)
+@click.option("--table", default=-1, help="Only the script of this table.")
+@click.option("--shrink", is_flag=True, help="Shorten what fails, and print it as CQL.")
+@click.option("--planted", is_flag=True, help="Look for bugs planted on purpose.")
+@click.option("--plant", default="", help="Plant this bug; it must be found.")
+@click.option("--garbage", default=0, help="Instead so many mutated frames and statements.")
+def fuzz(
+    seed: int,
+    seeds: int,
+    statements: int,
+    nodes: int,
+    table: int,
+    shrink: bool,
+    planted: bool,
+    plant: str,
+    garbage: int,
+) -> int:
+    """Compare random statements on random tables with an obvious model of the language."""
+    from lockstep.sim.fuzz import garbage as sender
+    from lockstep.sim.fuzz import report
+
+    if planted:
+        return 0 if report.planted(seed, seeds, plant, click.echo) else 1
+    failed = 0
+    for at in range(seed, seed + seeds):
+        began = time.monotonic()
+        if garbage:
+            counts, wrong = sender.run(at, garbage)
+            click.echo(sender.text_of(at, counts, wrong))
+            failed += bool(wrong)
+            continue
+        order = report.Order(
+            seed=at, statements=statements, nodes=nodes, shrink=shrink, plant=plant, only=table
+        )
+        outcome = report.run(order, click.echo)
+        click.echo(report.text_of(outcome, order, time.monotonic() - began))
+        failed += bool(outcome.found)
+    return 1 if failed else 0
+
+
 def _runner() -> ModuleType:
     """The simulator is large, so it is imported only when it is used."""
     from lockstep.sim import runner

@@ -1,0 +1,389 @@
+"""Statements that change rows: as text, and as what they add to the facts.
+
+Invariant: `apply` answers what the product must answer: None, the rows of a condition, or an error's code,
+and then nothing was changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.facts import Cell, Content, Mark, Row, Seen
+from lockstep.sim.fuzz.relations import Relation, condition_holds, holds, where_text
+from lockstep.sim.fuzz.tables import Column, Table
+
+INVALID: Final = 0x2200
+
+
+class Moment(msgspec.Struct):
+    """When a statement runs: the nodes' second, and the next timestamp that a node would give."""
+
+    now_s: int
+    turn: int = 0
+
+    def next_turn(self) -> int:
+        self.turn += 1
+        return self.turn
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What is expected: an error's code, or rows; None are no rows at all. `applied` of a condition."""
+
+    error: int = 0
+    rows: tuple[tuple[Any, ...], ...] | None = None
+    ordered: bool = True
+    applied: bool | None = None
+
+
+DONE: Final = Answer()
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """`how`: set, add, remove, prepend, put (of `key`), drop (of `key`, or of all of it), count."""
+
+    column: str
+    how: str
+    value: Any = None
+    key: Any = None
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One INSERT, UPDATE or DELETE; `assignments` of a DELETE are drops, without any it deletes rows."""
+
+    verb: str
+    where: tuple[Relation, ...]
+    assignments: tuple[Assignment, ...] = ()
+    stamp: int | None = None
+    ttl_s: int | None = None
+    as_json: str = ""
+    conditions: tuple[Relation, ...] = ()
+    exists: str = ""
+
+    def text(self, table: Table) -> str:
+        return _TEXTS[self.verb](self, table)
+
+    def apply(self, content: Content, moment: Moment) -> Answer:
+        if self.conditions or self.exists:
+            return _conditional(self, content, moment)
+        stamp = moment.next_turn() if self.stamp is None else self.stamp
+        return _apply(self, content, stamp, moment)
+
+
+class Batch(msgspec.Struct, frozen=True):
+    changes: tuple[Change, ...]
+    logged: bool = False
+    stamp: int | None = None
+
+    def text(self, table: Table) -> str:
+        head = "BEGIN BATCH" if self.logged else "BEGIN UNLOGGED BATCH"
+        using = "" if self.stamp is None else f" USING TIMESTAMP {self.stamp}"
+        return f"{head}{using} {'; '.join(change.text(table) for change in self.changes)}; APPLY BATCH"
+
+    def apply(self, content: Content, moment: Moment) -> Answer:
+        given = moment.next_turn() if self.stamp is None else self.stamp
+        for change in self.changes:
+            stamp = given if change.stamp is None else change.stamp
+            assert _apply(change, content, stamp, moment) is DONE
+        return DONE
+
+
+class Truncate(msgspec.Struct, frozen=True):
+    def text(self, table: Table) -> str:
+        return f"TRUNCATE {table.path}"
+
+    def apply(self, content: Content, moment: Moment) -> Answer:
+        content.partitions.clear()
+        return DONE
+
+
+class Wrong(msgspec.Struct, frozen=True):
+    """A statement that must be refused."""
+
+    statement: str
+    error: int
+
+    def text(self, table: Table) -> str:
+        return self.statement
+
+    def apply(self, content: Content, moment: Moment) -> Answer:
+        return Answer(self.error)
+
+
+# ---- as text
+
+
+def _using(change: Change) -> str:
+    parts = [] if change.stamp is None else [f"TIMESTAMP {change.stamp}"]
+    parts += [] if change.ttl_s is None else [f"TTL {change.ttl_s}"]
+    return f" USING {' AND '.join(parts)}" if parts else ""
+
+
+def _given(change: Change) -> list[tuple[str, Any]]:
+    pairs = [(relation.columns[0], relation.value) for relation in change.where]
+    return pairs + [(part.column, part.value) for part in change.assignments]
+
+
+def _insert_text(change: Change, table: Table) -> str:
+    given = _given(change)
+    ending = f"{' IF NOT EXISTS' if change.exists else ''}{_using(change)}"
+    if change.as_json:
+        row = {name: kinds.plain_json(table.column(name).kind, value) for name, value in given}
+        return (
+            f"INSERT INTO {table.path} JSON {kinds.quoted(json.dumps(row))} DEFAULT {change.as_json}{ending}"
+        )
+    names = ", ".join(name for name, _ in given)
+    values = ", ".join(kinds.literal(table.column(name).kind, value) for name, value in given)
+    return f"INSERT INTO {table.path} ({names}) VALUES ({values}){ending}"
+
+
+def _update_text(change: Change, table: Table) -> str:
+    sets = ", ".join(_assignment_text(part, table) for part in change.assignments)
+    where = where_text(table, change.where)
+    return f"UPDATE {table.path}{_using(change)} SET {sets}{where}{_if_text(change, table)}"
+
+
+def _delete_text(change: Change, table: Table) -> str:
+    what = ", ".join(_dropped(part, table) for part in change.assignments)
+    where = where_text(table, change.where)
+    return (
+        f"DELETE {what}{' ' if what else ''}FROM {table.path}{_using(change)}{where}{_if_text(change, table)}"
+    )
+
+
+_TEXTS: Final = {"INSERT": _insert_text, "UPDATE": _update_text, "DELETE": _delete_text}
+
+
+def _if_text(change: Change, table: Table) -> str:
+    if change.exists:
+        return " IF EXISTS"
+    return " IF " + " AND ".join(c.text(table) for c in change.conditions) if change.conditions else ""
+
+
+def _assignment_text(part: Assignment, table: Table) -> str:
+    kind = table.column(part.column).kind
+    name = part.column
+    if part.how == "put":
+        held = kinds.literal(_part(kind, part.key), part.value)
+        return f"{_place(name, kind, part.key)} = {held}"
+    if part.how == "count":
+        return f"{name} = {name} {'-' if part.value < 0 else '+'} {abs(part.value)}"
+    if part.how == "set":
+        return f"{name} = {kinds.literal(kind, part.value)}"
+    if part.how == "prepend":
+        return f"{name} = {kinds.literal(kind, part.value)} + {name}"
+    of = kinds.Kind("set", kind.parts[:1]) if part.how == "remove" and kind.name == "map" else kind
+    sign = "+" if part.how == "add" else "-"
+    return f"{name} = {name} {sign} {kinds.literal(of, part.value)}"
+
+
+def _dropped(part: Assignment, table: Table) -> str:
+    return part.column if part.key is None else _place(part.column, table.column(part.column).kind, part.key)
+
+
+def _place(name: str, kind: kinds.Kind, key: Any) -> str:
+    if kind.name == "udt":
+        return f"{name}.{kind.fields[key]}"
+    return f"{name}[{kinds.literal(kinds.Kind('int') if kind.name == 'list' else kind.parts[0], key)}]"
+
+
+def _part(kind: kinds.Kind, key: Any) -> kinds.Kind:
+    return kind.parts[key] if kind.name == "udt" else kind.parts[-1]
+
+
+# ---- as facts
+
+
+def _keys(columns: Sequence[Column], where: Sequence[Relation]) -> list[tuple[Any, ...]]:
+    """All combinations that `=` and IN name."""
+    named = {r.columns[0]: r for r in where}
+    options = []
+    for column in columns:
+        relation = named[column.name]
+        options.append(tuple(relation.value) if relation.op == "IN" else (relation.value,))
+    return list(itertools.product(*options))
+
+
+def _apply(change: Change, content: Content, stamp: int, moment: Moment) -> Answer:
+    table = content.table
+    keys = _keys(table.of("partition"), change.where)
+    clustering = table.of("clustering")
+    ranged = tuple(r for r in change.where if table.column(r.columns[0]).role == "clustering")
+    if change.verb == "DELETE" and not change.assignments:
+        for key in keys:
+            _delete_rows(content, key, ranged, stamp)
+        return DONE
+    of_static = not ranged and bool(clustering)
+    clusterings = [()] if of_static else _keys(clustering, ranged)
+    failed = False
+    writes = []
+    for key, at in itertools.product(keys, clusterings):
+        static = [part for part in change.assignments if table.column(part.column).role == "static"]
+        regular = [part for part in change.assignments if part not in static]
+        failed = failed or not _lists_fit(content, key, at, change.assignments, moment)
+        writes.append((key, at, static, regular))
+    if failed:
+        return Answer(INVALID)
+    ttl_s = table.default_ttl if change.ttl_s is None else change.ttl_s
+    for key, at, static, regular in writes:
+        seen = content.static(content.partition(key), moment.now_s)
+        _write(content, content.partition(key).static, static, stamp, ttl_s, moment, seen)
+        if of_static:
+            continue
+        row = content.row(key, at)
+        if change.verb == "INSERT":
+            row.marks.append(Mark(stamp, ttl_s, moment.now_s + ttl_s))
+        known = content.find(key, at, moment.now_s)
+        _write(content, row, regular, stamp, ttl_s, moment, known)
+    return DONE
+
+
+def _delete_rows(content: Content, key: tuple[Any, ...], ranged: tuple[Relation, ...], stamp: int) -> None:
+    table = content.table
+    names = [column.name for column in table.of("clustering")]
+    if not ranged:
+        content.partition(key).deletions.append(stamp)
+        return
+
+    def covers(clustering: tuple[Any, ...]) -> bool:
+        values = dict(zip(names, clustering, strict=True))
+        return all(holds(table, relation, values.__getitem__, 0) for relation in ranged)
+
+    content.partition(key).ranges.append((covers, stamp))
+
+
+def _lists_fit(content: Content, key: Any, at: Any, parts: Sequence[Assignment], moment: Moment) -> bool:
+    """Whether every index is one of the list."""
+    for part in parts:
+        column = content.table.column(part.column)
+        if column.kind.name != "list" or part.key is None:
+            continue
+        held = _held(content, key, at, column, moment)
+        if part.key >= len(held):
+            return False
+    return True
+
+
+def _held(content: Content, key: Any, at: Any, column: Column, moment: Moment) -> list[tuple[Any, Cell]]:
+    if column.role == "static":
+        return content.static(content.partition(key), moment.now_s).cells.get(column.name, [])
+    seen = content.find(key, at, moment.now_s)
+    return [] if seen is None else seen.cells.get(column.name, [])
+
+
+def _write(
+    content: Content,
+    row: Row,
+    parts: Sequence[Assignment],
+    stamp: int,
+    ttl_s: int,
+    moment: Moment,
+    seen: Seen | None,
+) -> None:
+    for part in parts:
+        column = content.table.column(part.column)
+        pen = _Pen(row, column, stamp, ttl_s, moment, seen.cells.get(column.name, []) if seen else [])
+        pen.write(part)
+
+
+class _Pen:
+    """Writes one assignment to one row."""
+
+    def __init__(
+        self, row: Row, column: Column, stamp: int, ttl_s: int, moment: Moment, held: list[tuple[Any, Cell]]
+    ) -> None:
+        self.row, self.name, self.kind = row, column.name, column.kind
+        self.stamp, self.ttl_s, self.moment, self.held = stamp, ttl_s, moment, held
+
+    def put(self, path: Any, kind: kinds.Kind, value: Any) -> None:
+        if value is None:
+            self.row.put(self.name, path, Cell(self.stamp, None, b"", 0, self.moment.now_s))
+            return
+        raw = b"" if value is True and self.kind.name == "set" else kinds.wire(kind, value)
+        ends_s = self.moment.now_s + self.ttl_s if self.ttl_s else 0
+        self.row.put(self.name, path, Cell(self.stamp, value, raw, self.ttl_s, ends_s))
+
+    def write(self, part: Assignment) -> None:
+        if part.how == "count":
+            rivals = self.row.cells.get((self.name, None), [])
+            count = (rivals[-1].value if rivals else 0) + part.value
+            self.row.cells[self.name, None] = [Cell(self.moment.next_turn(), count, b"", 0, 0)]
+        elif part.key is not None:
+            self._element(part)
+        elif not self.kind.is_cells:
+            self.put(None, self.kind, part.value)
+        elif part.how == "drop":
+            self.row.columns.setdefault(self.name, []).append(self.stamp)
+        elif part.how == "remove":
+            self._remove(part.value)
+        else:
+            if part.how == "set":
+                self.row.columns.setdefault(self.name, []).append(self.stamp - 1)
+            self._add(part)
+
+    def _element(self, part: Assignment) -> None:
+        path, kind = part.key, self.kind.parts[-1]
+        if self.kind.name == "list":
+            path = self.held[part.key][0]
+        elif self.kind.name == "udt":
+            kind = self.kind.parts[part.key]
+        self.put(path, kind, None if part.how == "drop" else part.value)
+
+    def _remove(self, values: Sequence[Any]) -> None:
+        if self.kind.name == "list":
+            gone = [kinds.wire(self.kind.parts[0], value) for value in values]
+            paths = [path for path, cell in self.held if cell.raw in gone]
+        else:
+            paths = list(values)
+        for path in paths:
+            self.put(path, self.kind.parts[-1], None)
+
+    def _add(self, part: Assignment) -> None:
+        value = part.value or ()
+        if self.kind.name == "set":
+            for element in value:
+                self.put(element, self.kind.parts[0], True)
+        elif self.kind.name == "map":
+            for key, held in value:
+                self.put(key, self.kind.parts[1], held)
+        elif self.kind.name == "udt":
+            for place, held in enumerate(value):
+                if held is not None:
+                    self.put(place, self.kind.parts[place], held)
+        else:
+            turn = self.moment.next_turn()
+            for place, held in enumerate(value):
+                path = (0, -turn, place) if part.how == "prepend" else (1, turn, place)
+                self.put(path, self.kind.parts[0], held)
+
+
+# ---- conditions
+
+
+def _conditional(change: Change, content: Content, moment: Moment) -> Answer:
+    table = content.table
+    key = _keys(table.of("partition"), change.where)[0]
+    clustering = table.of("clustering")
+    ranged = [r for r in change.where if table.column(r.columns[0]).role == "clustering"]
+    facts = content.partition(key)
+    static = content.static(facts, moment.now_s)
+    at = _keys(clustering, ranged)[0] if ranged or not clustering else None
+    seen = content.find(key, at, moment.now_s) if at is not None else (static if static.live else None)
+    values = {**static.values, **(seen.values if seen else {})}
+    if change.exists == "NOT":
+        applied = seen is None
+    elif change.exists:
+        applied = seen is not None
+    else:
+        applied = all(condition_holds(table, relation, values) for relation in change.conditions)
+    turn = moment.next_turn()
+    if applied:
+        answer = _apply(change, content, turn, moment)
+        if answer is not DONE:
+            return answer
+    return Answer(applied=applied)

@@ -1,0 +1,190 @@
+"""Random SELECTs of a table.
+
+Invariant: as in `draws`, nothing depends on an answer. What is drawn is allowed by the language, but that
+ALLOW FILTERING may be missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.draws import UNORDERED, Changes
+from lockstep.sim.fuzz.looks import AGGREGATES, Look, Selector, named_keys, needs_filtering
+from lockstep.sim.fuzz.relations import Relation
+from lockstep.sim.fuzz.tables import Column, Table
+from lockstep.sim.streams import Stream
+
+_PAGES: Final = (0, 0, 0, 1, 2, 3, 7)
+_SUMMED: Final = ("int", "bigint", "smallint", "tinyint", "counter")
+
+
+class Looks:
+    """Draws for one table."""
+
+    def __init__(self, draw: Stream, table: Table, changes: Changes) -> None:
+        self.draw, self.table, self._changes = draw, table, changes
+
+    def next(self) -> Look:
+        if self.draw.random() < 0.08:
+            return self._distinct()
+        where = self._where()
+        named = named_keys(self.table, where)
+        single = named is not None and all(len(options) == 1 for options in named)
+        clustering = self.table.of("clustering")
+        group = 0
+        if self.draw.random() < 0.12:
+            group = self.draw.randint(
+                len(self.table.of("partition")), len(self.table.of("partition", "clustering"))
+            )
+        backward = bool(clustering) and named is not None and self.draw.random() < 0.3
+        backward = backward and (single or not group)
+        as_json = (
+            not group and self.draw.random() < 0.1 and all(kinds.jsonable(c.kind) for c in self.table.columns)
+        )
+        selectors = self._selectors(group=group, as_json=as_json)
+        aggregates = any(selector.how in AGGREGATES for selector in selectors)
+        needed = needs_filtering(self.table, where)
+        return Look(
+            selectors=selectors,
+            where=where,
+            backward=backward,
+            group=group,
+            as_json=as_json,
+            limit=self.draw.choice((0, 0, 1, 2, 5)),
+            per_partition=self.draw.choice((0, 0, 0, 1, 2)) if group or not aggregates else 0,
+            filtering=self.draw.random() < (0.95 if needed else 0.1),
+            page_rows=0 if backward and not single and self.draw.random() < 0.9 else self.draw.choice(_PAGES),
+        )
+
+    def _distinct(self) -> Look:
+        names = [Selector("column", c.name) for c in self.table.of("partition")]
+        names += [Selector("column", c.name) for c in self.table.of("static") if self.draw.random() < 0.5]
+        where = self._partition() if self.draw.random() < 0.5 else ()
+        return Look(
+            selectors=tuple(names),
+            where=where,
+            distinct=True,
+            limit=self.draw.choice((0, 0, 1, 2)),
+            filtering=needs_filtering(self.table, where),
+            page_rows=self.draw.choice(_PAGES),
+        )
+
+    # ---- selection
+
+    def _selectors(self, *, group: int, as_json: bool) -> tuple[Selector, ...]:
+        if as_json or (not group and self.draw.random() < 0.35):
+            return ()
+        count = self.draw.randint(1, 4)
+        if group or self.draw.random() < 0.12:
+            return tuple(self._aggregate() for _ in range(count))
+        return tuple(self._selector() for _ in range(count))
+
+    def _aggregate(self) -> Selector:
+        how = self.draw.choice(("column", *AGGREGATES))
+        columns = self.table.columns
+        if how in ("sum", "avg"):
+            columns = tuple(c for c in columns if c.kind.name in _SUMMED)
+        elif how in ("min", "max"):
+            columns = tuple(c for c in columns if not c.kind.parts and c.kind.name != "duration")
+        if how == "rows" or not columns:
+            return Selector("rows")
+        return Selector(how, self.draw.choice(columns).name)
+
+    def _selector(self) -> Selector:
+        chance = self.draw.random()
+        column = self.draw.choice(self.table.columns)
+        held = column.role in ("static", "regular")
+        if chance < 0.05:
+            return Selector("token")
+        if chance < 0.35 and held and not column.kind.is_cells and not self.table.counters:
+            if self.table.stamped and chance < 0.2:
+                return Selector("writetime", column.name)
+            return Selector("ttl", column.name)
+        if chance < 0.7 and column.kind.name in ("set", "map") and (held or column.kind.frozen):
+            value = self._changes.one(column)[0]
+            return Selector("element", column.name, value[0] if column.kind.name == "map" else value)
+        if chance < 0.7 and column.kind.name == "udt":
+            return Selector("field", column.name, self.draw.randrange(len(column.kind.parts)))
+        if chance < 0.7 and column.kind.name in ("int", "bigint", "varint"):
+            return Selector("text", column.name)
+        return Selector("column", column.name)
+
+    # ---- restrictions
+
+    def _where(self) -> tuple[Relation, ...]:
+        chance = self.draw.random()
+        where = () if chance < 0.2 else self._partition()
+        if self.table.of("clustering") and self.draw.random() < 0.6:
+            where += self._clustering()
+        if self.draw.random() < 0.15:
+            where += self._filters()
+        return where
+
+    def _partition(self) -> tuple[Relation, ...]:
+        columns = self.table.of("partition")
+        chance = self.draw.random()
+        if chance < 0.12:
+            return self._tokens()
+        found = list(self._changes.equals("partition"))
+        if chance < 0.35:
+            place = self.draw.randrange(len(columns))
+            found[place] = self._in(columns[place])
+        if chance > 0.93 and len(columns) > 1:
+            del found[self.draw.randrange(len(columns))]
+        return tuple(found)
+
+    def _in(self, column: Column) -> Relation:
+        values = tuple(self.draw.choice(column.pool) for _ in range(self.draw.randint(1, 4)))
+        return Relation((column.name,), "IN", values)
+
+    def _tokens(self) -> tuple[Relation, ...]:
+        names = tuple(column.name for column in self.table.of("partition"))
+        bounds = sorted(self.draw.randrange(-(1 << 63), 1 << 63) for _ in range(2))
+        low = Relation(names, self.draw.choice((">", ">=")), bounds[0], token=True)
+        high = Relation(names, self.draw.choice(("<", "<=")), bounds[1], token=True)
+        return self.draw.choice(((low,), (high,), (low, high)))
+
+    def _clustering(self) -> tuple[Relation, ...]:
+        columns = self.table.of("clustering")
+        if self.draw.random() < 0.06:
+            return (Relation((columns[-1].name,), "=", self._changes.one(columns[-1])),)
+        whole = self.draw.randint(0, len(columns))
+        found: list[Relation] = []
+        for column in columns[:whole]:
+            value = self._changes.one(column)
+            found.append(
+                self._in(column) if self.draw.random() < 0.2 else Relation((column.name,), "=", value)
+            )
+        rest = columns[whole:]
+        if not rest or self.draw.random() < 0.2:
+            return tuple(found)
+        if self.draw.random() < 0.2:
+            return (*found, self._several(rest))
+        return (*found, *self._changes.slice(rest))
+
+    def _several(self, columns: tuple[Column, ...]) -> Relation:
+        chosen = columns[: self.draw.randint(1, len(columns))]
+        if len(chosen) == 1:
+            return self._in(chosen[0])
+        names = tuple(column.name for column in chosen)
+        values: list[Any] = [
+            tuple(self._changes.one(c) for c in chosen) for _ in range(self.draw.randint(1, 3))
+        ]
+        return self.draw.choice((Relation(names, "IN", tuple(values)), Relation(names, "=", values[0])))
+
+    def _filters(self) -> tuple[Relation, ...]:
+        column = self.draw.choice(self.table.of("static", "regular"))
+        kind, value = column.kind, self._changes.one(column)
+        if kind.name in ("list", "set", "map") and (kind.is_cells or self.draw.random() < 0.5):
+            if kind.name != "map":
+                return (Relation((column.name,), "CONTAINS", value[0]),)
+            key, held = value[0]
+            if kind.is_cells and self.draw.random() < 0.3:
+                return (Relation((column.name,), "=", held, key=key),)
+            chosen = self.draw.choice((("CONTAINS", held), ("CONTAINS KEY", key)))
+            return (Relation((column.name,), *chosen),)
+        if kind.is_cells:
+            return ()
+        ops = ("=",) if kind.name in UNORDERED else ("=", "=", "<", "<=", ">", ">=")
+        return (Relation((column.name,), self.draw.choice(ops), value),)

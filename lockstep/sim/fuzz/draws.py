@@ -1,0 +1,283 @@
+"""Random changes of a table.
+
+Invariant: what is drawn depends on the table, the stream and the count of statements alone, never on an
+answer; so any part of a script can be played without the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.changes import Assignment, Batch, Change, Truncate, Wrong
+from lockstep.sim.fuzz.relations import Relation
+from lockstep.sim.fuzz.tables import Column, Table
+from lockstep.sim.streams import Stream
+
+#: Timestamps of neighbouring statements overlap, and ties are common; slowly they rise.
+_STAMPS_WIDE: Final = 40
+_STAMPS_RISE: Final = 4
+_TTLS: Final = (0, 3, 6, 9, 30)
+_VERBS: Final = ("INSERT", "INSERT", "INSERT", "UPDATE", "UPDATE", "UPDATE", "DELETE")
+#: Columns of these are compared for order in conditions and filters.
+UNORDERED: Final = ("duration", "list", "set", "map", "tuple", "udt", "counter")
+
+
+class Changes:
+    """Draws for one table."""
+
+    def __init__(self, draw: Stream, table: Table) -> None:
+        self.draw, self.table = draw, table
+        self.count = 0
+
+    def next(self) -> Change | Batch | Truncate | Wrong:
+        self.count += 1
+        chance = self.draw.random()
+        if chance < 0.01:
+            return Truncate()
+        if chance < 0.04:
+            return self.wrong()
+        if self.table.counters:
+            return self._counting()
+        if chance < 0.14:
+            return self._batch()
+        if not self.table.stamped and chance < 0.45:
+            return self._conditional()
+        return self.change(self._stamp(), indexes=True)
+
+    # ---- parts
+
+    def _stamp(self) -> int | None:
+        if not self.table.stamped:
+            return None
+        return 1000 + self.count * _STAMPS_RISE + self.draw.randrange(_STAMPS_WIDE)
+
+    def _ttl(self) -> int | None:
+        return self.draw.choice(_TTLS) if self.draw.random() < 0.25 else None
+
+    def one(self, column: Column) -> Any:
+        return self.draw.choice(column.pool)
+
+    def equals(self, *roles: str) -> tuple[Relation, ...]:
+        return tuple(Relation((c.name,), "=", self.one(c)) for c in self.table.of(*roles))
+
+    def _some(self, columns: tuple[Column, ...], least: int = 0) -> list[Column]:
+        count = self.draw.randint(min(least, len(columns)), len(columns))
+        return sorted(self.draw.sample(columns, count), key=lambda column: column.name)
+
+    # ---- changes
+
+    def change(self, stamp: int | None, *, indexes: bool) -> Change:
+        """`indexes`: whether elements of lists may be named, which reads before it writes."""
+        verb = self.draw.choice(_VERBS)
+        if verb == "DELETE":
+            return self._delete(stamp, indexes=indexes)
+        static_only = bool(self.table.of("static")) and self.draw.random() < 0.15
+        if verb == "INSERT":
+            return self._insert(stamp, static_only=static_only)
+        roles = ("static",) if static_only else ("static", "regular")
+        columns = self._some(self.table.of(*roles), 1)
+        if not static_only and all(column.role == "static" for column in columns):
+            columns.append(self.table.of("regular")[0])
+        where = self.equals("partition", *(() if static_only else ("clustering",)))
+        assignments = tuple(self._assignment(column, indexes=indexes) for column in columns)
+        ttl_s = self._ttl()
+        return Change(
+            verb="UPDATE",
+            where=self._widened(where, assignments),
+            assignments=assignments,
+            stamp=stamp,
+            ttl_s=ttl_s,
+        )
+
+    def _widened(self, where: tuple[Relation, ...], parts: tuple[Assignment, ...]) -> tuple[Relation, ...]:
+        """Sometimes the last column of a key is IN several."""
+        if self.draw.random() > 0.1 or any(
+            self.table.column(part.column).kind.name == "list" for part in parts
+        ):
+            return where
+        last = [where[-1].columns[0], self.table.of("partition")[-1].name]
+        name = self.draw.choice(last)
+        column = self.table.column(name)
+        if column.kind.is_cells:
+            return where
+        values = tuple(self.draw.sample(column.pool, self.draw.randint(1, len(column.pool))))
+        return tuple(Relation((name,), "IN", values) if r.columns == (name,) else r for r in where)
+
+    def _insert(self, stamp: int | None, *, static_only: bool = False) -> Change:
+        roles = ("static",) if static_only else ("static", "regular")
+        columns = self._some(self.table.of(*roles), 1 if static_only else 0)
+        assignments = tuple(
+            Assignment(column.name, "set", None if self.draw.random() < 0.1 else self.one(column))
+            for column in columns
+        )
+        where = self.equals("partition", *(() if static_only else ("clustering",)))
+        as_json = ""
+        if (
+            not static_only
+            and self.draw.random() < 0.2
+            and all(kinds.jsonable(c.kind) for c in self.table.columns)
+        ):
+            as_json = self.draw.choice(("NULL", "UNSET"))
+            if as_json == "NULL":
+                named = {part.column: part for part in assignments}
+                # Null for every column that is not named.
+                assignments = tuple(
+                    named.get(c.name, Assignment(c.name, "set", None))
+                    for c in self.table.of("static", "regular")
+                )
+        return Change(
+            verb="INSERT",
+            where=where,
+            assignments=assignments,
+            stamp=stamp,
+            ttl_s=self._ttl(),
+            as_json=as_json,
+        )
+
+    def _assignment(self, column: Column, *, indexes: bool) -> Assignment:
+        kind, value = column.kind, self.one(column)
+        if not kind.is_cells or self.draw.random() < 0.25:
+            return Assignment(column.name, "set", None if self.draw.random() < 0.1 else value)
+        if kind.name == "udt":
+            place = self.draw.randrange(len(kind.parts))
+            return Assignment(column.name, "put", value[place], place)
+        ways = {"list": ["add", "prepend"], "set": ["add", "remove"], "map": ["add", "remove", "put"]}
+        choices = ways[kind.name] + (["put", "remove"] if kind.name == "list" and indexes else [])
+        how = self.draw.choice(choices)
+        if how == "remove" and kind.name == "map":
+            value = tuple(key for key, _ in value)
+        if how != "put":
+            return Assignment(column.name, how, value)
+        if kind.name == "list":
+            return Assignment(column.name, "put", value[0], self.draw.choice((0, 0, 0, 1, 2)))
+        key, held = value[0]
+        return Assignment(column.name, "put", None if self.draw.random() < 0.2 else held, key)
+
+    def _delete(self, stamp: int | None, *, indexes: bool) -> Change:
+        chance = self.draw.random()
+        if chance < 0.45:
+            return self._delete_cells(stamp, indexes=indexes)
+        where = self.equals("partition")
+        clustering = self.table.of("clustering")
+        if clustering and chance < 0.97:
+            whole = self.draw.randint(0 if chance > 0.9 else 1, len(clustering))
+            where += tuple(Relation((c.name,), "=", self.one(c)) for c in clustering[:whole])
+            if whole < len(clustering) and self.draw.random() < 0.7:
+                where += self.slice(clustering[whole:])
+        return Change(verb="DELETE", where=where, stamp=stamp)
+
+    def slice(self, columns: tuple[Column, ...]) -> tuple[Relation, ...]:
+        """One or two bounds of the first columns."""
+        if len(columns) > 1 and self.draw.random() < 0.3:
+            chosen = columns[: self.draw.randint(2, len(columns))]
+        else:
+            chosen = columns[:1]
+        names = tuple(column.name for column in chosen)
+        ops = self.draw.choice(((">",), (">=",), ("<",), ("<=",), (">", "<"), (">=", "<="), (">", "<=")))
+        found = []
+        for op in ops:
+            values = tuple(self.one(column) for column in chosen)
+            found.append(Relation(names, op, values if len(names) > 1 else values[0]))
+        return tuple(found)
+
+    def _delete_cells(self, stamp: int | None, *, indexes: bool) -> Change:
+        static_only = bool(self.table.of("static")) and self.draw.random() < 0.3
+        columns = self._some(self.table.of("static" if static_only else "regular"), 1)
+        parts = []
+        for column in columns:
+            kind, value = column.kind, self.one(column)
+            key = None
+            if kind.is_cells and self.draw.random() < 0.6:
+                if kind.name == "list":
+                    key = self.draw.choice((0, 0, 1)) if indexes else None
+                elif kind.name == "udt":
+                    key = self.draw.randrange(len(kind.parts))
+                else:
+                    key = value[0][0] if kind.name == "map" else value[0]
+            parts.append(Assignment(column.name, "drop", None, key))
+        where = self.equals("partition", *(() if static_only else ("clustering",)))
+        return Change(verb="DELETE", where=where, assignments=tuple(parts), stamp=stamp)
+
+    def _batch(self) -> Batch:
+        stamp = self._stamp()
+        own = stamp is not None and self.draw.random() < 0.5
+        changes = tuple(
+            self.change(self._stamp() if own else None, indexes=False) for _ in range(self.draw.randint(1, 4))
+        )
+        return Batch(changes, self.draw.random() < 0.5, None if own else stamp)
+
+    def _counting(self) -> Change:
+        columns = self._some(self.table.of("regular"), 1)
+        roles: tuple[str, ...] = ("partition", "clustering")
+        if self.table.of("static") and self.draw.random() < 0.3:
+            columns, roles = self._some(self.table.of("static"), 1), ("partition",)
+        parts = tuple(Assignment(c.name, "count", self.draw.choice((1, 2, -1, 10, -7))) for c in columns)
+        return Change(verb="UPDATE", where=self.equals(*roles), assignments=parts)
+
+    # ---- conditions
+
+    def _conditional(self) -> Change:
+        change = self.change(None, indexes=False)
+        while change.as_json or not self._is_one_row(change):
+            change = self.change(None, indexes=False)
+        if change.verb == "INSERT":
+            return msgspec.structs.replace(change, exists="NOT")
+        static_only = not any(self.table.column(r.columns[0]).role == "clustering" for r in change.where)
+        if self.draw.random() < 0.3:
+            return msgspec.structs.replace(change, exists="YES")
+        roles = ("static",) if static_only and self.table.of("clustering") else ("static", "regular")
+        fit = tuple(c for c in self.table.of(*roles) if not c.kind.is_cells and c.kind.name != "duration")
+        if not fit:
+            return msgspec.structs.replace(change, exists="YES")
+        columns = self._some(fit, 1)[:2]
+        return msgspec.structs.replace(change, conditions=tuple(self._condition(c) for c in columns))
+
+    def _is_one_row(self, change: Change) -> bool:
+        if any(relation.op != "=" for relation in change.where):
+            return False
+        named = {relation.columns[0] for relation in change.where}
+        if all(column.name in named for column in self.table.of("clustering")):
+            return True
+        return bool(change.assignments) and change.verb == "UPDATE"
+
+    def _condition(self, column: Column) -> Relation:
+        chance = self.draw.random()
+        if chance < 0.2:
+            return Relation((column.name,), self.draw.choice(("=", "!=")), None)
+        if chance < 0.35:
+            values = tuple(self.draw.sample(column.pool, self.draw.randint(1, len(column.pool))))
+            return Relation((column.name,), "IN", values)
+        ops = ("=", "=", "!=") if column.kind.name in UNORDERED else ("=", "=", "!=", "<", "<=", ">", ">=")
+        return Relation((column.name,), self.draw.choice(ops), self.one(column))
+
+    # ---- what must be refused
+
+    def wrong(self) -> Wrong:
+        table, key = self.table, self.table.of("partition")[0]
+        value = kinds.literal(key.kind, self.one(key))
+        column = self.draw.choice(table.of("regular"))
+        texts = (
+            (f"SELECT nothing FROM {table.path}", 0x2200),
+            (f"SELECT * FROM {table.path}x", 0x2200),
+            (f"SELECT * FROM {table.path} WHERE", 0x2000),
+            (f"INSERT INTO {table.path} ({column.name}) VALUES (null)", 0x2200),
+            (f"INSERT INTO {table.path} ({key.name}, {key.name}) VALUES ({value}, {value})", 0x2200),
+            (f"UPDATE {table.path} SET {column.name} = null", 0x2000),
+            (f"UPDATE {table.path} SET {key.name} = {value} WHERE {key.name} = {value}", 0x2200),
+            (f"UPDATE {table.path} USING TTL -1 SET {column.name} = null WHERE {key.name} = {value}", 0x2200),
+            (f"DELETE {key.name} FROM {table.path} WHERE {key.name} = {value}", 0x2200),
+            (f"DELETE FROM {table.path} WHERE {column.name} = null", 0x2200),
+            (f"SELECT * FROM {table.path} WHERE {key.name} = null", 0x2200),
+            (f"SELECT * FROM {table.path} LIMIT 0", 0x2200),
+            (f"SELECT {column.name}[1].x FROM {table.path}", 0x2200),
+            (f"SELECT {column.name} FROM {table.path} GROUP BY {column.name}", 0x2200),
+            (f"SELECT * FROM {table.path} ORDER BY {column.name} ASC", 0x2200),
+            (f"SELECT DISTINCT {column.name} FROM {table.path}", 0x2200),
+            (f"INSERT INTO {table.path} JSON '[1]'", 0x2200),
+            (f"CREATE TABLE {table.path} (a int PRIMARY KEY)", 0x2400),
+        )
+        statement, error = self.draw.choice(texts)
+        return Wrong(statement, error)

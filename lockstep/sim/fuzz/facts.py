@@ -1,0 +1,183 @@
+"""What was written to a table, and what of it can be seen at a time.
+
+Invariant: nothing is ever forgotten or merged: every write adds facts, and a look takes the strongest of all
+facts of a place. Slow, and hardly possible to get wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.tables import Column, Table, rank
+from lockstep.values.tokens import token_of
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """`value` None is a tombstone; `ends_s` is when it expires, or was deleted."""
+
+    stamp: int
+    value: Any
+    raw: bytes
+    ttl_s: int
+    ends_s: int
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """That an INSERT made the row."""
+
+    stamp: int
+    ttl_s: int
+    ends_s: int
+
+
+class Row:
+    """Facts of one row. Places of cells are (column, path); paths of lists sort as their elements do."""
+
+    def __init__(self, clustering: tuple[Any, ...]) -> None:
+        self.clustering = clustering
+        self.marks: list[Mark] = []
+        self.deletions: list[int] = []
+        self.cells: dict[tuple[str, Any], list[Cell]] = {}
+        self.columns: dict[str, list[int]] = {}
+
+    def put(self, column: str, path: Any, cell: Cell) -> None:
+        self.cells.setdefault((column, path), []).append(cell)
+
+
+class Seen(msgspec.Struct):
+    """A visible row: values by column, and the cells that they are of."""
+
+    values: dict[str, Any]
+    cells: dict[str, list[tuple[Any, Cell]]]
+    live: bool
+
+
+class Facts:
+    """Facts of one partition."""
+
+    def __init__(self, key: tuple[Any, ...]) -> None:
+        self.key = key
+        self.deletions: list[int] = []
+        #: (whether it covers a clustering, timestamp).
+        self.ranges: list[tuple[Callable[[tuple[Any, ...]], bool], int]] = []
+        self.rows: dict[tuple[bytes, ...], Row] = {}
+        self.static = Row(())
+
+
+class Content:
+    """All partitions of one table."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.partitions: dict[tuple[bytes, ...], Facts] = {}
+
+    def partition(self, key: tuple[Any, ...]) -> Facts:
+        place = _wires(self.table.of("partition"), key)
+        return self.partitions.setdefault(place, Facts(key))
+
+    def row(self, key: tuple[Any, ...], clustering: tuple[Any, ...]) -> Row:
+        place = _wires(self.table.of("clustering"), clustering)
+        return self.partition(key).rows.setdefault(place, Row(clustering))
+
+    def token(self, key: tuple[Any, ...]) -> int:
+        return token_of(self.key_bytes(key))
+
+    def key_bytes(self, key: tuple[Any, ...]) -> bytes:
+        parts = _wires(self.table.of("partition"), key)
+        if len(parts) == 1:
+            return parts[0]
+        return b"".join(len(part).to_bytes(2, "big") + part + b"\0" for part in parts)
+
+    def in_token_order(self) -> list[Facts]:
+        return sorted(self.partitions.values(), key=lambda f: (self.token(f.key), self.key_bytes(f.key)))
+
+    def rows(self, facts: Facts, now_s: int) -> list[tuple[tuple[Any, ...], Seen]]:
+        """Visible rows of a partition as they lie there."""
+        columns = self.table.of("clustering")
+        found = []
+        for row in sorted(facts.rows.values(), key=lambda row: rank(columns, row.clustering)):
+            covers = [stamp for covers, stamp in facts.ranges if covers(row.clustering)]
+            seen = self.see(row, [*facts.deletions, *covers], self.table.of("regular"), now_s)
+            if seen.live:
+                found.append((row.clustering, seen))
+        return found
+
+    def static(self, facts: Facts, now_s: int) -> Seen:
+        return self.see(facts.static, facts.deletions, self.table.of("static"), now_s)
+
+    def find(self, key: tuple[Any, ...], clustering: tuple[Any, ...], now_s: int) -> Seen | None:
+        """One row, when it is visible."""
+        place = _wires(self.table.of("clustering"), clustering)
+        for known, seen in self.rows(self.partition(key), now_s):
+            if _wires(self.table.of("clustering"), known) == place:
+                return seen
+        return None
+
+    def see(self, row: Row, deletions: list[int], columns: tuple[Column, ...], now_s: int) -> Seen:
+        """What is left of a row under its own and outer deletions."""
+        covered = max([*deletions, *row.deletions], default=_NEVER)
+        mark = max(row.marks, key=_mark_strength, default=None)
+        live = mark is not None and mark.stamp > covered and not _over(mark, now_s)
+        seen = Seen({}, {}, live)
+        for column in columns:
+            gone = max([covered, *row.columns.get(column.name, ())])
+            cells = [
+                (path, winner)
+                for (name, path), rivals in row.cells.items()
+                if name == column.name
+                for winner in [max(rivals, key=_strength)]
+                if winner.stamp > gone and winner.value is not None and not _over(winner, now_s)
+            ]
+            seen.cells[column.name] = _sorted_cells(column.kind, cells)
+            seen.values[column.name] = _value(column.kind, seen.cells[column.name])
+            seen.live = seen.live or bool(cells)
+        return seen
+
+
+_NEVER = -(1 << 63)
+
+
+def _wires(columns: tuple[Column, ...], values: tuple[Any, ...]) -> tuple[bytes, ...]:
+    return tuple(kinds.wire(column.kind, value) for column, value in zip(columns, values, strict=True))
+
+
+def _over(fact: Cell | Mark, now_s: int) -> bool:
+    return fact.ttl_s > 0 and fact.ends_s <= now_s
+
+
+def _strength(cell: Cell) -> tuple[Any, ...]:
+    return (cell.stamp, cell.value is None, cell.ttl_s > 0, cell.ends_s, cell.raw)
+
+
+def _mark_strength(mark: Mark) -> tuple[Any, ...]:
+    return (mark.stamp, mark.ttl_s > 0, mark.ends_s)
+
+
+def _sorted_cells(kind: kinds.Kind, cells: list[tuple[Any, Cell]]) -> list[tuple[Any, Cell]]:
+    if kind.is_cells and kind.name in ("set", "map"):
+        return sorted(cells, key=lambda pair: kinds.order(kind.parts[0], pair[0]))
+    return sorted(cells, key=lambda pair: pair[0]) if kind.is_cells else cells
+
+
+def _value(kind: kinds.Kind, cells: list[tuple[Any, Cell]]) -> Any:
+    """A column's value out of its visible cells; None when there are none."""
+    if not cells:
+        return None
+    if not kind.is_cells:
+        return cells[0][1].value
+    if kind.name == "map":
+        return tuple((path, cell.value) for path, cell in cells)
+    if kind.name == "udt":
+        held = dict(cells)
+        return tuple(held[place].value if place in held else None for place in range(len(kind.parts)))
+    return tuple(path if kind.name == "set" else cell.value for path, cell in cells)
+
+
+def each(content: Content, now_s: int) -> Iterator[tuple[Facts, Seen, list[tuple[tuple[Any, ...], Seen]]]]:
+    """(facts, static row, rows) of all partitions in the order of tokens."""
+    for facts in content.in_token_order():
+        yield facts, content.static(facts, now_s), content.rows(facts, now_s)

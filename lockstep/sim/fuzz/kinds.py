@@ -1,0 +1,300 @@
+"""Types and values of random schemas: drawn, written as CQL, ordered, encoded.
+
+Invariant: a value is hashable and canonical: tuples for collections, sets and maps sorted and unique by
+`order`; two values of one type are the same exactly if `wire` is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+
+from lockstep.schema.types import parse_type
+from lockstep.sim.streams import Stream
+
+SCALARS: Final = (
+    *("int", "text", "int", "text", "bigint", "ascii", "blob", "boolean", "date", "decimal", "double"),
+    *("duration", "float", "inet", "smallint", "time", "timestamp", "timeuuid", "tinyint", "uuid", "varint"),
+)
+#: Types whose JSON is compared.
+JSON_SCALARS: Final = frozenset(
+    ("int", "text", "bigint", "ascii", "blob", "boolean", "smallint", "tinyint", "uuid", "timeuuid", "varint")
+)
+WHOLE: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64, "counter": 64}
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A native type by its name, or list, set, map, tuple and udt with their parts."""
+
+    name: str
+    parts: tuple[Kind, ...] = ()
+    frozen: bool = False
+    fields: tuple[str, ...] = ()
+    user: str = ""
+
+    @property
+    def is_cells(self) -> bool:
+        """Whether a column of it is many cells."""
+        return bool(self.parts) and not self.frozen and self.name != "tuple"
+
+
+def text(kind: Kind) -> str:
+    if not kind.parts:
+        return kind.name
+    inner = (
+        kind.user if kind.name == "udt" else f"{kind.name}<{', '.join(text(part) for part in kind.parts)}>"
+    )
+    return f"frozen<{inner}>" if kind.frozen else inner
+
+
+def frozen(kind: Kind) -> Kind:
+    return msgspec.structs.replace(kind, frozen=True) if kind.parts and kind.name != "tuple" else kind
+
+
+def has_duration(kind: Kind) -> bool:
+    return kind.name == "duration" or any(has_duration(part) for part in kind.parts)
+
+
+def jsonable(kind: Kind) -> bool:
+    if kind.name == "map" and kind.parts[0].name not in ("int", "text", "ascii", "bigint"):
+        return False
+    return all(jsonable(part) for part in kind.parts) if kind.parts else kind.name in JSON_SCALARS
+
+
+# ---- drawing
+
+
+def draw_scalar(draw: Stream, *, key: bool = False) -> Kind:
+    while True:
+        name = draw.choice(SCALARS)
+        if not (key and name == "duration"):
+            return Kind(name)
+
+
+def draw_kind(draw: Stream, users: tuple[Kind, ...], *, key: bool = False, depth: int = 0) -> Kind:
+    """`key`: fit for keys, elements of sets and keys of maps."""
+    if depth > 1 or draw.random() < (0.8 if key else 0.55):
+        return draw_scalar(draw, key=key)
+    name = draw.choice(("list", "set", "map", "set", "map", "tuple", "udt"))
+    if name == "udt":
+        fit = [user for user in users if not (key and has_duration(user))]
+        if not fit:
+            return draw_scalar(draw, key=key)
+        kind = draw.choice(fit)
+    else:
+        count = {"list": 1, "set": 1, "map": 2, "tuple": draw.randint(1, 3)}[name]
+        parts = []
+        for place in range(count):
+            strict = key or name == "set" or (name == "map" and place == 0)
+            parts.append(frozen(draw_kind(draw, users, key=strict, depth=depth + 1)))
+        kind = Kind(name, tuple(parts))
+    return frozen(kind) if key or depth or draw.random() < 0.3 else kind
+
+
+def draw_value(draw: Stream, kind: Kind) -> Any:
+    if kind.name in ("list", "set"):
+        elements = [draw_value(draw, kind.parts[0]) for _ in range(draw.choice((1, 1, 2, 3)))]
+        return canonical(kind, elements)
+    if kind.name == "map":
+        return canonical(
+            kind, [tuple(draw_value(draw, part) for part in kind.parts) for _ in range(draw.randint(1, 3))]
+        )
+    if kind.name in ("tuple", "udt"):
+        return tuple(None if draw.random() < 0.1 else draw_value(draw, part) for part in kind.parts)
+    return _SCALAR_VALUES[kind.name](draw)
+
+
+def canonical(kind: Kind, value: Any) -> Any:
+    """Lists as tuples, sets and maps sorted and unique; the last of equal keys stays."""
+    if value is None:
+        return None
+    if kind.name == "list":
+        return tuple(canonical(kind.parts[0], element) for element in value)
+    if kind.name == "set":
+        found = {wire(kind.parts[0], e): e for e in (canonical(kind.parts[0], e) for e in value)}
+        return tuple(sorted(found.values(), key=lambda e: order(kind.parts[0], e)))
+    if kind.name == "map":
+        pairs = [(canonical(kind.parts[0], k), canonical(kind.parts[1], v)) for k, v in value]
+        held = {wire(kind.parts[0], k): (k, v) for k, v in pairs}
+        return tuple(sorted(held.values(), key=lambda pair: order(kind.parts[0], pair[0])))
+    if kind.name in ("tuple", "udt"):
+        padded = [*value, *[None] * (len(kind.parts) - len(value))]
+        return tuple(canonical(part, held) for part, held in zip(kind.parts, padded, strict=True))
+    return value
+
+
+def _whole(draw: Stream, bits: int) -> int:
+    bound = 1 << (bits - 1)
+    return draw.choice((0, 1, 2, 3, 5, -1, -2, 7, 100, bound - 1, -bound))
+
+
+def _uuid(draw: Stream, version: int) -> bytes:
+    data = bytearray(bytes(draw.choice((0, 1, 0x7F, 0x80, 0xFF)) for _ in range(16)))
+    data[6] = data[6] & 0x0F | version << 4
+    data[8] = data[8] & 0x3F | 0x80
+    return bytes(data)
+
+
+_WORDS: Final = ("a", "b", "ab", "", "B", "\u00e9", "zz", "it's", "10", "\u6f22", "a b", "\U0001f600")
+_ADDRESSES: Final = ("1.2.3.4", "255.0.0.1", "::1", "fe80::2", "10.0.0.1")
+_SCALAR_VALUES: Final[dict[str, Callable[[Stream], Any]]] = {
+    **{name: lambda draw, bits=bits: _whole(draw, bits) for name, bits in WHOLE.items()},  # type: ignore[misc]
+    "varint": lambda draw: draw.choice((0, 1, -1, 127, 128, -128, -129, 1 << 70, -(1 << 70), 255)),
+    "text": lambda draw: draw.choice(_WORDS),
+    "ascii": lambda draw: draw.choice([word for word in _WORDS if word.isascii()]),
+    "blob": lambda draw: draw.choice((b"", b"\0", b"\xff", b"\x00\x01", b"\x7f", b"\x80\x00", b"a")),
+    "boolean": lambda draw: draw.random() < 0.5,
+    "date": lambda draw: draw.choice((0, 1, -1, 20000, -20000, 5)),
+    "decimal": lambda draw: Decimal(
+        draw.choice(("0", "1", "-1", "1.5", "1.25", "-0.01", "1E+3", "99999999999999999.5"))
+    ),
+    "double": lambda draw: draw.choice((0.0, 1.0, -1.0, 1.5, 1e300, -2.25, 0.1)),
+    "float": lambda draw: draw.choice((0.0, 1.0, -1.0, 1.5, 2.0**60, -2.25)),
+    "duration": lambda draw: draw.choice(((0, 0, 1), (1, 2, 3), (-1, -2, -3), (12, 0, 0), (0, 30, 10**9))),
+    "inet": lambda draw: draw.choice(_ADDRESSES),
+    "time": lambda draw: draw.choice((0, 1, 10**9, 86_399_999_999_999)),
+    "timestamp": lambda draw: draw.choice((0, 1, -1, 1_700_000_000_123, -5_000_000_000, 10**12)),
+    "timeuuid": lambda draw: _uuid(draw, 1),
+    "uuid": lambda draw: _uuid(draw, draw.choice((1, 4, 4))),
+}
+
+# ---- as CQL
+
+
+def literal(kind: Kind, value: Any) -> str:
+    if value is None:
+        return "null"
+    if kind.name == "udt":
+        given = zip(kind.fields, kind.parts, value, strict=True)
+        return "{" + ", ".join(f"{name}: {literal(part, held)}" for name, part, held in given) + "}"
+    if kind.name == "map":
+        key, held = kind.parts
+        return "{" + ", ".join(f"{literal(key, k)}: {literal(held, v)}" for k, v in value) + "}"
+    if kind.name == "tuple":
+        return "(" + ", ".join(literal(p, v) for p, v in zip(kind.parts, value, strict=True)) + ")"
+    if kind.parts:
+        inner = ", ".join(literal(kind.parts[0], element) for element in value)
+        return f"[{inner}]" if kind.name == "list" else f"{{{inner}}}"
+    return _LITERALS.get(kind.name, str)(value)
+
+
+def quoted(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def uuid_text(data: bytes) -> str:
+    digits = data.hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def _duration(value: tuple[int, int, int]) -> str:
+    sign = "-" if min(value) < 0 else ""
+    months, days, ns = (abs(part) for part in value)
+    return f"{sign}{months}mo{days}d{ns}ns"
+
+
+def _time(ns: int) -> str:
+    seconds, rest = divmod(ns, 10**9)
+    return f"'{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{rest:09}'"
+
+
+_LITERALS: Final[dict[str, Callable[[Any], str]]] = {
+    "text": quoted,
+    "ascii": quoted,
+    "inet": quoted,
+    "blob": lambda value: f"0x{value.hex()}",
+    "boolean": lambda value: "true" if value else "false",
+    "date": lambda value: str(value + (1 << 31)),
+    "duration": _duration,
+    "time": _time,
+    "uuid": uuid_text,
+    "timeuuid": uuid_text,
+    "double": repr,
+    "float": repr,
+}
+
+
+def plain_json(kind: Kind, value: Any) -> Any:
+    """What JSON of the value parses to."""
+    if value is None:
+        return None
+    if kind.name == "udt":
+        given = zip(kind.fields, kind.parts, value, strict=True)
+        return {name: plain_json(part, held) for name, part, held in given}
+    if kind.name == "map":
+        return {str(k): plain_json(kind.parts[1], v) for k, v in value}
+    if kind.name == "tuple":
+        return [plain_json(part, held) for part, held in zip(kind.parts, value, strict=True)]
+    if kind.parts:
+        return [plain_json(kind.parts[0], element) for element in value]
+    if kind.name == "blob":
+        return f"0x{value.hex()}"
+    return uuid_text(value) if kind.name in ("uuid", "timeuuid") else value
+
+
+# ---- order and bytes
+
+
+def order(kind: Kind, value: Any) -> Any:
+    """Sorts values as the type does; null before all."""
+    if value is None:
+        return (0,)
+    if kind.name == "map":
+        key, held = kind.parts
+        return (1, tuple((order(key, k), order(held, v)) for k, v in value))
+    if kind.name in ("tuple", "udt"):
+        return (1, tuple(order(part, held) for part, held in zip(kind.parts, value, strict=True)))
+    if kind.parts:
+        return (1, tuple(order(kind.parts[0], element) for element in value))
+    return (1, _ORDERS[kind.name](value) if kind.name in _ORDERS else value)
+
+
+def _time_of(data: bytes) -> int:
+    return (
+        (data[6] & 0x0F) << 56
+        | data[7] << 48
+        | data[4] << 40
+        | data[5] << 32
+        | int.from_bytes(data[:4], "big")
+    )
+
+
+def _uuid_order(data: bytes) -> tuple[Any, ...]:
+    version = data[6] >> 4
+    return (version, _time_of(data) if version == 1 else 0, data[8:] if version == 1 else data)
+
+
+def _signed_bytes(data: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"{len(data)}b", data)
+
+
+_ORDERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "text": lambda value: value.encode(),
+    "inet": lambda value: ipaddress.ip_address(value).packed,
+    "uuid": _uuid_order,
+    "timeuuid": lambda value: (_time_of(value), _signed_bytes(value[8:])),
+}
+
+
+def wire(kind: Kind, value: Any) -> bytes:
+    """The bytes of a value, as clients send it."""
+    if kind.name == "map":
+        parts = [_sized(part, held) for pair in value for part, held in zip(kind.parts, pair, strict=True)]
+        return struct.pack(">i", len(value)) + b"".join(parts)
+    if kind.name in ("tuple", "udt"):
+        return b"".join(_sized(part, held) for part, held in zip(kind.parts, value, strict=True))
+    if kind.parts:
+        return struct.pack(">i", len(value)) + b"".join(_sized(kind.parts[0], element) for element in value)
+    return parse_type(kind.name).serialize(value)
+
+
+def _sized(kind: Kind, value: Any) -> bytes:
+    if value is None:
+        return struct.pack(">i", -1)
+    data = wire(kind, value)
+    return struct.pack(">i", len(data)) + data

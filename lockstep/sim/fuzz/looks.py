@@ -1,0 +1,306 @@
+"""SELECT: as text, and as what it must answer.
+
+Invariant: the answer is computed row by row over everything that is visible; no plan, no index, no page.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.changes import INVALID, Answer, Moment
+from lockstep.sim.fuzz.facts import Content, Facts, Seen
+from lockstep.sim.fuzz.relations import Relation, holds, where_text
+from lockstep.sim.fuzz.tables import Column, Table, rank
+
+AGGREGATES: Final = ("rows", "count", "min", "max", "sum", "avg")
+
+
+class Selector(msgspec.Struct, frozen=True):
+    """`how`: column, writetime, ttl, token, text (a cast), element, field, or one of AGGREGATES."""
+
+    how: str
+    column: str = ""
+    key: Any = None
+
+    def text(self, table: Table) -> str:
+        if self.how == "column":
+            return self.column
+        if self.how == "rows":
+            return "count(*)"
+        if self.how == "token":
+            return f"token({', '.join(c.name for c in table.of('partition'))})"
+        if self.how == "text":
+            return f"CAST({self.column} AS text)"
+        kind = table.column(self.column).kind
+        if self.how == "element":
+            return f"{self.column}[{kinds.literal(kind.parts[0], self.key)}]"
+        if self.how == "field":
+            return f"{self.column}.{kind.fields[self.key]}"
+        return f"{self.how}({self.column})"
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """`group`: how many columns of the primary key group; `backward`: against the order of rows."""
+
+    selectors: tuple[Selector, ...]
+    where: tuple[Relation, ...] = ()
+    backward: bool = False
+    limit: int = 0
+    per_partition: int = 0
+    distinct: bool = False
+    group: int = 0
+    as_json: bool = False
+    filtering: bool = False
+    page_rows: int = 0
+
+    def text(self, table: Table) -> str:
+        chosen = ", ".join(selector.text(table) for selector in self.selectors) or "*"
+        parts = [f"SELECT {'JSON ' if self.as_json else ''}{'DISTINCT ' if self.distinct else ''}{chosen}"]
+        parts.append(f" FROM {table.path}{where_text(table, self.where)}")
+        if self.group:
+            names = [c.name for c in table.of("partition", "clustering")]
+            parts.append(f" GROUP BY {', '.join(names[: self.group])}")
+        if self.backward:
+            orders = [f"{c.name} {'ASC' if c.reversed else 'DESC'}" for c in table.of("clustering")]
+            parts.append(f" ORDER BY {', '.join(orders)}")
+        parts.append(f" PER PARTITION LIMIT {self.per_partition}" if self.per_partition else "")
+        parts.append(f" LIMIT {self.limit}" if self.limit else "")
+        parts.append(" ALLOW FILTERING" if self.filtering else "")
+        return "".join(parts)
+
+    def apply(self, content: Content, moment: Moment) -> Answer:
+        if not self.filtering and needs_filtering(content.table, self.where):
+            return Answer(INVALID)
+        if self.backward and self._cannot_turn(content.table):
+            return Answer(INVALID)
+        rows = _Reading(self, content, moment.now_s).rows()
+        table = content.table
+        if any(selector.how in AGGREGATES for selector in self.selectors) and not self.group:
+            return Answer(rows=(_aggregated(self.selectors, rows, table),))
+        if self.group:
+            rows_of = self._grouped(rows, table)
+        else:
+            if self.backward:
+                rows = _backward(rows, table.of("clustering"))
+            rows_of = [(row, _single(self.selectors, row, table)) for row in rows]
+        rows_of = _per_partition(rows_of, 1 if self.distinct else self.per_partition)
+        answered = [values for _, values in rows_of]
+        return Answer(rows=tuple(answered[: self.limit or None]))
+
+    def _cannot_turn(self, table: Table) -> bool:
+        """ORDER BY asks for one partition, or for several on one page."""
+        if named_keys(table, self.where) is None:
+            return True
+        names = [column.name for column in table.of("partition")]
+        several = any(r.op == "IN" and r.columns[0] in names for r in self.where)
+        one_row = not self.group and any(selector.how in AGGREGATES for selector in self.selectors)
+        return several and self.page_rows > 0 and not one_row
+
+    def _grouped(self, rows: list[Found], table: Table) -> list[tuple[Found, tuple[Any, ...]]]:
+        columns = table.of("partition", "clustering")[: self.group]
+        groups: list[tuple[Any, list[Found]]] = []
+        for row in rows:
+            name = (row.place, rank(columns, [row.of(column.name) for column in columns]))
+            if not groups or groups[-1][0] != name:
+                groups.append((name, []))
+            groups[-1][1].append(row)
+        return [(members[0], _aggregated(self.selectors, members, table)) for _, members in groups]
+
+
+class Found(msgspec.Struct):
+    """One row of a partition as the selection sees it; `place` is the partition's turn."""
+
+    place: int
+    values: dict[str, Any]
+    seen: tuple[Seen, ...]
+    token: int
+    now_s: int
+
+    def of(self, name: str) -> Any:
+        return self.values.get(name)
+
+    def cell(self, name: str) -> Any:
+        for seen in self.seen:
+            if seen.cells.get(name):
+                return seen.cells[name][0][1]
+        return None
+
+
+class _Reading:
+    """Finds the rows that WHERE names, in their order."""
+
+    def __init__(self, look: Look, content: Content, now_s: int) -> None:
+        self.look, self.content, self.now_s = look, content, now_s
+        self.table = content.table
+        self.roles = {self.table.column(name).role for r in look.where for name in r.columns if not r.token}
+
+    def rows(self) -> list[Found]:
+        found: list[Found] = []
+        for place, facts in enumerate(self._partitions()):
+            rows = self._of(place, facts)
+            found += reversed(rows) if self.look.backward else rows
+        return found
+
+    def _partitions(self) -> list[Facts]:
+        columns = self.table.of("partition")
+        options = named_keys(self.table, self.look.where)
+        if options is None:
+            return self.content.in_token_order()
+        keys = sorted(itertools.product(*options), key=lambda key: rank(columns, key))
+        unique = {self.content.key_bytes(key): key for key in keys}
+        return [self.content.partition(key) for key in unique.values()]
+
+    def _of(self, place: int, facts: Facts) -> list[Found]:
+        static = self.content.static(facts, self.now_s)
+        token = self.content.token(facts.key)
+        names = [column.name for column in self.table.of("clustering")]
+        keyed = dict(zip((c.name for c in self.table.of("partition")), facts.key, strict=True))
+        found = []
+        for clustering, seen in self.content.rows(facts, self.now_s):
+            values = {**keyed, **dict(zip(names, clustering, strict=True)), **static.values, **seen.values}
+            found.append(Found(place, values, (seen, static), token, self.now_s))
+        if not found and static.live and not {"clustering", "regular"} & self.roles:
+            found.append(Found(place, {**keyed, **static.values}, (static,), token, self.now_s))
+        return [row for row in found if self._wanted(row)]
+
+    def _wanted(self, row: Found) -> bool:
+        return all(holds(self.table, relation, row.of, row.token) for relation in self.look.where)
+
+
+def _backward(rows: list[Found], columns: Sequence[Column]) -> list[Found]:
+    """Rows of all partitions together, the last first, those without clustering after all; of equal ones
+    those of the first partition."""
+    whole = [row for row in rows if row.of(columns[0].name) is not None]
+    bare = [row for row in rows if row.of(columns[0].name) is None]
+    ranks = [rank(columns, [row.of(column.name) for column in columns]) for row in whole]
+    return [whole[index] for index in sorted(range(len(whole)), key=lambda i: _Descending(ranks[i]))] + bare
+
+
+class _Descending:
+    __slots__ = ("rank",)
+
+    def __init__(self, rank: Any) -> None:
+        self.rank = rank
+
+    def __lt__(self, other: _Descending) -> bool:
+        return bool(other.rank < self.rank)
+
+
+def named_keys(table: Table, where: Sequence[Relation]) -> list[tuple[Any, ...]] | None:
+    """For each column of the partition key its possible values; None unless all are named by = or IN."""
+    options = []
+    for column in table.of("partition"):
+        of = [r for r in where if r.columns == (column.name,) and not r.token and r.op in ("=", "IN")]
+        if not of:
+            return None
+        options.append(tuple(of[0].value) if of[0].op == "IN" else (of[0].value,))
+    return options
+
+
+def needs_filtering(table: Table, where: Sequence[Relation]) -> bool:
+    """Whether rows must be looked at that are not answered."""
+    by_role: dict[str, list[Relation]] = {}
+    for relation in where:
+        role = "token" if relation.token else table.column(relation.columns[0]).role
+        by_role.setdefault(role, []).append(relation)
+    if by_role.get("regular") or by_role.get("static"):
+        return True
+    if named_keys(table, where) is None:
+        return bool(by_role.get("partition") or by_role.get("clustering"))
+    names = [column.name for column in table.of("clustering")]
+    next_free, closed = 0, False
+    for relation in sorted(by_role.get("clustering", ()), key=lambda r: names.index(r.columns[0])):
+        first = names.index(relation.columns[0])
+        sliced = relation.op in ("<", "<=", ">", ">=")
+        if relation.op.startswith("CONTAINS") or relation.key is not None:
+            return True
+        if sliced and closed and first == next_free:
+            continue
+        if closed or first != next_free:
+            return True
+        closed = sliced
+        next_free = first if sliced else first + len(relation.columns)
+    return False
+
+
+def _per_partition(
+    rows: list[tuple[Found, tuple[Any, ...]]], limit: int
+) -> list[tuple[Found, tuple[Any, ...]]]:
+    if not limit:
+        return rows
+    counts: dict[int, int] = {}
+    kept = []
+    for row, values in rows:
+        counts[row.place] = counts.get(row.place, 0) + 1
+        if counts[row.place] <= limit:
+            kept.append((row, values))
+    return kept
+
+
+# ---- selection
+
+
+def _single(selectors: Sequence[Selector], row: Found, table: Table) -> tuple[Any, ...]:
+    if not selectors:
+        return tuple(row.of(name) for name in star(table))
+    return tuple(_selected(selector, row, table) for selector in selectors)
+
+
+def star(table: Table) -> list[str]:
+    """What `*` stands for: keys as they are, then static and regular columns by name."""
+    fixed = [column.name for column in table.of("partition", "clustering")]
+    statics = sorted(column.name for column in table.of("static"))
+    return fixed + statics + sorted(column.name for column in table.of("regular"))
+
+
+def _selected(selector: Selector, row: Found, table: Table) -> Any:
+    how, held = selector.how, row.of(selector.column)
+    if how == "token":
+        return row.token
+    if how in ("writetime", "ttl"):
+        cell = row.cell(selector.column)
+        if cell is None:
+            return None
+        if how == "writetime":
+            return cell.stamp
+        return cell.ends_s - row.now_s if cell.ttl_s else None
+    if held is None or how == "column":
+        return held
+    kind = table.column(selector.column).kind
+    if how == "text":
+        return str(held)
+    if how == "field":
+        return held[selector.key]
+    wanted = kinds.wire(kind.parts[0], selector.key)
+    pairs = held if kind.name == "map" else [(element, element) for element in held]
+    return next((value for key, value in pairs if kinds.wire(kind.parts[0], key) == wanted), None)
+
+
+def _aggregated(selectors: Sequence[Selector], rows: list[Found], table: Table) -> tuple[Any, ...]:
+    return tuple(_aggregate(selector, rows, table) for selector in selectors)
+
+
+def _aggregate(selector: Selector, rows: list[Found], table: Table) -> Any:
+    how = selector.how
+    if how not in AGGREGATES:
+        return _selected(selector, rows[0], table) if rows else None
+    if how == "rows":
+        return len(rows)
+    held = [row.of(selector.column) for row in rows if row.of(selector.column) is not None]
+    if how == "count":
+        return len(held)
+    kind = table.column(selector.column).kind
+    if how in ("min", "max"):
+        pick = min if how == "min" else max
+        return pick(held, key=lambda value: kinds.order(kind, value), default=None)
+    total = sum(held)
+    if how == "sum":
+        bits = kinds.WHOLE[kind.name]
+        return (total + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
+    count = max(len(held), 1)
+    return total // count if total >= 0 else -(-total // count)

@@ -1,0 +1,212 @@
+"""Scripts of random statements, played on nodes and on the model side by side.
+
+Invariant: one (seed, table number) is one script; a script creates what it uses, and the first answer that
+differs ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
+
+from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.changes import Answer, Batch, Change, Moment, Truncate, Wrong
+from lockstep.sim.fuzz.door import NOT_DONE, UNKNOWN, Door, Told
+from lockstep.sim.fuzz.draw_looks import Looks
+from lockstep.sim.fuzz.draws import Changes
+from lockstep.sim.fuzz.facts import Content
+from lockstep.sim.fuzz.looks import Look, star
+from lockstep.sim.fuzz.tables import Table, draw_table
+from lockstep.sim.streams import stream
+
+#: Statements of one table: enough that its few rows are written many times over.
+SCRIPT_STATEMENTS: Final = 400
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Time passes, and things expire."""
+
+    seconds: int
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Something happens to a node: kill, cut, mend. Answers do not change."""
+
+    what: str
+    node: int = 1
+
+
+Statement: TypeAlias = Change | Batch | Truncate | Wrong | Look
+Step: TypeAlias = Statement | Wait | Fault
+
+
+class Script(msgspec.Struct, frozen=True):
+    table: Table
+    steps: tuple[Step, ...]
+    nodes: int = 1
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The answer of step `index` was not the expected one."""
+
+    script: Script
+    index: int
+    expected: str
+    told: str
+    #: Which sort of difference it is: shrinking keeps to it.
+    sort: str
+
+
+class Doorway(Protocol):
+    """What runs statements: simulated nodes, or a driver's session."""
+
+    def now_s(self) -> int: ...
+    def settle(self) -> None: ...
+    def wait(self, seconds: int) -> None: ...
+    def run(self, text: str, page_rows: int = 0, node: str = "") -> Told: ...
+    def strike(self, what: str, node: int) -> None: ...
+
+
+class Tally(msgspec.Struct):
+    """What was played."""
+
+    statements: int = 0
+    rows: int = 0
+    refused: int = 0
+    unknown: int = 0
+    pages: int = 0
+
+
+def draw_script(seed: int, number: int, *, statements: int = SCRIPT_STATEMENTS, nodes: int = 1) -> Script:
+    draw = stream(seed, f"fuzz/{number}")
+    table = draw_table(draw, number)
+    changes = Changes(draw, table)
+    looks = Looks(draw, table, changes)
+    steps: list[Step] = []
+    while len(steps) < statements:
+        chance = draw.random()
+        if chance < 0.03:
+            steps.append(Wait(draw.randint(1, 6)))
+        elif nodes > 1 and chance < 0.06:
+            steps.append(Fault(draw.choice(("kill", "pause", "cut", "mend")), draw.randint(2, nodes)))
+        else:
+            steps.append(looks.next() if chance > 0.55 else changes.next())
+    return Script(table, tuple(steps), nodes)
+
+
+def play(script: Script, door: Doorway, tally: Tally | None = None) -> Difference | None:
+    """None when all answers are as expected. A statement whose outcome is unknown ends the script."""
+    tally = tally or Tally()
+    table = script.table
+    for text in table.statements():
+        told = door.run(text)
+        if told.error:
+            return Difference(script, -1, f"{text} succeeds", told.message, "schema")
+    content, moment = Content(table), Moment(0)
+    for index, step in enumerate(script.steps):
+        if isinstance(step, Wait):
+            door.wait(step.seconds)
+            continue
+        if isinstance(step, Fault):
+            door.strike(step.what, step.node)
+            continue
+        door.settle()
+        moment.now_s = door.now_s()
+        told = door.run(step.text(table), step.page_rows if isinstance(step, Look) else 0)
+        tally.statements += 1
+        tally.pages += told.pages
+        tally.rows += len(told.rows or ())
+        if script.nodes > 1 and told.error in (*UNKNOWN, *NOT_DONE):
+            tally.unknown += 1
+            if told.error in NOT_DONE or isinstance(step, Look):
+                continue
+            return None
+        tally.refused += bool(told.error)
+        answer = step.apply(content, moment)
+        sort = difference(table, step, answer, told)
+        if sort:
+            return Difference(script, index, _shown(answer), _told(told), sort)
+    return None
+
+
+def difference(table: Table, step: Statement, answer: Answer, told: Told) -> str:
+    """Which sort of difference there is; empty when there is none."""
+    if answer.error != told.error:
+        return f"error {answer.error:#06x} is {told.error:#06x}"
+    if answer.error:
+        return ""
+    if answer.applied is not None:
+        applied = bool(told.rows) and told.rows is not None and told.rows[0][0]
+        return "" if applied == answer.applied else "applied"
+    if (answer.rows is None) != (told.rows is None):
+        return "kind"
+    if answer.rows is None or told.rows is None:
+        return ""
+    if isinstance(step, Look) and step.as_json:
+        wanted = [_json_row(table, row) for row in answer.rows]
+        return "" if [json.loads(row[0]) for row in told.rows] == wanted else "json"
+    if plain(answer.rows) == plain(told.rows):
+        return ""
+    if sorted(map(repr, plain(answer.rows))) == sorted(map(repr, plain(told.rows))):
+        return "order"
+    return "rows"
+
+
+def plain(value: Any) -> Any:
+    """Equal exactly for what is the same."""
+    if isinstance(value, list | tuple):
+        return tuple(plain(part) for part in value)
+    if isinstance(value, float):
+        return struct.pack(">d", value)
+    return tuple(value.as_tuple()) if isinstance(value, Decimal) else value
+
+
+def _json_row(table: Table, row: Sequence[Any]) -> dict[str, Any]:
+    names = star(table)
+    return {
+        name: kinds.plain_json(table.column(name).kind, value) for name, value in zip(names, row, strict=True)
+    }
+
+
+def _shown(answer: Answer) -> str:
+    if answer.error:
+        return f"error {answer.error:#06x}"
+    if answer.applied is not None:
+        return f"applied: {answer.applied}"
+    return "no rows" if answer.rows is None else _rows(answer.rows)
+
+
+def _told(told: Told) -> str:
+    if told.error:
+        return f"error {told.error:#06x}: {told.message}"
+    return "no rows" if told.rows is None else _rows(told.rows)
+
+
+def _rows(rows: Sequence[Sequence[Any]]) -> str:
+    return f"{len(rows)} rows" + "".join(f"\n    {plain(row)}" for row in rows[:20])
+
+
+def in_cql(found: Difference) -> str:
+    """The script up to the difference, as statements and comments."""
+    table = found.script.table
+    lines = [f"{text};" for text in table.statements()]
+    for index, step in enumerate(found.script.steps[: found.index + 1]):
+        if isinstance(step, Wait):
+            lines.append(f"-- wait {step.seconds} s")
+        elif isinstance(step, Fault):
+            lines.append(f"-- {step.what} n{step.node}")
+        else:
+            page = f"  -- pages of {step.page_rows}" if isinstance(step, Look) and step.page_rows else ""
+            lines.append(f"{step.text(table)};{page}{'  -- differs' if index == found.index else ''}")
+    return "\n".join([*lines, f"-- expected {found.expected}", f"-- answered {found.told}"])
+
+
+def fresh(script: Script) -> Difference | None:
+    """Play it on nodes of its own."""
+    with Door(1, script.nodes) as door:
+        return play(script, door)
