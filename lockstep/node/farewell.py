@@ -45,7 +45,10 @@ class Farewell:
     async def _give(self, end: Callable[[], None]) -> None:
         try:
             async with asyncio.timeout(LEAVING_FAREWELL_MS / 1000):
-                await self._batches.replay_due(everything=True)
+                kept = 0
+                while len(self._batches) != kept:  # a page at a time, as long as some are written
+                    kept = len(self._batches)
+                    await self._batches.replay_due(everything=True)
                 await self._delivery.hand_over()
         except (TimeoutError, LockstepError) as error:
             self._log("hints.not_handed_over", hints=self._hints.count(), error=str(error))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from lockstep.metadata.purging import purge_before_s
 from lockstep.replication import verbs
 from lockstep.replication.merging import lacking
 from lockstep.replication.messages import ReadReply, WriteRequest
@@ -17,11 +18,13 @@ from lockstep.replication.plans import Plan, Target
 from lockstep.replication.speculation import Counters, Latencies, Policy
 from lockstep.replication.writes import Told, Write, Writes, settle
 from lockstep.storage.difference import repair_mutation
+from lockstep.storage.purgeable import partition_left
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError, ReadFailure, ReadTimeout, WriteFailure, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import REPAIRS_AT_ONCE_MAX
-from lockstep.values.rows import Mutation, Partition
+from lockstep.values.rows import Mutation, Partition, ReadResult
+from lockstep.values.tokens import Range
 
 
 class Additional:
@@ -131,7 +134,7 @@ async def repair(
     """Bring what `merged` says to enough replicas. ReadTimeout or ReadFailure when that fails."""
     results = [reply.result for _, reply in answers]
     waiting: list[asyncio.Future[None]] = []
-    for part, missing in lacking(merged, results):
+    for part, missing in lacking(_lasting(writes, table_id, merged, results), results):
         plan = writes.plans.write_plan(table_id, part.token, consistency)
         whole = repair_mutation(table_id, part, new_mutation_id())
         parts: dict[NodeId, Mutation] = {}
@@ -151,6 +154,30 @@ async def repair(
             waiting = []
     if waiting:
         await _all_done(writes, waiting, consistency)
+
+
+def _lasting(
+    writes: Writes, table_id: int, merged: Sequence[Partition], results: Sequence[ReadResult]
+) -> list[Partition]:
+    """Partitions in which answers differ by more than what replicas may purge, each at its own time: brought
+    back to those that have, it would never be gone from all of them."""
+    cluster = writes.plans.cluster
+    table = cluster.table(table_id)
+    if table is None:
+        return list(merged)
+    now_s = writes.runtime.clock.wall_us() // 1_000_000
+    known = [{(p.token, p.key): p for p in result.partitions} for result in results]
+    found: list[Partition] = []
+    for partition in merged:
+        token, key = partition.token, partition.key
+        before_s = purge_before_s(cluster, table, Range(token - 1, token), now_s)
+        nothing = Partition(token, key)
+        left = partition_left(partition, before_s)
+        if any(partition_left(source.get((token, key), nothing), before_s) != left for source in known):
+            found.append(partition)
+        else:
+            writes.reach("read.purged_alone")
+    return found
 
 
 async def _all_done(writes: Writes, waiting: list[asyncio.Future[None]], consistency: Consistency) -> None:

@@ -14,9 +14,9 @@ from lockstep.node.node import Node
 from lockstep.schema.changes import AlterOptions
 from lockstep.storage.store import Family
 from lockstep.topology.repairs import BeginRepair
-from lockstep.values.ids import NodeId
-from lockstep.values.rows import Deletion
-from lockstep.values.tokens import FULL_RING
+from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.rows import ALL_ROWS, Deletion, ReadCommand
+from lockstep.values.tokens import FULL_RING, token_of
 from tests.node.support import Town, keyspace, table
 from tests.node.test_repairs import NODES, done, part, repair, table_id, write
 
@@ -137,3 +137,32 @@ def test_a_write_kept_for_others_is_older_than_what_a_repair_lets_go(town: Town)
     repair(town)
     [recorded] = town.newest.repairs.by_table[table_id(town.newest)]
     assert recorded.before_s == 5
+
+
+def test_a_read_brings_no_tombstone_back_to_a_replica_that_has_purged_it(town: Town) -> None:
+    """Else replicas that purge at different times would give it to each other for ever."""
+    delete_everywhere(town)
+    town.node(2).tombstone_purge._oldest_undelivered_us = lambda: 1
+    town.until(lambda: not pairs(town, 1) and not pairs(town, 3))
+    read_all(town)
+    assert [pairs(town, number) >= 10 for number in NODES] == [False, True, False]
+    # What was written since is repaired, and the tombstone with it.
+    write(town, 2, 0, now_s(town) * 1_000_000)
+    read_all(town)
+    assert pairs(town, 1) + pairs(town, 3) >= 2
+
+
+def read_all(town: Town) -> None:
+    """At the level ALL, through the second node."""
+
+    async def work(node: Node) -> None:
+        table = table_id(town.newest)
+        for key in range(10):
+            name = key.to_bytes(4, "big")
+            token = token_of(name)
+            command = ReadCommand(
+                table, token - 1, token, name, ALL_ROWS, (), False, False, 0, 0, now_s(town)
+            )
+            await node.coordinator.read(command, Consistency.ALL, 2000)
+
+    done(town, town.begin(2, work))
