@@ -36,7 +36,7 @@ from lockstep.cql.wire.messages import (
     decode_request,
 )
 from lockstep.cql.wire.segments import SegmentReader
-from lockstep.replication.notes import NOTES, Notes
+from lockstep.replication.notes import NOTES
 from lockstep.server.authentication import AUTHENTICATOR
 from lockstep.server.execution import Answer
 from lockstep.server.flow import Flow
@@ -44,7 +44,7 @@ from lockstep.server.greeting import endpoint_of, startup_options
 from lockstep.server.login import Login
 from lockstep.server.outbox import Outbox
 from lockstep.server.permits import Session
-from lockstep.server.plan_payload import PLAN_KEY, plan_payload
+from lockstep.server.plan_payload import PayloadNotes, answered_payload, notes_for
 from lockstep.server.tracing import Trace
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation
 
@@ -215,7 +215,8 @@ class CqlConnection(asyncio.Protocol):
             self._flow.begin(len(envelope.body))
             traced = bool(envelope.flags & FLAG_TRACING)
             payload = custom_payload(envelope.flags, envelope.body)
-            notes = Notes(wants_plans=True) if PLAN_KEY in payload and has_warnings(self._version) else None
+            mirror = self._server.mirrors_payloads
+            notes = notes_for(payload, mirror=mirror) if has_warnings(self._version) else None
             self._spawn(session, stream, request, len(envelope.body), traced, notes=notes)
 
     def _execute(self, session: Session, stream: int, request: Execute, size: int) -> None:
@@ -246,9 +247,9 @@ class CqlConnection(asyncio.Protocol):
         size: int,
         traced: bool = False,
         begun: bool = False,
-        notes: Notes | None = None,
+        notes: PayloadNotes | None = None,
     ) -> None:
-        """Run a request that is counted as in flight. With `notes` its client is told its plans."""
+        """Run a request that is counted as in flight. With `notes` its answer has a payload."""
         work = self._run(session, stream, request, size, traced, begun, notes)
         self._server.runtime.tasks.spawn(work, "cql.request")
 
@@ -260,7 +261,7 @@ class CqlConnection(asyncio.Protocol):
         size: int,
         traced: bool,
         begun: bool,
-        notes: Notes | None,
+        notes: PayloadNotes | None,
     ) -> None:
         executor = self._server.executor
         NOTES.set(notes)  # a task has a context of its own
@@ -277,7 +278,7 @@ class CqlConnection(asyncio.Protocol):
         except LockstepError as error:
             body = responses.error(self._version, error)
             trace_id = trace.id if trace is not None else None
-            flags, body = responses.with_prefix(body, trace_id=trace_id, payload=plan_payload(notes))
+            flags, body = responses.with_prefix(body, trace_id=trace_id, payload=answered_payload(notes))
             self._send(_ERROR, stream, body, flags)
         except Exception as error:
             self._fault(stream, error)
@@ -311,12 +312,12 @@ class CqlConnection(asyncio.Protocol):
     # -- answers ----------------------------------------------------------------------------------
 
     def _answer(
-        self, stream: int, answer: Answer, trace_id: bytes | None = None, notes: Notes | None = None
+        self, stream: int, answer: Answer, trace_id: bytes | None = None, notes: PayloadNotes | None = None
     ) -> None:
         flags, body, warnings = 0, answer.body, answer.warnings
         if warnings or trace_id is not None or notes is not None:
             warnings = warnings if has_warnings(self._version) else ()
-            payload = plan_payload(notes)
+            payload = answered_payload(notes)
             flags, body = responses.with_prefix(body, trace_id=trace_id, warnings=warnings, payload=payload)
         self._send(_RESULT, stream, body, flags)
 

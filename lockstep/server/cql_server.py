@@ -40,6 +40,7 @@ class CqlServer:
     def __init__(self, node: Node, runtime: Runtime) -> None:
         self.node = node
         self.runtime = runtime
+        self.mirrors_payloads = node.configuration.testing.mirror_payloads
         self.connections: dict[CqlConnection, None] = {}
         self.load = NodeLoad()
         self.connections_refused = 0

@@ -199,3 +199,24 @@ def test_more_replicas_than_there_are_is_unavailable_in_the_levels_name(session:
     three = SimpleStatement(f"SELECT a FROM {keyspace}.t", consistency_level=ConsistencyLevel.THREE)
     with pytest.raises((Unavailable, NoHostAvailable), match="Cannot achieve consistency level THREE"):
         session.execute(three)
+
+
+def test_custom_payloads_come_back_where_that_is_set(
+    cluster: Nodes, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for member in cluster.members:
+        monkeypatch.setattr(member.server, "mirrors_payloads", True)
+    payload = {"a": b"1", "empty": b"", "null": None}
+    insert = session.prepare("INSERT INTO t (a, b, c) VALUES (?, ?, ?)")
+    batch = BatchStatement()
+    batch.add(insert, (30, 1, "x"))
+    for statement in ("SELECT * FROM system.local", insert.bind((30, 1, "x")), batch):
+        future = session.execute_async(statement, custom_payload=payload)
+        future.result()
+        assert future.custom_payload == payload
+    asked = session.execute_async("SELECT c FROM t WHERE a = 30", custom_payload={**payload, **ASKED})
+    asked.result()
+    assert asked.custom_payload.keys() == {*payload, PLAN_KEY} and plans(asked)
+    traced = session.execute_async("SELECT c FROM t WHERE a = 30", trace=True, custom_payload=payload)
+    traced.result()
+    assert traced.custom_payload == payload
