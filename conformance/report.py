@@ -17,33 +17,46 @@ _ERROR_LINE: Final = re.compile(
 
 
 def totals(results: Sequence[FileResult]) -> dict[str, int]:
-    """Counts over all files. `of_implemented` are tests that need nothing which is not built."""
-    failed = failures(results)
+    """Counts over all files. Tests that the suite itself skips do not apply; all others are `run`."""
+    failed = len(failures(results))
     passed = sum(result.count("passed") for result in results)
-    missing = sum(one.missing for one in failed)
     return {
         "collected": sum(len(result.outcomes) for result in results),
-        "passed": passed,
-        "failed": len(failed),
         "skipped": sum(result.count("skipped") for result in results),
-        "failed_for_missing_parts": missing,
-        "of_implemented": passed + len(failed) - missing,
+        "run": passed + failed,
+        "passed": passed,
+        "failed": failed,
         "uncollected_files": sum(bool(result.uncollected) for result in results),
         "nodes_left_down": sum(len(result.nodes_left_down) for result in results),
     }
+
+
+def share(sums: dict[str, int]) -> str:
+    """Per cent of the tests run that passed, rounded down."""
+    return f"{sums['passed'] * 1000 // max(sums['run'], 1) / 10:.1f} %"
 
 
 def failures(results: Iterable[FileResult]) -> list[Outcome]:
     return [one for result in results for one in result.outcomes if one.outcome == "failed"]
 
 
-def by_reason(results: Iterable[FileResult]) -> list[tuple[str, bool, list[Outcome]]]:
-    """(reason, missing, tests), missing parts last, frequent ones first."""
-    groups: dict[tuple[str, bool], list[Outcome]] = {}
+def by_reason(results: Iterable[FileResult]) -> list[tuple[str, list[Outcome]]]:
+    """(reason, tests that failed), frequent ones first."""
+    groups: dict[str, list[Outcome]] = {}
     for one in failures(results):
-        groups.setdefault((one.reason, one.missing), []).append(one)
-    ordered = sorted(groups.items(), key=lambda group: (group[0][1], -len(group[1]), group[0][0]))
-    return [(reason, missing, tests) for (reason, missing), tests in ordered]
+        groups.setdefault(one.reason, []).append(one)
+    return sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+
+
+def skips(results: Iterable[FileResult]) -> list[tuple[str, int]]:
+    """(why the suite skips, number of tests), frequent ones first."""
+    found: dict[str, int] = {}
+    for result in results:
+        for one in result.outcomes:
+            if one.outcome == "skipped":
+                why = one.text.removeprefix("Skipped").removeprefix(": ").partition("\n")[0]
+                found[why or "no reason given"] = found.get(why or "no reason given", 0) + 1
+    return sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))
 
 
 def telling_line(text: str) -> str:
@@ -66,10 +79,8 @@ def table(results: Sequence[FileResult]) -> str:
     sums = totals(results)
     lines.append(f"{'total':{width}}  {sums['passed']:6}  {sums['failed']:6}  {sums['skipped']:7}")
     lines.append("")
-    for reason, missing, tests in by_reason(results):
-        lines.append(f"{len(tests):5}  {'missing: ' if missing else ''}{reason}")
-    lines.append("")
-    lines.append(f"{sums['passed']} of {sums['of_implemented']} tests of what is implemented pass")
+    lines += [f"{len(tests):5}  {reason}" for reason, tests in by_reason(results)]
+    lines += ["", f"{sums['passed']} of {sums['run']} tests run pass: {share(sums)}"]
     return "\n".join(lines)
 
 
@@ -77,7 +88,8 @@ def as_json(results: Sequence[FileResult], setting: dict[str, Any]) -> dict[str,
     return {
         "setting": setting,
         "totals": totals(results),
-        "reasons": {reason: len(tests) for reason, _, tests in by_reason(results)},
+        "reasons": {reason: len(tests) for reason, tests in by_reason(results)},
+        "skips": dict(skips(results)),
         "files": [
             {
                 "file": result.file,
@@ -88,7 +100,7 @@ def as_json(results: Sequence[FileResult], setting: dict[str, Any]) -> dict[str,
             for result in results
         ],
         "failures": [
-            {"test": one.test, "reason": one.reason, "missing": one.missing, "text": telling_line(one.text)}
+            {"test": one.test, "reason": one.reason, "text": telling_line(one.text)}
             for one in failures(results)
         ],
     }
@@ -99,43 +111,49 @@ def write_json(path: Path, results: Sequence[FileResult], setting: dict[str, Any
     path.write_text(json.dumps(as_json(results, setting), indent=1) + "\n")
 
 
-def page(results: Sequence[FileResult], setting: dict[str, Any]) -> str:
-    """The reference page, as Markdown."""
-    sums = totals(results)
+def page(parts: Sequence[dict[str, Any]]) -> str:
+    """The reference page, as Markdown, of what `as_json` told of each part."""
+    setting = parts[0]["setting"]
     lines = [
         "# Conformance",
         "",
         "What the integration tests of the Apache Cassandra Python driver find when they run, unchanged,",
-        f"against a local cluster of {setting['nodes']} nodes."
-        " `make conformance SUITE=path/to/checkout ARGS=--write-docs`"
-        " makes this page.",
+        f"against a local cluster of {setting['nodes']} nodes: driver {setting['driver']},"
+        f" protocol v{setting['protocol']}.",
+        "`make conformance SUITE=path/to/checkout ARGS=--write-docs` makes this page, a part of the suite",
+        "at a time (`--part`).",
         "",
-        f"Driver {setting['driver']}, protocol v{setting['protocol']},"
-        f" `tests/{setting['folder'].removeprefix('tests/')}`.",
-        "",
-        "| collected | passed | failed | skipped | passed of what is implemented |",
-        "| --- | --- | --- | --- | --- |",
-        f"| {sums['collected']} | {sums['passed']} | {sums['failed']} | {sums['skipped']} |"
-        f" {sums['passed']} of {sums['of_implemented']} |",
-        "",
-        "The suite itself skips tests that need another product or version.",
-        "",
-        "## By file",
-        "",
-        "| file | passed | failed | skipped |",
-        "| --- | --- | --- | --- |",
+        "| part | collected | skipped | run | passed | failed | passed of those run |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for result in results:
-        name = result.file.removeprefix(setting["folder"]).lstrip("/")
-        counts = " | ".join(str(result.count(word)) for word in ("passed", "failed", "skipped"))
-        lines.append(f"| {name} | {counts} |")
-    lines += ["", "## Failing tests by reason"]
-    for reason, missing, tests in by_reason(results):
-        lines += ["", f"### {'Not built: ' if missing else ''}{reason} ({len(tests)})", ""]
-        lines += [
-            f"- `{_short(one.test, setting['folder'])}`: {_escaped(telling_line(one.text))}" for one in tests
-        ]
+    for part in parts:
+        sums = part["totals"]
+        words = ("collected", "skipped", "run", "passed", "failed")
+        counts = " | ".join(str(sums[word]) for word in words)
+        lines.append(f"| `{part['setting']['folder']}` | {counts} | {share(sums)} |")
+    lines += ["", "Skipped are tests that the suite itself does not run here; every other test counts."]
+    for part in parts:
+        lines += _part(part)
     return "\n".join(lines) + "\n"
+
+
+def _part(part: dict[str, Any]) -> list[str]:
+    folder = part["setting"]["folder"]
+    lines = ["", f"## {folder.rpartition('/')[2]}", "", "| file | passed | failed | skipped |"]
+    lines.append("| --- | --- | --- | --- |")
+    for file in part["files"]:
+        counts = " | ".join(str(file[word]) for word in ("passed", "failed", "skipped"))
+        lines.append(f"| {_short(file['file'], folder)} | {counts} |")
+    lines += ["", "| why the suite skips | tests |", "| --- | --- |"]
+    lines += [f"| {why} | {number} |" for why, number in part["skips"].items()]
+    for reason, number in part["reasons"].items():
+        lines += ["", f"### Failing: {reason} ({number})", ""]
+        lines += [
+            f"- `{_short(one['test'], folder)}`: {_escaped(one['text'])}"
+            for one in part["failures"]
+            if one["reason"] == reason
+        ]
+    return lines
 
 
 def _short(test: str, folder: str) -> str:

@@ -1,12 +1,14 @@
 """Clusters and nodes as the suite sees them; every change goes through the `lockstep cluster` command.
 
 The cluster is made and ended by the runner: populating, clearing and removing it only bring back nodes that
-a test left stopped or paused.
+a test left stopped or paused. Options that ours has too go into its files, which the runner restores.
 """
 
 import json
 import os
+import re
 import subprocess
+from pathlib import Path
 
 from ccmlib import common
 
@@ -19,6 +21,32 @@ _INDIFFERENT = {
     "sasi_indexes_enabled",
     "transient_replication_enabled",
 }
+#: Option -> key of `lockstep.toml`, unique in it.
+_KEYS = {
+    "native_transport_port": "cql_port",
+    "write_request_timeout_in_ms": "write_ms",
+    "authenticator": "authenticator",
+    "authorizer": "authorizer",
+}
+#: Those that the file of the whole cluster has too.
+_SHARED = ("native_transport_port",)
+
+
+def _written(values):
+    """The options among `values` that are written into files. RuntimeError for those that ours lacks."""
+    unknown = sorted(set(values) - _INDIFFERENT - set(_KEYS))
+    if unknown:
+        raise RuntimeError(f"the cluster is not configured anew: {', '.join(unknown)}")
+    return {option: value for option, value in values.items() if option in _KEYS}
+
+
+def _write(path, option, value):
+    text = value if str(value).isdigit() else json.dumps(value)
+    before = path.read_text()
+    after, number = re.subn(rf"(?m)^{_KEYS[option]} = .*$", f"{_KEYS[option]} = {text}", before)
+    if number != 1:
+        raise RuntimeError(f"{path} has no {_KEYS[option]}")
+    path.write_text(after)
 
 
 def _lockstep(verb, *arguments, check=True):
@@ -60,6 +88,11 @@ class Node:
     def resume(self, check=True):
         _lockstep("resume", self.own_name, check=check)
 
+    def set_configuration_options(self, values=None, **_options):
+        for option, value in _written(values or {}).items():
+            _write(self.cluster.directory / self.own_name / "lockstep.toml", option, value)
+            self.cluster.changed[self.own_name] = True
+
     def is_running(self):
         return common.check_socket_listening(self.network_interfaces["binary"], timeout=0.5)
 
@@ -75,6 +108,9 @@ class Cluster:
 
     def __init__(self, path, name, **_options):
         self.name = name
+        self.directory = Path(os.environ["CONFORMANCE_DIRECTORY"])
+        #: Nodes to start again before the next start is done.
+        self.changed = {}
         self.nodes = {}
         for index, (own_name, address) in enumerate(json.loads(os.environ["CONFORMANCE_NODES"]), 1):
             self.nodes[f"node{index}"] = Node(self, f"node{index}", own_name, address)
@@ -83,6 +119,9 @@ class Cluster:
         return list(self.nodes.values())
 
     def start(self, **_options):
+        if self.changed:
+            _lockstep("stop", *self.changed)
+            self.changed.clear()
         _lockstep("start")
 
     def stop(self, gently=True, **_options):
@@ -102,8 +141,10 @@ class Cluster:
         return self
 
     def set_configuration_options(self, values=None, **_options):
-        wanted = sorted(set(values or {}) - _INDIFFERENT)
-        if wanted:
-            raise RuntimeError(f"the cluster is not configured anew: {', '.join(wanted)}")
+        for node in self.nodelist():
+            node.set_configuration_options(values)
+        for option, value in _written(values or {}).items():
+            if option in _SHARED:
+                _write(self.directory / "cluster.toml", option, value)
 
     set_dse_configuration_options = set_configuration_options
