@@ -239,6 +239,8 @@ class WorkService:
             if expected is None or others is not None:
                 raise
             raise _first(expected) from failures
+        # Reads move here once this is done, and not all of them would find another replica.
+        await self._engine.indexes.settled()
 
     async def _stream_task(self, operation: Operation, task: StreamTask, progress: StreamProgress) -> None:
         for table in table_ids(self._state.current, task.replication):

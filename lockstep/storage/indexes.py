@@ -29,7 +29,7 @@ from lockstep.storage.pace import Pace
 from lockstep.storage.reading import Reading
 from lockstep.storage.store import Batch, Operation, Pair, Put, Store
 from lockstep.values import limits
-from lockstep.values.errors import DiskRefused, IndexNotAvailable, Overloaded, StorageError
+from lockstep.values.errors import CorruptFile, DiskRefused, IndexNotAvailable, Overloaded, StorageError
 from lockstep.values.rows import Mutation, ReadCommand, Slice
 from lockstep.values.tokens import TOKEN_MAX, Range
 
@@ -167,9 +167,18 @@ class Indexes:
             left_s = deadline_s - now_s
             if definition is None or left_s <= 0:
                 raise IndexNotAvailable("this node has not built a secondary index that was asked for")
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            await asyncio.wait([waiting], timeout=left_s)
+            await asyncio.wait([self._change()], timeout=left_s)
+
+    def _change(self) -> asyncio.Future[None]:
+        """Ends when something was built, or nothing is being built any more."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        return waiting
+
+    async def settled(self) -> None:
+        """Return when rows that came in files have their entries, or nobody works on that any more."""
+        while self._task is not None and any(job.index_id is None for job in self._jobs):
+            await self._change()
 
     def _definition(self, command: ReadCommand) -> IndexDefinition | None:
         assert command.index is not None
@@ -231,11 +240,14 @@ class Indexes:
 
     # -- building ---------------------------------------------------------------------------------
 
-    def _wake(self) -> None:
+    def _tell(self) -> None:
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             if not one.done():
                 one.set_result(None)
+
+    def _wake(self) -> None:
+        self._tell()
         if (self._jobs or self._garbage) and self._task is None and not self._is_stopping:
             self._task = self._runtime.tasks.spawn(self._run(), "storage.index")
 
@@ -250,8 +262,12 @@ class Indexes:
                     await asyncio.sleep(limits.REPLICA_RETRY_MS / 1000)
         except DiskRefused as error:
             self._on_failure(error)
+        except CorruptFile as error:
+            # What is not built is not read. It is tried again when more is to be built, or after a restart.
+            self._runtime.probes.observe("index.build_failed", error=error.message)
         finally:
             self._task = None
+            self._tell()
 
     async def _step(self, pace: Pace) -> None:
         if self._garbage:

@@ -354,6 +354,8 @@ def test_rows_that_come_in_files_get_their_entries_before_they_are_read(kind: st
         engine.indexes.define(TABLE, [DEFINITIONS[3]])
         await idle(engine)
         await take_in(engine, TABLE, FULL_RING, pairs)
+        await engine.indexes.settled()
+        assert await entries(engine) == 40
         assert [await counted(engine, v) for v in (0, 1)] == [20, 20]
         engine.indexes.define(TABLE, [])
         engine.indexes.define(TABLE, [DEFINITIONS[3]])
