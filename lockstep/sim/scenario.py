@@ -180,17 +180,14 @@ class Run:
             self.operators.at_end.append(changes.end)
         if scenario.repair_s:
             self.operators.when_ready.append(RepairOperators(self.operators, scenario.repair_s).start)
-        self.sides: list[Side] = []
-        if scenario.stamped:
-            self.sides.append(StampedLoad(self.operators, scenario.stamped))
-        if scenario.counting:
-            self.sides.append(CountingLoad(self.operators, scenario.counting))
-        if scenario.batching:
-            self.sides.append(BatchingLoad(self.operators, scenario.batching))
-        if scenario.deciding:
-            self.sides.append(DecidingLoad(self.operators, scenario.deciding))
-        if scenario.viewing:
-            self.sides.append(ViewingLoad(self.operators, scenario.viewing))
+        loads: tuple[tuple[Callable[[Operators, int], Side], int], ...] = (
+            (StampedLoad, scenario.stamped),
+            (CountingLoad, scenario.counting),
+            (BatchingLoad, scenario.batching),
+            (DecidingLoad, scenario.deciding),
+            (ViewingLoad, scenario.viewing),
+        )
+        self.sides = [load(self.operators, clients) for load, clients in loads if clients]
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
         if dcs > 1:
