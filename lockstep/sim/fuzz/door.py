@@ -30,6 +30,8 @@ _EARLY_US: Final = 500_000
 _SECOND_US: Final = 1_000_000
 #: Errors that leave open what happened; -1 is no answer at all.
 UNKNOWN: Final = (0x1003, 0x1100, 0x1200, 0x1300, 0x1500, 0x1700, -1)
+#: A node reported a defect of its own, and cannot be used any more.
+BROKEN: Final = -2
 #: Refused before anything was done.
 NOT_DONE: Final = (0x1000, 0x1001)
 
@@ -115,7 +117,10 @@ class Door:
 
     def run(self, text: str, page_rows: int = 0, node: str = "") -> Told:
         task = self.client.submit(lambda runtime: self._ask(runtime, text, page_rows, node or self.names[0]))
-        self.until(task.done, _REQUEST_S)
+        try:
+            self.until(task.done, _REQUEST_S)
+        except LockstepError as error:
+            return Told(BROKEN, str(error))
         if not task.done():
             task.cancel()
             self.world.run_for(1.0)
