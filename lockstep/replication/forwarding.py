@@ -1,8 +1,9 @@
 """Writes to other data centres: one message to each, whose receiver passes the write on to the others there.
 
-Invariants. Each replica judges the plan's epoch itself and acknowledges straight to the coordinator; who
-passes a write on vouches for nobody. A replica is forwarded to at most once a write: when nothing is heard of
-it in half of the time that is left, or its forwarder cannot be reached, the coordinator turns to it directly.
+Invariants. Each replica judges the plan's epoch itself, and whether the coordinator is shut out, and
+acknowledges straight to it; who passes a write on vouches for nobody. A replica is forwarded to at most once
+a write: when nothing is heard of it in half of the time that is left, or its forwarder cannot be reached, the
+coordinator turns to it directly.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lockstep.replication.plans import Target
 from lockstep.replication.replica import ReplicaService
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
-from lockstep.values.errors import LockstepError, PeerError, PeerTimeout
+from lockstep.values.errors import LockstepError, NodeExcluded, PeerError, PeerTimeout, PeerUnreachable
 from lockstep.values.ids import NodeId
 
 
@@ -98,6 +99,9 @@ class _Passing:
 
     def failed(self, context: Target, error: LockstepError) -> None:
         self._write.failed(context, error)
+        if isinstance(error, NodeExcluded):
+            # That says nothing of those behind it.
+            error = PeerUnreachable(error.message)
         if isinstance(error, PeerError):
             for one in self._others:
                 one.fail(error)
@@ -174,6 +178,10 @@ class Forwarding:
     # -- receivers --------------------------------------------------------------------------------
 
     def _receive(self, peer: PeerInfo, request: ForwardRequest, respond: Respond) -> None:
+        if request.number and self._internode.shut_out.keeps(request.origin, verbs.FORWARD):
+            # Who passed it on does not know yet. The coordinator asks itself, and is told.
+            self._runtime.probes.reach("forward.origin_shut_out")
+            return
         for number, host, port in request.others:
             passed = ForwardRequest(request.write, request.origin, (), number)
             self._internode.send((host, port), verbs.FORWARD, passed)

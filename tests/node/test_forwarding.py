@@ -7,6 +7,7 @@ import pytest
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.replication.forwarding import Forwarding
+from lockstep.replication.shut_out import ShutOut
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.sim.door import mutation_for
@@ -99,3 +100,32 @@ def test_a_forwarder_that_is_gone_costs_a_retry_and_leaves_a_hint() -> None:
         assert town.node(1).hints.store.count() == len(keys)
         town.start(3)
         town.until(lambda: town.ready(3) and town.node(1).hints.store.count() == 0)
+
+
+def shut(town: Town, number: int, *others: int) -> None:
+    """These nodes know that a node is excluded."""
+    for other in others:
+        node = town.node(number)
+        known = ShutOut(frozenset((node.identity.value.host_id,)), frozenset((node.address,)))
+        town.node(other).internode.shut_out = known
+
+
+def test_a_replica_takes_nothing_of_an_excluded_node_by_way_of_one_that_does_not_know() -> None:
+    with two_data_centres(34) as town:
+        shut(town, 1, 3, 4)
+        for number in range(6):
+            assert write(town, 1, Consistency.ONE, b"f%d" % number).error is None, "its own replica"
+        town.wait(TIMEOUT_MS / 1000 + 0.5)
+        reached = town.world.probes.process_counts
+        refused = [reached.get((f"n{number}", "forward.origin_shut_out"), 0) for number in (3, 4)]
+        assert sum(refused) == reached.get(("n2", "forward.passed_on"), 0) > 0
+        assert [reached.get((f"n{number}", "replica.write.accepted"), 0) for number in (3, 4)] == [0, 0]
+
+
+def test_replicas_behind_an_excluded_one_are_asked_at_once() -> None:
+    with two_data_centres(35) as town:
+        for excluded in (2, 3, 4):
+            shut(town, excluded, 1)
+            outcome = write(town, 1, EACH, b"x%d" % excluded)
+            assert outcome.error is None
+            assert outcome.done_s - outcome.begun_s < TIMEOUT_MS / 4000
