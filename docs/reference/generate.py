@@ -26,6 +26,7 @@ from lockstep.node.configuration import Configuration
 from lockstep.schema.types import uuid_text
 from lockstep.server.admin import Admin
 from lockstep.server.auth_views import AuthTables
+from lockstep.server.distributed_views import distributed_tables
 from lockstep.server.system_local import SystemTables
 from lockstep.server.system_schema import SchemaTables
 from lockstep.server.system_views import ViewTables
@@ -318,6 +319,7 @@ def virtual_tables() -> str:
         *SchemaTables(MagicMock(), MagicMock()).tables(),
         *ViewTables(MagicMock(), MagicMock()).tables(),
         *AuthTables(MagicMock()).tables(),
+        *distributed_tables(MagicMock()),
     ]
     parts = [
         "# Virtual tables",

@@ -59,6 +59,9 @@ class Catalog(msgspec.Struct, frozen=True):
             raise InvalidRequest(f"keyspace {name} does not exist")
         return found
 
+    def has_keyspace(self, name: str) -> bool:
+        return name in self.schema.by_name or name in self.virtual.by_name
+
     def is_virtual(self, keyspace: str) -> bool:
         return keyspace in self.virtual.by_name
 

@@ -18,7 +18,7 @@ from lockstep.cql.view_statements import view_statement
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, UNDESCRIBED_DEFAULTS, option, option_map
-from lockstep.schema.types import parse_type
+from lockstep.schema.types import NATIVE_NAMES, parse_type
 from lockstep.schema.user_types import in_order_of_use
 from lockstep.values.errors import InvalidRequest
 
@@ -27,6 +27,8 @@ _NAME_COLUMNS = ("keyspace_name", "type", "name")
 _QUOTED_OPTIONS = frozenset(
     ("additional_write_policy", "comment", "memtable", "read_repair", "speculative_retry")
 )
+#: Keyspaces whose tables drivers take for views; the other system keyspaces pass for stored ones.
+_VIRTUAL = ("system_views", "system_virtual_schema", "system_metrics")
 _SHOWN_KINDS = {
     "table": "Table ",
     "type": "User defined type ",
@@ -187,7 +189,10 @@ def _index_rows(tables: Iterable[Table]) -> Iterator[tuple[str, ...]]:
 
 
 def keyspace_statement(keyspace: Keyspace) -> str:
-    """CREATE KEYSPACE for a keyspace without its tables."""
+    """CREATE KEYSPACE for a keyspace without its tables; a comment for one that cannot be made."""
+    if keyspace.name in _VIRTUAL:
+        name = _q(keyspace.name)
+        return f"/*\n{_not_made('Keyspace', name)}\nVIRTUAL KEYSPACE {name};\n*/"
     pairs = [("class", keyspace.replication.strategy), *_factors(keyspace.replication)]
     durable = "true" if keyspace.durable_writes else "false"
     return (
@@ -207,17 +212,41 @@ def type_statement(space: Keyspace, user_type: UserType) -> str:
     return f"CREATE TYPE {_q(space.name)}.{_q(user_type.name)} (\n{body}\n);"
 
 
+def _not_made(what: str, name: str) -> str:
+    return (
+        f"Warning: {what} {name} is a virtual {what.lower()} and cannot be recreated with CQL.\n"
+        "Structure, for reference:"
+    )
+
+
 def table_statement(table: Table, *, with_id: bool = False) -> str:
-    """CREATE TABLE with all options."""
-    lines = [f"CREATE TABLE {_q(table.keyspace)}.{_q(table.name)} ("]
-    ordered = [*table.partition_key, *table.clustering, *table.static, *table.regular]
+    """CREATE TABLE with all options; a comment for a table that cannot be made."""
+    name = f"{_q(table.keyspace)}.{_q(table.name)}"
+    if table.keyspace in _VIRTUAL:
+        comment = _quoted(option(table.options, "comment"))
+        shape = "\n".join(_shape(f"VIRTUAL TABLE {name} (", table))
+        return f"/*\n{_not_made('Table', name)}\n{shape}\n) WITH comment = {comment};\n*/"
+    options = "\n    AND ".join(_option_texts(table, with_id))
+    return "\n".join(_shape(f"CREATE TABLE {name} (", table)) + f"\n) WITH {options};"
+
+
+def _shape(head: str, table: Table) -> list[str]:
+    """Columns in the order of their descriptions: what is one cell before what are several, then by name."""
+    lines = [head]
+    ordered = [*table.partition_key, *table.clustering]
+    for group in (table.static, table.regular):
+        ordered += sorted(group, key=lambda column: (_of_cells(column.type), column.name))
     single = len(table.partition_key) == 1 and not table.clustering
     body = [_column_line(column, primary=single and column is table.partition_key[0]) for column in ordered]
     if not single:
         body.append(f"    PRIMARY KEY {_key_text(table)}")
     lines.append(",\n".join(body))
-    lines.append(") WITH " + "\n    AND ".join(_option_texts(table, with_id)) + ";")
-    return "\n".join(lines)
+    return lines
+
+
+def _of_cells(type_text: str) -> bool:
+    """Whether values have several cells: collections and user types that are not frozen."""
+    return not (type_text in NATIVE_NAMES or type_text.startswith(("frozen<", "tuple<", "vector<", "'")))
 
 
 def _column_line(column: Column, *, primary: bool) -> str:

@@ -290,6 +290,7 @@ describe: _describe "CLUSTER" -> describe_cluster
     | _describe "FULL" "SCHEMA" -> describe_full_schema
     | _describe "KEYSPACES" -> describe_keyspaces
     | _describe "TABLES" -> describe_tables
+    | _describe "COLUMNFAMILIES" -> describe_tables
     | _describe "TYPES" -> describe_types
     | _describe "FUNCTIONS" -> describe_functions
     | _describe "AGGREGATES" -> describe_aggregates

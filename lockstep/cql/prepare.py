@@ -49,7 +49,8 @@ def _prepared(parsed: Parsed, keyspace: str | None, catalog: Catalog, scope: Sco
             raise InvalidRequest("Cannot truncate virtual tables")
         return _plain("TRUNCATE", statement, keyspace, table.keyspace, table.name, table.id, table.epoch)
     if isinstance(statement, tree.Use):
-        catalog.keyspace(statement.keyspace)
+        if not catalog.has_keyspace(statement.keyspace):
+            raise InvalidRequest(f"Keyspace '{statement.keyspace}' does not exist")
         return _plain("USE", statement, keyspace, statement.keyspace)
     if isinstance(statement, tree.Describe):
         return _plain("DESCRIBE", statement, keyspace)

@@ -14,6 +14,7 @@ from lockstep.schema.model import Schema
 from lockstep.server.auth_views import AuthTables
 from lockstep.server.authentication import Authentication
 from lockstep.server.connection import CqlConnection
+from lockstep.server.distributed_views import distributed_tables
 from lockstep.server.draining import Draining
 from lockstep.server.events import Events
 from lockstep.server.execution import Executor
@@ -57,6 +58,7 @@ class CqlServer:
                 *SchemaTables(lambda: node.cluster.schema, self._virtual_schema).tables(),
                 *ViewTables(node, lambda: list(self.connections)).tables(),
                 *AuthTables(lambda: node.cluster.access).tables(),
+                *distributed_tables(node),
             ]
         )
         settings, passwords = node.configuration.auth, Passwords(runtime)

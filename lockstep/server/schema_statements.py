@@ -141,12 +141,12 @@ class SchemaStatements:
         return len(voters) // 2 + 1, node.groups.peers(METADATA_GROUP).count
 
     def _ownership(self, keyspace: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """(last token, addresses of who reads) of every range of a keyspace with replicas."""
+        """(last token, who reads as /address:port) of every range of a keyspace with replicas."""
         cluster = self._node.cluster
         space = cluster.schema.by_name.get(keyspace)
         if space is None or keyspace in SYSTEM_KEYSPACES:
             return ()
-        addresses = {info.id: info.address for info in cluster.directory.nodes}
+        addresses = {info.id: f"/{info.address}:{info.internode_port}" for info in cluster.directory.nodes}
         return tuple(
             (
                 str(placed.range.right),

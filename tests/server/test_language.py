@@ -13,7 +13,7 @@ from cassandra import ConsistencyLevel, FunctionFailure, InvalidRequest
 from cassandra.cluster import Cluster, ExecutionProfile, Session
 from cassandra.query import BatchStatement, SimpleStatement, tuple_factory
 
-from tests.server.parts import CQL_PORT, Nodes
+from tests.server.parts import CQL_PORT, INTERNODE_PORT, Nodes
 
 #: The driver gives timestamps without a zone.
 _LEAP_DAY = datetime.datetime(2024, 2, 29, tzinfo=datetime.UTC).replace(tzinfo=None)
@@ -164,7 +164,27 @@ def _described(session: Session, text: str) -> list[Any]:
 
 def test_the_cluster_tells_who_owns_the_ranges_of_the_keyspace(session: Session) -> None:
     [cluster] = _described(session, "DESCRIBE CLUSTER")
-    hosts = {host.address for host in session.cluster.metadata.all_hosts()}
+    hosts = {f"/{host.address}:{INTERNODE_PORT}" for host in session.cluster.metadata.all_hosts()}
     assert cluster.range_ownership and all(
         set(owners) == hosts for owners in cluster.range_ownership.values()
     )
+
+
+def test_system_tables_are_described_for_reference_and_columns_of_one_cell_come_first(
+    session: Session,
+) -> None:
+    [keyspace, *tables] = _described(session, "DESCRIBE KEYSPACE system_views")
+    assert "VIRTUAL KEYSPACE system_views;" in keyspace.create_statement
+    assert all("\nVIRTUAL TABLE system_views." in table.create_statement for table in tables)
+    full = [row.create_statement for row in _described(session, "DESCRIBE FULL SCHEMA")]
+    assert any("VIRTUAL KEYSPACE system_virtual_schema" in text for text in full)
+    session.execute(
+        "CREATE TABLE cells (k int PRIMARY KEY, b list<int>, c frozen<list<int>>, a int, d tuple<int, int>)"
+    )
+    [table] = _described(session, "DESCRIBE TABLE cells")
+    names = [line.split()[0] for line in table.create_statement.splitlines() if line.startswith("    ")]
+    assert names[:5] == ["k", "a", "c", "d", "b"]
+    assert _described(session, "DESCRIBE COLUMNFAMILIES") == _described(session, "DESCRIBE TABLES")
+    with pytest.raises(InvalidRequest, match="Keyspace 'nowhere' does not exist"):
+        session.execute("USE nowhere")
+    assert _described(session, "SELECT * FROM system_distributed.view_build_status") == []
