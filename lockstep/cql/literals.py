@@ -11,6 +11,7 @@ from collections.abc import Callable
 from lockstep.cql import tree
 from lockstep.schema.types import (
     CqlType,
+    CustomType,
     parse_date,
     parse_duration,
     parse_inet,
@@ -24,11 +25,11 @@ from lockstep.values.errors import InvalidRequest
 _INTEGERS = frozenset(("tinyint", "smallint", "int", "bigint", "counter", "varint"))
 _FLOATS = frozenset(("float", "double"))
 FITTING: dict[str, frozenset[str]] = {
-    "string": frozenset(("ascii", "text", "inet", "timestamp", "date", "time")),
+    "string": frozenset(("ascii", "text", "inet", "timestamp", "date", "time", "custom")),
     "integer": _INTEGERS | _FLOATS | {"decimal", "date", "time", "timestamp"},
     "float": _FLOATS | {"decimal"},
     "boolean": frozenset(("boolean",)),
-    "hex": frozenset(("blob",)),
+    "hex": frozenset(("blob", "custom")),
     "uuid": frozenset(("uuid", "timeuuid")),
     "duration": frozenset(("duration",)),
 }
@@ -60,11 +61,15 @@ def literal_bytes(term: tree.Literal, kind: CqlType, receiver: str) -> bytes | N
         raise InvalidRequest(
             f'Invalid {term.kind.upper()} constant ({term.text}) for "{receiver}" of type {kind.text}'
         )
-    if kind.name == "blob":
+    if isinstance(kind, CustomType) and term.kind == "string":
+        return kind.from_text(term.text, _component_bytes)
+    if kind.name in ("blob", "custom"):
         digits = term.text[2:]
         if len(digits) % 2:
             raise InvalidRequest(f"Unable to make blob from '{term.text}': an odd number of digits")
-        return bytes.fromhex(digits)
+        data = bytes.fromhex(digits)
+        kind.validate(data)
+        return data
     if term.kind in ("integer", "float") and len(term.text) > _NUMBER_CHARACTERS_MAX:
         raise InvalidRequest(f"Unable to make {kind.text} from a number of {len(term.text)} characters")
     refusal = InvalidRequest(f"Unable to make {kind.text} from '{term.text}'")
@@ -76,6 +81,18 @@ def literal_bytes(term: tree.Literal, kind: CqlType, receiver: str) -> bytes | N
         data = kind.serialize(value)
     except InvalidRequest:
         raise refusal from None
+    kind.validate(data)
+    return data
+
+
+def _component_bytes(text: str, kind: CqlType) -> bytes:
+    """A component of a composite, which its text has without quotes."""
+    try:
+        if len(text) > _NUMBER_CHARACTERS_MAX and kind.name in _INTEGERS:
+            raise ValueError
+        data = kind.serialize(bytes.fromhex(text) if kind.name == "blob" else _PARSERS[kind.name](text))
+    except (ValueError, OverflowError, decimal.InvalidOperation):
+        raise InvalidRequest(f"Unable to make {kind.text} from '{text}'") from None
     kind.validate(data)
     return data
 

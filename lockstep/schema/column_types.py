@@ -26,7 +26,7 @@ def check_key_type(name: str, kind: CqlType) -> None:
     if kind.is_multicell:
         what = "user-defined type" if isinstance(kind, UserDefinedType) else "collection type"
         raise Rejected(f"Invalid non-frozen {what} {kind.text} for PRIMARY KEY column '{name}'")
-    for unordered in ("duration", "counter"):
+    for unordered in ("duration", "counter", "custom"):
         if mentions(kind, unordered):
             raise Rejected(f"{unordered} type is not supported for PRIMARY KEY column '{name}'")
 

@@ -13,6 +13,7 @@ from lockstep.cql.wire.primitives import pack_short, read_string, string, unpack
 from lockstep.schema.types import (
     TYPE_DEPTH_MAX,
     CqlType,
+    CustomType,
     ListType,
     MapType,
     SetType,
@@ -22,6 +23,7 @@ from lockstep.schema.types import (
     VectorType,
     parse_type,
 )
+from lockstep.schema.types.custom import CLASSES, PACKAGE
 from lockstep.values.errors import ProtocolViolation
 
 _IDS = {
@@ -52,30 +54,7 @@ _SMALL = ("date", "time", "smallint", "tinyint")
 #: Bounds recursion on foreign bytes.
 _DEPTH_MAX = TYPE_DEPTH_MAX
 
-_MARSHAL = "org.apache.cassandra.db.marshal."
-_CLASSES = {
-    "ascii": "AsciiType",
-    "bigint": "LongType",
-    "blob": "BytesType",
-    "boolean": "BooleanType",
-    "counter": "CounterColumnType",
-    "date": "SimpleDateType",
-    "decimal": "DecimalType",
-    "double": "DoubleType",
-    "duration": "DurationType",
-    "float": "FloatType",
-    "inet": "InetAddressType",
-    "int": "Int32Type",
-    "smallint": "ShortType",
-    "text": "UTF8Type",
-    "time": "TimeType",
-    "timestamp": "TimestampType",
-    "timeuuid": "TimeUUIDType",
-    "tinyint": "ByteType",
-    "uuid": "UUIDType",
-    "varint": "IntegerType",
-}
-_BY_CLASS = {name: parse_type(text) for text, name in _CLASSES.items()}
+_BY_CLASS = {name: parse_type(text) for text, name in CLASSES.items()}
 _CLASS_TOKEN = re.compile(r"\s*([\w.]+|[(),:])")
 
 
@@ -164,25 +143,27 @@ def _user(
 
 def class_name(kind: CqlType) -> str:
     """The marshal class that names `kind` where no option id does."""
-    simple = _CLASSES.get(kind.name)
+    simple = CLASSES.get(kind.name)
     if simple is not None:
-        return _MARSHAL + simple
+        return PACKAGE + simple
+    if isinstance(kind, CustomType):
+        return kind.class_name
     if isinstance(kind, VectorType):
-        return f"{_MARSHAL}VectorType({class_name(kind.element)} , {kind.dimensions})"
+        return f"{PACKAGE}VectorType({class_name(kind.element)} , {kind.dimensions})"
     if isinstance(kind, UserDefinedType):
         named = zip(kind.field_names, kind.elements, strict=True)
         fields = ",".join(f"{_hex(name)}:{class_name(field)}" for name, field in named)
-        inner = f"{_MARSHAL}UserType({kind.keyspace},{_hex(kind.type_name)},{fields})"
-        return inner if not kind.is_frozen else f"{_MARSHAL}FrozenType({inner})"
+        inner = f"{PACKAGE}UserType({kind.keyspace},{_hex(kind.type_name)},{fields})"
+        return inner if not kind.is_frozen else f"{PACKAGE}FrozenType({inner})"
     if isinstance(kind, TupleType):
-        return f"{_MARSHAL}TupleType({','.join(class_name(field) for field in kind.elements)})"
+        return f"{PACKAGE}TupleType({','.join(class_name(field) for field in kind.elements)})"
     if isinstance(kind, MapType):
-        inner = f"{_MARSHAL}MapType({class_name(kind.key)},{class_name(kind.value)})"
+        inner = f"{PACKAGE}MapType({class_name(kind.key)},{class_name(kind.value)})"
     else:
         assert isinstance(kind, ListType | SetType), f"no marshal class for {kind.text}"
         outer = "ListType" if isinstance(kind, ListType) else "SetType"
-        inner = f"{_MARSHAL}{outer}({class_name(kind.element)})"
-    return f"{_MARSHAL}FrozenType({inner})" if kind.is_frozen else inner
+        inner = f"{PACKAGE}{outer}({class_name(kind.element)})"
+    return f"{PACKAGE}FrozenType({inner})" if kind.is_frozen else inner
 
 
 def _hex(name: str) -> str:
@@ -209,7 +190,7 @@ def _class(tokens: list[str], at: int, depth: int, whole: str) -> tuple[CqlType,
     unknown = ProtocolViolation(f"Unknown type class {whole[:200]}")
     if at >= len(tokens) or depth > _DEPTH_MAX:
         raise unknown
-    name = tokens[at].removeprefix(_MARSHAL)
+    name = tokens[at].removeprefix(PACKAGE)
     at += 1
     native = _BY_CLASS.get(name)
     if native is not None:

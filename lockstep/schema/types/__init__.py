@@ -4,7 +4,7 @@ Invariant: a type is immutable and known by its canonical text; `serialize` writ
 format (version 3 and later). Value shapes: int for all integers, timestamp (ms), date (days, signed) and
 time (ns); str for text, ascii and inet; bytes for blob, uuid and timeuuid; decimal.Decimal; float; bool;
 (months, days, ns) for duration; list for list, set (sorted, unique) and vector; list of (key, value)
-sorted by key for map; tuple with None for tuple and for user-defined types.
+sorted by key for map; tuple with None for tuple and for user-defined types; bytes for custom types.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lockstep.schema.types.compound import (
     TupleType,
     VectorType,
 )
+from lockstep.schema.types.custom import CustomType
 from lockstep.schema.types.literals import (
     parse_date,
     parse_duration,
@@ -35,6 +36,7 @@ __all__ = [
     "TYPE_DEPTH_MAX",
     "CollectionType",
     "CqlType",
+    "CustomType",
     "ListType",
     "MapType",
     "Resolver",

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from lockstep.schema.types.base import CqlType
 from lockstep.schema.types.compound import ListType, MapType, SetType, TupleType, VectorType
+from lockstep.schema.types.custom import custom_type
 from lockstep.schema.types.numbers import (
     BigIntType,
     BooleanType,
@@ -88,7 +89,11 @@ def parse_type(text: str) -> CqlType:
 def parse_type_with(text: str, resolver: Resolver) -> CqlType:
     """As parse_type, with `resolver` asked for every name that is not a built-in type."""
     native = _NATIVE.get(text)
-    return native if native is not None else _Parser(text, resolver).whole()
+    if native is not None:
+        return native
+    if len(text) > 1 and text[0] == text[-1] == "'":
+        return custom_type(text[1:-1], _NATIVE)
+    return _Parser(text, resolver).whole()
 
 
 class _Parser:
