@@ -49,7 +49,7 @@ def _write(path, option, value):
     path.write_text(after)
 
 
-def _lockstep(verb, *arguments, check=True):
+def _lockstep(verb, *arguments):
     """Run a command on the running cluster, whatever the suite calls it."""
     arguments = (verb, os.environ["CONFORMANCE_CLUSTER"], *arguments)
     command = json.loads(os.environ["CONFORMANCE_LOCKSTEP"])
@@ -61,7 +61,7 @@ def _lockstep(verb, *arguments, check=True):
         timeout=_COMMAND_TIMEOUT_S,
         check=False,
     )
-    if check and done.returncode != 0:
+    if done.returncode != 0:
         raise RuntimeError(f"lockstep cluster {' '.join(arguments)}: {done.stdout}{done.stderr}")
 
 
@@ -74,6 +74,7 @@ class Node:
         self.own_name = own_name
         self.data_center = "dc1"
         self.workloads = []
+        self.paused = False
         self.network_interfaces = {"binary": (address, 9042)}
 
     def start(self, **_options):
@@ -83,10 +84,12 @@ class Node:
         _lockstep("stop" if gently else "kill", self.own_name)
 
     def pause(self):
+        self.paused = True
         _lockstep("pause", self.own_name)
 
-    def resume(self, check=True):
-        _lockstep("resume", self.own_name, check=check)
+    def resume(self):
+        self.paused = False
+        _lockstep("resume", self.own_name)
 
     def set_configuration_options(self, values=None, **_options):
         for option, value in _written(values or {}).items():
@@ -122,6 +125,8 @@ class Cluster:
         if self.changed:
             _lockstep("stop", *self.changed)
             self.changed.clear()
+        elif all(node.is_running() for node in self.nodelist()):
+            return
         _lockstep("start")
 
     def stop(self, gently=True, **_options):
@@ -129,7 +134,8 @@ class Cluster:
 
     def clear(self):
         for node in self.nodelist():
-            node.resume(check=False)
+            if node.paused:
+                node.resume()
         self.start()
 
     remove = clear
