@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.dump import dump_file
 from lockstep.metadata.repairs import joined_ranges
-from lockstep.replication.backup_messages import BackupOrder, BackupStatus, KeptPart
+from lockstep.replication.backup_messages import BackupOrder, BackupStatus, KeptPart, Purpose
 from lockstep.replication.session_guards import SessionGuards
 from lockstep.replication.throttle import Throttle
 from lockstep.runtime.ports import Runtime
@@ -25,7 +25,7 @@ from lockstep.storage.engine import RangeFragments, StorageEngine
 from lockstep.storage.pace import Pace
 from lockstep.storage.sorted_file import RangeFiles
 from lockstep.topology.repairs import is_unchanged
-from lockstep.values.errors import CorruptFile, PreconditionError, SessionClosed
+from lockstep.values.errors import CorruptFile, LockstepError, PreconditionError, SessionClosed
 from lockstep.values.limits import BACKUP_FILE_BYTES, BACKUP_PARTS_MAX, STREAM_IDLE_MS
 from lockstep.values.tokens import Range
 
@@ -54,8 +54,9 @@ class BackupTaking:
         self._host_id = host_id
         self._throttle = throttle
         self._file_bytes = file_bytes
-        #: Manifests of parts that wait to be sealed, by session.
+        #: Manifests of parts that wait to be sealed, and where parts are written, by session.
         self._taken: dict[str, Manifest] = {}
+        self._written: dict[str, str] = {}
 
     # -- taking -----------------------------------------------------------------------------------------
 
@@ -69,6 +70,18 @@ class BackupTaking:
             raise PreconditionError(f"node {self._own_id()} has a backup {order.name} already")
         self._guards.require(order.session_id)
         self._remove(directory)
+        self._written[order.session_id] = directory
+        try:
+            found = await self._take(order, purpose, cluster, directory)
+        except (OSError, LockstepError):
+            self._remove(directory)
+            raise
+        self._taken[order.session_id] = found
+        return BackupStatus(True, found.size_bytes, sum(len(table.files) for table in found.tables))
+
+    async def _take(
+        self, order: BackupOrder, purpose: Purpose, cluster: ClusterMetadata, directory: str
+    ) -> Manifest:
         dump = await self._write_metadata(cluster, directory)
         tables: list[BackedTable] = []
         ranges: dict[str, tuple[tuple[int, int], ...]] = {}
@@ -81,7 +94,7 @@ class BackupTaking:
         await self._runtime.disk.sync_names(directory)
         self._refuse_moved(order.session_id)
         identity = cluster.identity
-        found = self._taken[order.session_id] = Manifest(
+        return Manifest(
             manifests.FORMAT_VERSION,
             order.name,
             purpose.backup_id,
@@ -98,7 +111,6 @@ class BackupTaking:
             tuple(tables),
             dump,
         )
-        return BackupStatus(True, found.size_bytes, sum(len(table.files) for table in tables))
 
     def _refuse_moved(self, session_id: str) -> None:
         cluster = self._metadata()
@@ -192,8 +204,12 @@ class BackupTaking:
         return BackupStatus(True)
 
     def forget_closed(self, session_open: Callable[[str], bool]) -> None:
-        for session_id in [one for one in self._taken if not session_open(one)]:
-            del self._taken[session_id]
+        """What was written for nothing goes too: its backup was ended before it was complete."""
+        for session_id in [one for one in self._written if not session_open(one)]:
+            directory = self._written.pop(session_id)
+            self._taken.pop(session_id, None)
+            if not self._runtime.disk.exists(f"{directory}/{manifests.MANIFEST}"):
+                self._remove(directory)
 
     def _remove(self, directory: str) -> None:
         """The manifest first: what is left after a crash is no part."""

@@ -18,7 +18,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairPart
 from lockstep.node.backup_choice import Found
 from lockstep.schema.changes import SYSTEM_KEYSPACES
-from lockstep.schema.model import Table
+from lockstep.schema.model import Schema, Table
 from lockstep.server.answers import get, later, now
 from lockstep.server.operations import Operation
 from lockstep.storage.backup_manifest import BackedTable, Statement, columns_between
@@ -240,7 +240,7 @@ class BackupRequests:
         if wanted.existing not in ("refuse", "truncate", "merge"):
             raise ConfigurationError("existing is refuse, truncate or merge")
         found = await self._node.backups.found(name)
-        tables = [one for one in found.tables() if _is_wanted(one, wanted.tables)]
+        tables = wanted_tables(self._node.cluster.schema, found.tables(), wanted.tables)
         if not tables:
             known = ", ".join(f"{one.keyspace}.{one.name}" for one in found.tables()) or "no table"
             raise ConfigurationError(f"backup {name} holds {known}, nothing of what was named")
@@ -344,6 +344,23 @@ def backed_parts(cluster: ClusterMetadata, wanted: Sequence[str]) -> tuple[Repai
     if not found:
         raise ConfigurationError("there is no table to back up")
     return tuple(found)
+
+
+def wanted_tables(schema: Schema, backed: Sequence[BackedTable], wanted: Sequence[str]) -> list[BackedTable]:
+    """What is named, and the views that are made of it here, as a restore does not work their rows out anew.
+    PreconditionError for a view that was not backed up."""
+    chosen = {(one.keyspace, one.name) for one in backed if _is_wanted(one, wanted)}
+    known = {(one.keyspace, one.name) for one in backed}
+    for keyspace, name in sorted(chosen):
+        table = schema.table(keyspace, name)
+        for view in table.views if table is not None else ():
+            if (keyspace, view) not in known:
+                raise PreconditionError(
+                    f"view {keyspace}.{view} was not backed up, and would lack what is restored",
+                    hint="drop it, restore, and create it again",
+                )
+            chosen.add((keyspace, view))
+    return [one for one in backed if (one.keyspace, one.name) in chosen]
 
 
 def _is_wanted(table: BackedTable, wanted: Sequence[str]) -> bool:

@@ -260,3 +260,14 @@ def test_a_driver_that_starts_anew_ends_what_it_left(town: Town) -> None:
     town.start(2)
     town.until(lambda: town.ready(2))
     assert ended(town, begun).state in (RepairState.FAILED, RepairState.DONE)
+
+
+def test_a_backup_that_is_ended_early_leaves_nothing(town: Town) -> None:
+    write(town, range(30))
+    begun = done(town, town.begin(1, lambda node: node.backups.begin("b", (part(town.newest),), ())))
+    done(town, town.begin(2, lambda node: node.backups.cancel(begun.id, "an operator ended it")))
+    assert ended(town, begun).state is RepairState.CANCELLED
+    town.wait(2)
+    kept, silent = done(town, town.begin(3, lambda node: node.backups.kept()))
+    assert not silent and not any(kept.values())
+    assert back_up(town).state is RepairState.DONE
