@@ -18,7 +18,7 @@ SEEDS ?= 20
 SEED ?= 1
 ARGS ?=
 
-.PHONY: help demo test check format sim sim-planted conformance conformance-clients bench reference lock clean setup setup-spark
+.PHONY: help demo test check format sim sim-planted conformance conformance-clients conformance-cqlsh bench reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,10 @@ sim-planted: $(VENV)/.stamp-dev ## SEEDS=n look for each planted bug in up to n 
 conformance: $(VENV)/.stamp-dev ## SUITE=path runs a fetched foreign test suite against a local cluster
 	@test -n "$(SUITE)" || { echo "usage: make conformance SUITE=path/to/suite" >&2; exit 2; }
 	$(BIN)/python conformance/run.py "$(SUITE)" $(ARGS)
+
+conformance-cqlsh: $(VENV)/.stamp-dev ## SUITE=path runs cqlsh's own tests from a checkout of Cassandra
+	@test -n "$(SUITE)" || { echo "usage: make conformance-cqlsh SUITE=path/to/cassandra" >&2; exit 2; }
+	$(BIN)/python conformance/cqlsh_run.py "$(SUITE)" $(ARGS)
 
 conformance-clients: $(VENV)/.stamp-dev ## drivers of other languages (Rust, C++, Node, Go, Java) against a local cluster
 	$(BIN)/python conformance/clients_run.py $(ARGS)

@@ -133,11 +133,12 @@ def page(parts: Sequence[dict[str, Any]]) -> str:
         lines.append(f"| `{part['setting']['folder']}` | {counts} | {share(sums)} |")
     lines += ["", "Skipped are tests that the suite itself does not run here; every other test counts."]
     for part in parts:
-        lines += _part(part)
+        lines += part_lines(part)
     return "\n".join(lines) + "\n"
 
 
-def _part(part: dict[str, Any]) -> list[str]:
+def part_lines(part: dict[str, Any]) -> list[str]:
+    """The section of one part: its files, why tests are skipped, and every failing test."""
     folder = part["setting"]["folder"]
     lines = ["", f"## {folder.rpartition('/')[2]}", "", "| file | passed | failed | skipped |"]
     lines.append("| --- | --- | --- | --- |")
