@@ -79,7 +79,7 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "Write again with the same values and timestamp if that is harmless (not counters, not IF).",
     ),
     "CQL_CAS_UNKNOWN": (
-        "A conditional write was proposed and then lost sight of: it may or may not be applied, now or later.",
+        "A conditional write was proposed and then lost sight of: it may or may not be applied, also later.",
         "Read at SERIAL what is there; a condition that names the value expected makes another try safe.",
     ),
     "CQL_READ_TIMEOUT": (

@@ -39,8 +39,8 @@ class Repair(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """`driver` is the node that compares and sends. `nodes`: only these replicas take part; empty: all.
 
     `began_s` is the moment that all participants judge by, `run` counts the driver's starts. `reason` says
-    why it did not succeed. `purpose` is empty of a repair; others hold tables' ranges in the same way, compare
-    nothing and record nothing.
+    why it did not succeed. `purpose` is empty of a repair; others hold tables' ranges in the same way,
+    compare nothing and record nothing.
     """
 
     id: int

@@ -13,8 +13,8 @@ from lockstep.metadata.directory import NodeInfo
 from lockstep.schema.types import parse_uuid
 from lockstep.server.schema_watch import SchemaWatch
 from lockstep.server.topology_view import TopologyTables, committed_ms
-from lockstep.server.virtual import VirtualTable, define
 from lockstep.server.view_build_rows import IN_PROGRESS_COLUMNS, built_rows, in_progress_rows
+from lockstep.server.virtual import VirtualTable, define
 from lockstep.server.virtual_rows import VirtualRow
 from lockstep.values.compatibility import CASSANDRA_RELEASE
 

@@ -144,8 +144,8 @@ PLANS_CACHED_MAX: Final = 65_536
 WRITES_IN_FLIGHT_MAX: Final = 16_384
 #: Counters are signed 64-bit numbers.
 COUNTER_BOUND: Final = 1 << 63
-#: Changes of counters whose ids a replica remembers, so that one delivered again is not added again: more than
-#: a peer ever sends twice, and a minute's worth of them.
+#: Changes of counters whose ids a replica remembers, so that one delivered again is not added again: more
+#: than a peer ever sends twice, and a minute's worth of them.
 COUNTER_IDS_KEPT_MAX: Final = 65_536
 #: Changes of one partition's counters that wait for each other; each takes a read and a sync.
 COUNTER_WAITERS_MAX: Final = 1024
@@ -436,7 +436,7 @@ REPAIR_TIMEOUT_MS: Final = 5000
 REPAIR_WRITE_BYTES: Final = 1024 * 1024
 #: Changes in one message of a repair: applied in one turn, some milliseconds.
 REPAIR_WRITES_MAX: Final = 64
-#: Pieces of a table that one replica says may have changed since its repair; with more, neighbours are joined.
+#: Pieces of a table that one replica says may have changed since its repair; of more, neighbours are joined.
 REPAIR_CHANGED_RANGES_MAX: Final = 1024
 #: Ranges that one repair may name.
 REPAIR_RANGES_NAMED_MAX: Final = 1024

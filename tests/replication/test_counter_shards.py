@@ -1,4 +1,4 @@
-"""Shards of counters: what a replica makes of changes, and that replicas agree in whatever order they hear."""
+"""Shards of counters: what a replica makes of changes, and that replicas agree whatever they hear first."""
 
 from __future__ import annotations
 
