@@ -62,7 +62,8 @@ class Page:
 
     def _close(self, last: Partition) -> None:
         """A partition is complete: one that shows nothing goes, others are counted. Who asks for one
-        partition learns its static content also when none of the rows is there: conditions and lists need it."""
+        partition learns its static content also when none of the rows is there: conditions and lists need
+        it."""
         count = self._rows_of(last)
         asked = self._command.key is not None and self._command.after is None
         if count == 0 and (last.static is None or not asked):
