@@ -72,17 +72,20 @@ def literal_bytes(term: tree.Literal, kind: CqlType, receiver: str) -> bytes | N
         return data
     if term.kind in ("integer", "float") and len(term.text) > _NUMBER_CHARACTERS_MAX:
         raise InvalidRequest(f"Unable to make {kind.text} from a number of {len(term.text)} characters")
-    refusal = InvalidRequest(f"Unable to make {kind.text} from '{term.text}'")
     try:
         value = _PARSERS[kind.name](term.text)
     except (ValueError, OverflowError, decimal.InvalidOperation):
-        raise refusal from None
+        raise _refusal(term.text, kind) from None
     try:
         data = kind.serialize(value)
     except InvalidRequest:
-        raise refusal from None
+        raise _refusal(term.text, kind) from None
     kind.validate(data)
     return data
+
+
+def _refusal(text: str, kind: CqlType) -> InvalidRequest:
+    return InvalidRequest(f"Unable to make {kind.text} from '{text}'")
 
 
 def _component_bytes(text: str, kind: CqlType) -> bytes:
@@ -92,7 +95,7 @@ def _component_bytes(text: str, kind: CqlType) -> bytes:
             raise ValueError
         data = kind.serialize(bytes.fromhex(text) if kind.name == "blob" else _PARSERS[kind.name](text))
     except (ValueError, OverflowError, decimal.InvalidOperation):
-        raise InvalidRequest(f"Unable to make {kind.text} from '{text}'") from None
+        raise _refusal(text, kind) from None
     kind.validate(data)
     return data
 
