@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.cql.wire import messages
 from lockstep.sim.fuzz import garbage, report
+from lockstep.sim.fuzz.door import Door
 from lockstep.sim.fuzz.planted import PLANTS
 from lockstep.sim.fuzz.play import Difference, Wait, draw_script, in_cql
 from lockstep.sim.fuzz.shrink import shrunk
@@ -74,3 +75,15 @@ def test_a_node_that_breaks_on_bytes_is_noticed() -> None:
     with replaced((messages, "_level", lambda number: levels[number])):
         _, wrong = garbage.run(1, 400, streams=3)
     assert "KeyError" in wrong[0]
+
+
+def test_static_content_without_rows_is_seen_as_in_cassandra() -> None:
+    with Door(1) as door:
+        door.run("CREATE TABLE f.t (a int, b int, s int STATIC, v int, PRIMARY KEY (a, b))")
+        door.run("INSERT INTO f.t (a, s) VALUES (1, 2)")
+        assert door.run("SELECT v FROM f.t").rows == ((None,),)
+        assert door.run("SELECT v FROM f.t WHERE a = 1").rows == ((None,),)
+        assert door.run("SELECT v FROM f.t WHERE a = 1 AND b > 0").rows == ()
+        assert door.run("UPDATE f.t SET v = 1 WHERE a = 1 AND b = 1 IF s = 3").rows == ((False, 2),)
+        assert door.run("UPDATE f.t SET v = 1 WHERE a = 1 AND b = 1 IF s = 2").rows == ((True,),)
+        assert door.run("SELECT b, s, v FROM f.t").rows == ((1, 2, 1),)

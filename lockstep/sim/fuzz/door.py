@@ -25,6 +25,7 @@ _CQL_PORT: Final = 9042
 _CONNECT_MS: Final = 5000
 _START_S: Final = 60.0
 _REQUEST_S: Final = 30.0
+_REST_S: Final = 2.0
 #: A statement begins in the first part of a second.
 _EARLY_US: Final = 500_000
 _SECOND_US: Final = 1_000_000
@@ -85,6 +86,10 @@ class Door:
         part_us = self._wall_us() % _SECOND_US
         if part_us > _EARLY_US:
             self.world.run_for((_SECOND_US - part_us) / _SECOND_US + 0.001)
+
+    def rest(self) -> None:
+        """Let the nodes finish what they do by themselves."""
+        self.world.run_for(_REST_S)
 
     def wait(self, seconds: int) -> None:
         """Move the clocks of all nodes."""

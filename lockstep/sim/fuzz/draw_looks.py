@@ -42,7 +42,14 @@ class Looks:
         as_json = (
             not group and self.draw.random() < 0.1 and all(kinds.jsonable(c.kind) for c in self.table.columns)
         )
+        by_index = any(r.columns[0] in self.table.indexed for r in where)
+        if by_index:
+            # An index asks for single partitions or all, and turns nothing round.
+            where = tuple(self._unique(relation) for relation in where)
+            backward = False
         selectors = self._selectors(group=group, as_json=as_json)
+        if by_index and selectors:
+            selectors += (Selector("column", self.table.of("regular")[0].name),)
         aggregates = any(selector.how in AGGREGATES for selector in selectors)
         needed = needs_filtering(self.table, where)
         return Look(
@@ -53,7 +60,7 @@ class Looks:
             as_json=as_json,
             limit=self.draw.choice((0, 0, 1, 2, 5)),
             per_partition=self.draw.choice((0, 0, 0, 1, 2)) if group or not aggregates else 0,
-            filtering=self.draw.random() < (0.95 if needed else 0.1),
+            filtering=by_index or self.draw.random() < (0.95 if needed else 0.1),
             page_rows=0 if backward and not single and self.draw.random() < 0.9 else self.draw.choice(_PAGES),
         )
 
@@ -69,6 +76,11 @@ class Looks:
             filtering=needs_filtering(self.table, where),
             page_rows=self.draw.choice(_PAGES),
         )
+
+    def _unique(self, relation: Relation) -> Relation:
+        if relation.op != "IN" or self.table.column(relation.columns[0]).role != "partition":
+            return relation
+        return Relation(relation.columns, "=", relation.value[0])
 
     # ---- selection
 
@@ -117,7 +129,7 @@ class Looks:
         where = () if chance < 0.2 else self._partition()
         if self.table.of("clustering") and self.draw.random() < 0.6:
             where += self._clustering()
-        if self.draw.random() < 0.15:
+        if self.draw.random() < (0.3 if self.table.indexes else 0.15):
             where += self._filters()
         return where
 
@@ -175,6 +187,8 @@ class Looks:
 
     def _filters(self) -> tuple[Relation, ...]:
         column = self.draw.choice(self.table.of("static", "regular"))
+        if self.table.indexes and self.draw.random() < 0.7:
+            column = self.table.column(self.draw.choice(self.table.indexed))
         kind, value = column.kind, self._changes.one(column)
         if kind.name in ("list", "set", "map") and (kind.is_cells or self.draw.random() < 0.5):
             if kind.name != "map":

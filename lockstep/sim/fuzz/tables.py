@@ -37,6 +37,8 @@ class Table(msgspec.Struct, frozen=True):
     default_ttl: int = 0
     counters: bool = False
     stamped: bool = True
+    #: (column, CUSTOM or nothing): secondary indexes.
+    indexes: tuple[tuple[str, bool], ...] = ()
 
     def of(self, *roles: str) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.role in roles)
@@ -69,7 +71,20 @@ class Table(msgspec.Struct, frozen=True):
             options.append(f"CLUSTERING ORDER BY ({orders})")
         ending = f" WITH {' AND '.join(options)}" if options else ""
         create = f"CREATE TABLE {self.path} ({columns}, PRIMARY KEY (({key}){rest})){ending}"
-        return (*users, create)
+        return (*users, create, *self._index_statements())
+
+    def _index_statements(self) -> list[str]:
+        found = []
+        for name, is_custom in self.indexes:
+            kind = self.column(name).kind
+            target = f"full({name})" if kind.frozen and kind.name in ("list", "set", "map") else name
+            custom, using = ("CUSTOM ", " USING 'StorageAttachedIndex'") if is_custom else ("", "")
+            found.append(f"CREATE {custom}INDEX ON {self.path} ({target}){using}")
+        return found
+
+    @property
+    def indexed(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.indexes)
 
 
 class _Falling:
@@ -120,7 +135,21 @@ def draw_table(draw: Stream, number: int, choice: str = "") -> Table:
         draw.choice((0, 0, 0, 0, 15)) if not counters else 0,
         counters,
         stamped=sort == "stamped",
+        indexes=() if counters else _indexes(draw, columns),
     )
+
+
+def _indexes(draw: Stream, columns: Sequence[Column]) -> tuple[tuple[str, bool], ...]:
+    fit = [c.name for c in columns if c.role in ("static", "regular") and _is_indexable(c.kind)]
+    if not fit or draw.random() < 0.6:
+        return ()
+    return tuple((name, draw.random() < 0.5) for name in draw.sample(fit, min(len(fit), draw.randint(1, 2))))
+
+
+def _is_indexable(kind: Kind) -> bool:
+    if kind.is_cells:
+        return kind.name != "udt" and all(not part.parts and part.name != "duration" for part in kind.parts)
+    return not kind.parts and kind.name != "duration"
 
 
 def _held(draw: Stream, users: tuple[Kind, ...], sort: str) -> Kind:
