@@ -389,7 +389,8 @@ def _check_where(change: CreateView, base: Table) -> None:
     for name in (*change.not_null, *change.restricted):
         if name not in base.by_name:
             raise Rejected(f"Undefined column name {name} in table {base.keyspace}.{base.name}")
-    others = sorted({name for name in (*change.restricted, *change.not_null) if name not in key})
+    # IS NOT NULL of another column is taken and, as in Cassandra, leaves no row out.
+    others = sorted({name for name in change.restricted if name not in key})
     if others:
         raise Rejected(
             "Non-primary key columns cannot be restricted in the SELECT statement used for materialized view "

@@ -204,6 +204,18 @@ def test_a_view_that_cannot_be_is_refused(driver: Session, select: str, key: str
     assert words in str(caught.value)
 
 
+def test_not_null_of_a_column_outside_the_key_is_taken_and_leaves_no_row_out(driver: Session) -> None:
+    driver.execute(f"CREATE KEYSPACE IF NOT EXISTS refused_views {SIMPLE % 1}")
+    driver.set_keyspace("refused_views")
+    driver.execute("CREATE TABLE wide (a int, b int, w text, PRIMARY KEY (a, b))")
+    driver.execute(
+        f"CREATE MATERIALIZED VIEW by_b AS SELECT * FROM wide WHERE {_ALL} AND w IS NOT NULL "
+        "PRIMARY KEY (b, a)"
+    )
+    driver.execute("INSERT INTO wide (a, b) VALUES (1, 2)")
+    _eventually(lambda: _rows(driver, "SELECT b, a, w FROM by_b"), [(2, 1, None)])
+
+
 def test_tables_that_have_no_views(driver: Session) -> None:
     driver.execute(f"CREATE KEYSPACE IF NOT EXISTS refused_views {SIMPLE % 1}")
     driver.set_keyspace("refused_views")
