@@ -1,0 +1,92 @@
+"""A driver's session that plays scripts of random statements in which nothing expires."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from cassandra import protocol
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Session
+from cassandra.cqltypes import UserType
+from cassandra.protocol import ErrorMessage, ResultMessage, _ProtocolHandler
+from cassandra.query import SimpleStatement
+
+from lockstep.schema.types import parse_type
+from lockstep.sim.fuzz.door import Told
+
+
+class _RawRows(ResultMessage):
+    """Leaves cells as they came."""
+
+    def recv_results_rows(
+        self, f: Any, protocol_version: Any, user_type_map: Any, result_metadata: Any, policy: Any
+    ) -> None:
+        self.recv_results_metadata(f, user_type_map)
+        columns = self.column_metadata or result_metadata
+        self.column_names = [column[2] for column in columns]
+        self.column_types = [column[3] for column in columns]
+        count = protocol.read_int(f)
+        types = [parse_type(_named(kind)) for kind in self.column_types]
+        rows = [self.recv_row(f, len(columns)) for _ in range(count)]
+        self.parsed_rows = [
+            tuple(None if c is None else kind.deserialize(c) for kind, c in zip(types, row, strict=True))
+            for row in rows
+        ]
+
+
+class RawProtocol(_ProtocolHandler):
+    message_types_by_opcode = {**_ProtocolHandler.message_types_by_opcode, _RawRows.opcode: _RawRows}
+
+
+def _named(kind: Any) -> str:
+    """A type of the driver as CQL; of a user's type the tuple of its fields."""
+    if not kind.subtypes:
+        return str(kind.typename)
+    name = "tuple" if issubclass(kind, UserType) else kind.typename
+    if name == "frozen":
+        return _named(kind.subtypes[0])
+    return f"{name}<{', '.join(_frozen(_named(part)) for part in kind.subtypes)}>"
+
+
+def _frozen(name: str) -> str:
+    return f"frozen<{name}>" if name.startswith(("list<", "set<", "map<")) else name
+
+
+class DriverDoor:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        session.client_protocol_handler = RawProtocol
+        session.get_execution_profile(EXEC_PROFILE_DEFAULT).row_factory = lambda names, rows: rows
+
+    def now_s(self) -> int:
+        """Nothing expires in the scripts that are played here."""
+        return 0
+
+    def settle(self) -> None:
+        """Any moment will do."""
+
+    def wait(self, seconds: int) -> None:
+        """Nobody moves a real clock; what expires is left to simulated nodes."""
+
+    def rest(self) -> None:
+        time.sleep(1)
+
+    def strike(self, what: str, node: int) -> None:
+        raise AssertionError("faults are for simulated nodes")
+
+    def run(self, text: str, page_rows: int = 0, node: str = "") -> Told:
+        try:
+            answer = self._session.execute(SimpleStatement(text, fetch_size=page_rows or None))
+            names = answer.column_names
+            return Told(rows=None if names is None else tuple(answer), names=tuple(names or ()))
+        except ErrorMessage as error:
+            return Told(error.code, error.message)
+        except Exception as error:
+            cause = _CODES.get(type(error).__name__)
+            if cause is None:
+                raise
+            return Told(cause, str(error))
+
+
+#: The driver's own exceptions for what nodes answer.
+_CODES = {"InvalidRequest": 0x2200, "SyntaxException": 0x2000, "AlreadyExists": 0x2400}
