@@ -28,6 +28,7 @@ BY_TEXT: Final = (
     _rule("the server failed", r"code=0000 \[Server error\]"),
     _rule(JAVA, r"language 'java' is not"),
     _rule("custom types", r"Unable to parse type ''"),
+    _rule("changes of system tables by hand", r"Virtual table \S+ cannot be modified"),
     _rule("statements that are not supported", r"(?:statements )?(?:is|are) not supported"),
     _rule("a cluster that is configured in another way", r"the cluster is not configured anew"),
 )
