@@ -71,6 +71,16 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
         "counter",
         cql.requests_served + open_requests,
     )
+    yield Sample(
+        "lockstep_server_requests_in_flight", "CQL requests not answered yet", "gauge", cql.load.requests
+    )
+    yield Sample("lockstep_server_bytes_in_flight", "Bytes of those requests", "gauge", cql.load.bytes)
+    yield Sample(
+        "lockstep_server_overloaded_total",
+        "CQL requests refused because too much was in flight",
+        "counter",
+        cql.load.refused,
+    )
     yield Sample("lockstep_server_faults_total", "Defects answered as server errors", "counter", cql.faults)
     yield Sample(
         "lockstep_server_prepared_statements",
