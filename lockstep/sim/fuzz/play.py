@@ -104,6 +104,8 @@ def play(script: Script, door: Doorway, tally: Tally | None = None) -> Differenc
     """None when all answers are as expected. A statement whose outcome is unknown ends the script."""
     tally = tally or Tally()
     table = script.table
+    if script.nodes > 1:
+        door.strike("mend", script.nodes)
     for text in table.statements():
         told = door.run(text)
         if told.error:

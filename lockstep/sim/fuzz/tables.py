@@ -140,10 +140,16 @@ def draw_table(draw: Stream, number: int, choice: str = "") -> Table:
 
 
 def _indexes(draw: Stream, columns: Sequence[Column]) -> tuple[tuple[str, bool], ...]:
-    fit = [c.name for c in columns if c.role in ("static", "regular") and _is_indexable(c.kind)]
+    fit = [c for c in columns if c.role in ("static", "regular") and _is_indexable(c.kind)]
     if not fit or draw.random() < 0.6:
         return ()
-    return tuple((name, draw.random() < 0.5) for name in draw.sample(fit, min(len(fit), draw.randint(1, 2))))
+    chosen = draw.sample(fit, min(len(fit), draw.randint(1, 2)))
+    return tuple((c.name, draw.random() < 0.5 and not _has_blob(c.kind)) for c in chosen)
+
+
+def _has_blob(kind: Kind) -> bool:
+    """No index of the custom class takes them."""
+    return kind.name == "blob" or any(_has_blob(part) for part in kind.parts)
 
 
 def _is_indexable(kind: Kind) -> bool:
