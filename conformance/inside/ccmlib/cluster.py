@@ -130,7 +130,9 @@ class Cluster:
         _lockstep("start")
 
     def stop(self, gently=True, **_options):
-        _lockstep("stop")
+        running = [node.own_name for node in self.nodelist() if node.is_running()]
+        if running:
+            _lockstep("stop" if gently else "kill", *running)
 
     def clear(self):
         for node in self.nodelist():
