@@ -22,7 +22,7 @@ CASSANDRA_VERSION: Final = "5.0.2"
 
 #: The suite's tests name this rack, and count one token a node; its own clusters allow functions and have a
 #: request handler that mirrors custom payloads.
-_AS_EXPECTED: Final = {
+_AS_EXPECTED: Final[Mapping[str, Mapping[str, Any]]] = {
     "placement": {"rack": "r1", "num_tokens": 1},
     "functions": {"user_defined_functions_enabled": True},
     "testing": {"faults": True, "mirror_payloads": True},
