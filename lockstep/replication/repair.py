@@ -176,7 +176,7 @@ def _lasting(
         if any(partition_left(source.get((token, key), nothing), before_s) != left for source in known):
             found.append(partition)
         else:
-            writes.reach("read.purged_alone")
+            writes.reach("repair.purged_alone")
     return found
 
 

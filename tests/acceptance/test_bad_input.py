@@ -344,7 +344,7 @@ WRONG: list[tuple[str, type[Exception], str]] = [
     ("INSERT INTO acceptance.load (v) VALUES (1)", InvalidRequest, "Some partition key parts are missing: k"),
     ("INSERT INTO acceptance.load (k, v) VALUES (1)", InvalidRequest, "Unmatched column names/values"),
     ("INSERT INTO acceptance.load (k) VALUES (99999999999)", InvalidRequest, "Unable to make int"),
-    ("INSERT INTO acceptance.load (k) VALUES (1) IF NOT EXISTS", InvalidRequest, "not supported"),
+    ("CREATE TRIGGER r ON acceptance.load USING 'x'", InvalidRequest, "not supported"),
     ("INSERT INTO acceptance.load (k) VALUES (1) USING TTL -1", InvalidRequest, "TTL must be greater"),
     ("UPDATE acceptance.load SET k = 1 WHERE k = 1", InvalidRequest, "PRIMARY KEY part k found in SET part"),
     ("DELETE FROM acceptance.load", SyntaxException, ""),

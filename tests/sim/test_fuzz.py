@@ -73,7 +73,7 @@ def test_no_bytes_and_no_statement_break_a_node() -> None:
 def test_a_node_that_breaks_on_bytes_is_noticed() -> None:
     levels = dict(enumerate(Consistency))
     with replaced((messages, "_level", lambda number: levels[number])):
-        _, wrong = garbage.run(1, 400, streams=3)
+        _, wrong = garbage.run(2, 100, streams=3)
     assert "KeyError" in wrong[0]
 
 
