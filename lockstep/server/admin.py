@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lockstep.node.configuration import split_address
-from lockstep.server import draining, features, recovery, reports
+from lockstep.server import drain_operations, features, recovery, reports
 from lockstep.server.answers import get, integer, later, now, required
 from lockstep.server.backups import BackupRequests
 from lockstep.server.cms_operations import ServiceOperations
@@ -194,7 +194,7 @@ class Admin:
             *RepairRequests(node).operations(),
             *BackupRequests(node, self._cql.executor).operations(),
             *self._recovery_operations(),
-            *draining.operations(self._cql),
+            *drain_operations.operations(self._cql),
             *self._service.operations(),
             get("/openapi.json", "This document", now(lambda *_: self.registry.openapi())),
             Operation(

@@ -9,17 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from lockstep.server.answers import get, later, now
-from lockstep.server.http import HttpRequest
-from lockstep.server.operations import Operation
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import DRAIN_BY_COMMAND_MS
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
     from lockstep.server.cql_server import CqlServer
-
-PATH = "/v1/drain"
+    from lockstep.server.http import HttpRequest
 
 
 class Draining:
@@ -69,19 +65,3 @@ class Draining:
             "cut": self.cut,
             "limit_ms": DRAIN_BY_COMMAND_MS,
         }
-
-
-def operations(server: CqlServer) -> list[Operation]:
-    """What operators may ask."""
-    draining = server.draining
-    return [
-        get(PATH, "How far this node has taken leave of its clients", now(lambda *_: draining.document())),
-        Operation(
-            "POST",
-            PATH,
-            "Take leave of all clients: accept no more, answer what is in flight, tell that this is down",
-            later(lambda request, _: draining.begin(request)),
-            "How far it is",
-            body={"type": "object", "properties": {"dry_run": {"type": "boolean"}}},
-        ),
-    ]

@@ -145,12 +145,13 @@ def test_rows_that_had_nothing_but_a_dropped_column_are_gone_with_it(three: Node
         (4, 2, None, None), (5, 2, None, None), (6, 2, None, None), (7, 2, None, None), (10, None, None, 3)
     ]  # fmt: skip
     assert sorted(session.execute("SELECT DISTINCT k FROM r")) == [(4,), (5,), (6,), (7,), (10,)]
-    assert sorted(session.execute("SELECT k, c FROM r PER PARTITION LIMIT 1")) == [
-        (4, 2), (5, 2), (6, 2), (7, 2)
-    ]  # fmt: skip
+    # A partition without rows is there by its static content, asked for or not.
+    assert set(session.execute("SELECT k, c FROM r PER PARTITION LIMIT 1")) == {
+        (4, 2), (5, 2), (6, 2), (7, 2), (10, None)
+    }  # fmt: skip
     assert list(session.execute("SELECT c FROM r WHERE k = 4 LIMIT 1")) == [(2,)]
     paged = session.prepare("SELECT k, c FROM r")
     paged.fetch_size = 2
-    assert len(list(session.execute(paged))) == 4
+    assert len(list(session.execute(paged))) == 5
     session.execute("UPDATE r SET v = 9 WHERE k = 0 AND c = 1")
     assert list(session.execute("SELECT c, v FROM r WHERE k = 0")) == [(1, 9)]

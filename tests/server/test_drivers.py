@@ -293,7 +293,7 @@ def test_a_taken_name_is_reported_with_it(session: Session) -> None:
     ("text", "level"),
     [
         ("SELECT * FROM levels", ConsistencyLevel.ANY),
-        ("SELECT * FROM levels", ConsistencyLevel.SERIAL),
+        ("SELECT * FROM levels WHERE a IN (1, 2)", ConsistencyLevel.SERIAL),
         ("INSERT INTO levels (a) VALUES (1)", ConsistencyLevel.SERIAL),
     ],
 )
