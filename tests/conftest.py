@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,3 +40,11 @@ def pytest_collection_finish() -> None:
     was half of the time of simulations, which begin with one and have more on the way."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_earlier_modules_left() -> Iterator[None]:
+    """Stays too, for the same reason: in a process that has run many modules it is most of the heap."""
+    gc.collect()
+    gc.freeze()
+    yield
