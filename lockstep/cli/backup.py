@@ -1,23 +1,20 @@
 """Owns `lockstep backup`: back tables up, list and remove backups, restore them, and watch it happen.
 
-Invariant: a wait that ends early never says that it failed; it prints the id and exits 5.
+Invariant: nothing here decides what a backup holds; the node that is asked does.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
 
-from lockstep.cli import client, options, render
+from lockstep.cli import client, options, render, runs
 from lockstep.cli.client import ClusterClient
-from lockstep.values.errors import OutcomeUnknown, PeerError
+from lockstep.cli.runs import Found
 
-POLL_S: Final = 0.2
-_COLOURS: Final = {"done": "green", "failed": "red", "cancelled": "yellow"}
 _TABLE: Final = click.option(
     "--table", "tables", multiple=True, metavar="KEYSPACE[.TABLE]", help="Only these; several may be named."
 )
@@ -56,7 +53,7 @@ def create(
         _show_backup_plan(cluster.begin_backup({**body, "dry_run": True}), output)
         return 0
     begun = cluster.begin_backup(body)
-    return _shown(follow(cluster, begun, timeout_s) if wait else begun, output)
+    return _ended(cluster, begun, wait, timeout_s, output)
 
 
 @backup.command("list")
@@ -123,41 +120,15 @@ def restore(
         _show_restore_plan(cluster.begin_restore(name, {**body, "dry_run": True}), output)
         return 0
     begun = cluster.begin_restore(name, body)
-    return _shown(follow(cluster, begun, timeout_s) if wait else begun, output)
+    return _ended(cluster, begun, wait, timeout_s, output)
 
 
-def follow(
-    cluster: ClusterClient, begun: Mapping[str, Any], timeout_s: float, poll_s: float = POLL_S
-) -> Mapping[str, Any]:
-    """It, once it has ended; how far it is goes to stderr. OutcomeUnknown when that takes too long."""
-    deadline, told, found = time.monotonic() + timeout_s, "", begun
-    while found.get("state") == "running":
-        if time.monotonic() >= deadline:
-            raise OutcomeUnknown(
-                f"{begun['purpose']} {begun['id']} still runs after {timeout_s:g} s",
-                hint=f"it goes on; end it with `lockstep repair --cancel {begun['id']}`",
-            )
-        time.sleep(poll_s)
-        try:
-            found = cluster.backup_run(int(begun["id"]))
-            line = _headline(found)
-        except PeerError as error:
-            line = f"no answer: {error.message}"
-        if line != told:
-            click.echo(line, err=True)
-            told = line
-    return found
-
-
-def _shown(found: Mapping[str, Any], output: str) -> int:
-    state = str(found.get("state"))
-    if output == "json":
-        render.json_out(found, "backup-run/1")
-    else:
-        click.echo(render.styled(_headline(found), _COLOURS.get(state, "")))
-        if found.get("reason"):
-            click.echo(f"  {found['reason']}")
-    return 0 if state in ("done", "running") else 1
+def _ended(cluster: ClusterClient, begun: Found, wait: bool, timeout_s: float, output: str) -> int:
+    found = begun
+    if wait:
+        found = runs.follow(begun, str(begun["purpose"]), cluster.backup_run, _headline, timeout_s)
+    runs.show(found, _headline, output, "backup-run/1")
+    return 0 if found.get("state") in ("done", "running") else 1
 
 
 def _headline(found: Mapping[str, Any]) -> str:
@@ -197,8 +168,7 @@ def _show_restore_plan(plan: Mapping[str, Any], output: str) -> None:
 
 
 def _show_steps(plan: Mapping[str, Any]) -> None:
-    for number, step in enumerate(plan.get("steps", []), start=1):
-        click.echo(f"{number}. {step}")
+    runs.show_steps(plan)
     click.echo(f"way back: {plan.get('way_back')}")
 
 

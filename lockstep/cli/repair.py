@@ -1,23 +1,17 @@
 """Owns `lockstep repair`: make replicas equal that missed writes, and watch it happen.
 
-Invariant: a wait that ends early never says the repair failed; it prints the id and exits 5.
+Invariant: nothing here decides what is compared; the node that is asked does.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from lockstep.cli import client, options, render
-from lockstep.cli.client import ClusterClient
+from lockstep.cli import client, options, render, runs
 from lockstep.cli.plans import show_changes
-from lockstep.values.errors import OutcomeUnknown, PeerError
-
-POLL_S: Final = 0.2
-_COLOURS: Final = {"done": "green", "failed": "red", "cancelled": "yellow"}
 
 
 @click.command()
@@ -52,7 +46,7 @@ def repair(
     """
     cluster = client.connect(host, call_timeout_s)
     if cancel is not None:
-        return _shown(cluster.cancel_repair(cancel), output)
+        return _show(cluster.cancel_repair(cancel), output)
     keyspace, _, table = what.partition(".")
     body: dict[str, Any] = {
         "keyspace": keyspace,
@@ -68,31 +62,13 @@ def repair(
         _show_plan(cluster.begin_repair({**body, "dry_run": True}), output)
         return 0
     begun = cluster.begin_repair(body)
-    return _shown(follow(cluster, int(begun["id"]), timeout_s) if wait else begun, output)
+    found = runs.follow(begun, "repair", cluster.repair, _headline, timeout_s) if wait else begun
+    return _show(found, output)
 
 
-def follow(
-    cluster: ClusterClient, repair_id: int, timeout_s: float, poll_s: float = POLL_S
-) -> dict[str, Any]:
-    """The repair once it has ended; how far it is goes to stderr. OutcomeUnknown when that takes too long."""
-    deadline, told = time.monotonic() + timeout_s, ""
-    while True:
-        try:
-            found = cluster.repair(repair_id)
-            line = _headline(found)
-        except PeerError as error:
-            found, line = {}, f"no answer: {error.message}"
-        if found and found.get("state") != "running":
-            return found
-        if line != told:
-            click.echo(line, err=True)
-            told = line
-        if time.monotonic() >= deadline:
-            raise OutcomeUnknown(
-                f"repair {repair_id} still runs after {timeout_s:g} s",
-                hint=f"it goes on; end it with `lockstep repair --cancel {repair_id}`",
-            )
-        time.sleep(poll_s)
+def _show(found: Mapping[str, Any], output: str) -> int:
+    runs.show(found, _headline, output, "repair/1")
+    return 1 if found.get("state") == "failed" else 0
 
 
 def _range(text: str) -> list[int]:
@@ -103,17 +79,6 @@ def _range(text: str) -> list[int]:
     except ValueError:
         pass
     raise click.UsageError(f"{text!r} is not LEFT:RIGHT, two tokens")
-
-
-def _shown(found: Mapping[str, Any], output: str) -> int:
-    state = str(found.get("state"))
-    if output == "json":
-        render.json_out(found, "repair/1")
-    else:
-        click.echo(render.styled(_headline(found), _COLOURS.get(state, "")))
-        if found.get("reason"):
-            click.echo(f"  {found['reason']}")
-    return 1 if state == "failed" else 0
 
 
 def _headline(found: Mapping[str, Any]) -> str:
@@ -146,8 +111,7 @@ def _show_plan(plan: Mapping[str, Any], output: str) -> None:
             for one in plan.get("participants", [])
         ],
     )
-    for number, step in enumerate(plan.get("steps", []), start=1):
-        click.echo(f"{number}. {step}")
+    runs.show_steps(plan)
     click.echo(f"records: {plan.get('records')}")
     click.echo(f"way back: {plan.get('way_back')}")
     show_changes("the first entry would change", plan.get("changes") or [])

@@ -16,6 +16,7 @@ from lockstep.metadata.repairs import Repair, RepairPart, RepairState, joined_ra
 from lockstep.node.backup_choice import Found, chosen_parts, refuse_lossy
 from lockstep.node.backup_desk import BackupDesk
 from lockstep.node.backup_restoring import first_of
+from lockstep.node.driven_ends import ENTRY_TIMEOUT_MS, DrivenEnds
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.submission import Submitter
 from lockstep.replication import verbs
@@ -33,14 +34,13 @@ from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.backup_manifest import Statement, check_name
-from lockstep.topology.repairs import BACKUP, RESTORE, BeginRepair, EndRepair
+from lockstep.topology.repairs import BACKUP, RESTORE, BeginRepair
 from lockstep.values.errors import (
     LockstepError,
     Overloaded,
     PeerError,
     PeerUnreachable,
     PreconditionError,
-    Rejected,
 )
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import (
@@ -48,14 +48,8 @@ from lockstep.values.limits import (
     BACKUP_TIMEOUT_MS,
     REPLICA_RETRY_MS,
     RESTORE_ROUNDS_MAX,
-    SERVICE_TEXT_CHARACTERS_MAX,
 )
 from lockstep.values.tokens import FULL_RING, Range
-
-#: One submission of an entry that begins or ends a session.
-ENTRY_TIMEOUT_MS = 10_000
-#: Pause before an end that could not be submitted is tried again.
-END_RETRY_MS = 1000
 
 
 class BackupProgress:
@@ -93,6 +87,7 @@ class BackupDriver:
         self._generation = generation
         self._alive = alive
         self._log = log
+        self._ends = DrivenEnds(runtime, state, submitter, log, "backup")
         self.progress: dict[int, BackupProgress] = {}
 
     # -- what is kept -------------------------------------------------------------------------------------
@@ -238,7 +233,9 @@ class BackupDriver:
             loads = list(_loads(cluster, repair, found))
             self.progress[repair.id].parts += len(loads)
             await self._all(repair, loads)
-            if await self._end(self._ending(repair.id, RepairState.DONE, unchanged_since=cluster.epoch)):
+            if await self._ends.submit(
+                self._ends.ending(repair.id, RepairState.DONE, unchanged_since=cluster.epoch)
+            ):
                 return
             self._runtime.probes.reach("restore.again")
         raise PreconditionError(
@@ -250,7 +247,7 @@ class BackupDriver:
 
     async def cancel(self, repair_id: int, reason: str) -> None:
         """End one, whoever drives it. Rejected when it is not running."""
-        end = self._ending(repair_id, RepairState.CANCELLED, reason)
+        end = self._ends.ending(repair_id, RepairState.CANCELLED, reason)
         await self._submitter.submit(end, ENTRY_TIMEOUT_MS)
 
     async def _begin(self, purpose: str, parts: Sequence[RepairPart], name: str) -> Repair:
@@ -270,39 +267,17 @@ class BackupDriver:
     async def _drive(self, repair: Repair, work: Awaitable[None]) -> None:
         purpose, name = repair.purpose, self.progress[repair.id].name
         self._log(f"{purpose}.began", id=repair.id, name=name, epoch=repair.began_epoch)
-        end = self._ending(repair.id, RepairState.DONE)
+        end = self._ends.ending(repair.id, RepairState.DONE)
         try:
             await work
         except LockstepError as error:
-            end = self._ending(repair.id, RepairState.FAILED, error.message)
+            end = self._ends.ending(repair.id, RepairState.FAILED, error.message)
         except Exception as defect:
             reason = f"it failed: {type(defect).__name__}: {defect}"
-            await self._end(self._ending(repair.id, RepairState.FAILED, reason))
+            await self._ends.submit(self._ends.ending(repair.id, RepairState.FAILED, reason))
             raise
-        await self._end(end)
+        await self._ends.submit(end)
         self._log(f"{purpose}.ended", id=repair.id, state=end.state.value, reason=end.reason)
-
-    def _ending(
-        self, repair_id: int, state: RepairState, reason: str = "", *, unchanged_since: int = 0
-    ) -> EndRepair:
-        now_s = self._runtime.clock.wall_us() // 1_000_000
-        text = reason[:SERVICE_TEXT_CHARACTERS_MAX]
-        return EndRepair(repair_id, state, reason=text, ended_s=now_s, unchanged_since=unchanged_since)
-
-    async def _end(self, end: EndRepair) -> bool:
-        """Submit the end until it is known what became of it; False when it was refused and goes on."""
-        while self._is_running(end.repair):
-            try:
-                await self._submitter.submit(end, ENTRY_TIMEOUT_MS)
-            except Rejected:
-                return not self._is_running(end.repair)
-            except LockstepError as error:
-                self._log("backup.end_waits", id=end.repair, error=str(error))
-                await asyncio.sleep(END_RETRY_MS / 1000)
-        return True
-
-    def _is_running(self, repair_id: int) -> bool:
-        return any(repair.id == repair_id for repair in self._state.current.repairs.running)
 
     # -- asking nodes -------------------------------------------------------------------------------------
 
@@ -340,7 +315,7 @@ class BackupDriver:
                 continue
             except (PeerError, Overloaded):
                 attempt += 1
-                if attempt >= BACKUP_ATTEMPTS_MAX or not self._is_running(repair.id):
+                if attempt >= BACKUP_ATTEMPTS_MAX or not self._ends.is_running(repair.id):
                     raise
             except LockstepError as error:
                 raise PreconditionError(f"node {node}: {error.message}", hint=error.hint) from error

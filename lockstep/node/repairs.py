@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairPart, RepairState, joined_ranges
+from lockstep.node.driven_ends import ENTRY_TIMEOUT_MS, DrivenEnds
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.repair_comparison import Comparison, RepairProgress
 from lockstep.node.repair_questions import RepairQuestions
@@ -20,19 +21,13 @@ from lockstep.node.submission import Submitter
 from lockstep.replication.repair_messages import About, Note
 from lockstep.runtime.ports import Runtime
 from lockstep.topology.repairs import BeginRepair, EndRepair, RepairUnit, units
-from lockstep.values.errors import LockstepError, PreconditionError, Rejected, SessionClosed
+from lockstep.values.errors import LockstepError, PreconditionError, SessionClosed
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import (
     REPAIR_RANGES_AT_ONCE_MAX,
     REPAIR_UNITS_AT_ONCE,
-    SERVICE_TEXT_CHARACTERS_MAX,
 )
 from lockstep.values.tokens import Range
-
-#: One submission of an entry that begins or ends a repair.
-ENTRY_TIMEOUT_MS = 10_000
-#: Pause before an end that could not be submitted is tried again.
-END_RETRY_MS = 1000
 
 
 class RepairDriver:
@@ -60,6 +55,7 @@ class RepairDriver:
         self._generation = generation
         self._alive = alive
         self._log = log
+        self._ends = DrivenEnds(runtime, state, submitter, log, "repair")
         self.progress: dict[int, RepairProgress] = {}
 
     def end_lost(self, cluster: ClusterMetadata) -> None:
@@ -69,8 +65,8 @@ class RepairDriver:
             if is_lost and repair.id not in self.progress:
                 self.progress[repair.id] = RepairProgress()
                 reason = f"node {repair.driver}, which drove it, was started anew"
-                end = self._ending(repair.id, RepairState.FAILED, reason)
-                self._runtime.tasks.spawn(self._end(end), f"repair.{repair.id}")
+                end = self._ends.ending(repair.id, RepairState.FAILED, reason)
+                self._runtime.tasks.spawn(self._ends.submit(end), f"repair.{repair.id}")
 
     async def begin(
         self, parts: Sequence[RepairPart], nodes: Sequence[NodeId] = (), *, incremental: bool = False
@@ -98,7 +94,9 @@ class RepairDriver:
 
     async def cancel(self, repair_id: int, reason: str) -> None:
         """End a repair, whoever drives it. Rejected when it is not running."""
-        await self._submitter.submit(self._ending(repair_id, RepairState.CANCELLED, reason), ENTRY_TIMEOUT_MS)
+        await self._submitter.submit(
+            self._ends.ending(repair_id, RepairState.CANCELLED, reason), ENTRY_TIMEOUT_MS
+        )
 
     def refuse_dead(self, cluster: ClusterMetadata, wanted: BeginRepair) -> None:
         """PreconditionError when somebody who would take part seems dead or is shut out."""
@@ -126,12 +124,12 @@ class RepairDriver:
         try:
             end = await self._run(repair, progress)
         except LockstepError as error:
-            end = self._ending(repair.id, RepairState.FAILED, str(error))
+            end = self._ends.ending(repair.id, RepairState.FAILED, str(error))
         except Exception as defect:
             reason = f"the repair failed: {type(defect).__name__}: {defect}"
-            await self._end(self._ending(repair.id, RepairState.FAILED, reason))
+            await self._ends.submit(self._ends.ending(repair.id, RepairState.FAILED, reason))
             raise
-        await self._end(end)
+        await self._ends.submit(end)
         self._log("repair.ended", repair=repair.id, state=end.state.value, reason=end.reason)
 
     async def _run(self, repair: Repair, progress: RepairProgress) -> EndRepair:
@@ -165,7 +163,7 @@ class RepairDriver:
         ranges = tuple(_whole(number, work, failures) for number in range(len(repair.parts)))
         state = RepairState.FAILED if failures else RepairState.DONE
         text = f"{progress.ranges_failed} of {progress.ranges} ranges: {failures[0][1]}" if failures else ""
-        return self._ending(repair.id, state, text, ranges, before_s)
+        return self._ends.ending(repair.id, state, text, ranges, before_s)
 
     async def _nothing_older_is_under_way(self, repair: Repair) -> int:
         """The second before which every write has reached its replicas or is in what will be compared; 0 when
@@ -186,28 +184,6 @@ class RepairDriver:
             if noted.oldest_us >= 0:
                 before_s = min(before_s, noted.oldest_us // 1_000_000)
         return before_s
-
-    def _ending(
-        self,
-        repair_id: int,
-        state: RepairState,
-        reason: str = "",
-        ranges: tuple[tuple[Range, ...], ...] = (),
-        before_s: int = 0,
-    ) -> EndRepair:
-        now_s = self._runtime.clock.wall_us() // 1_000_000
-        return EndRepair(repair_id, state, ranges, before_s, reason[:SERVICE_TEXT_CHARACTERS_MAX], now_s)
-
-    async def _end(self, end: EndRepair) -> None:
-        """Submit the end until it is known to have taken place."""
-        while any(repair.id == end.repair for repair in self._state.current.repairs.running):
-            try:
-                await self._submitter.submit(end, ENTRY_TIMEOUT_MS)
-            except Rejected:
-                return  # Somebody else ended it.
-            except LockstepError as error:
-                self._log("repair.end_waits", repair=end.repair, error=str(error))
-                await asyncio.sleep(END_RETRY_MS / 1000)
 
 
 def _whole(
