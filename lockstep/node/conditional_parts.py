@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from lockstep.replication.ballots import BallotService
 from lockstep.replication.conditional import Conditionals
-from lockstep.replication.plans import PlanBook
 
 if TYPE_CHECKING:
     from lockstep.node.parts import Parts
@@ -31,7 +30,7 @@ def conditionals_of(parts: Parts) -> Conditionals:
     return Conditionals(
         runtime,
         internode,
-        PlanBook(parts._cluster_now, parts._own_id),
+        parts.coordinator.plans,
         ballots,
         parts.coordinator.writes,
         catch_up,

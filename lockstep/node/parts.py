@@ -41,7 +41,6 @@ from lockstep.replication.forwarding import Forwarding, dc_of_own
 from lockstep.replication.hint_delivery import HintDelivery
 from lockstep.replication.hint_store import HintStore
 from lockstep.replication.hints import HintPolicy, Hints
-from lockstep.replication.plans import PlanBook
 from lockstep.replication.repair_participant import RepairParticipant
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.scanned import Thresholds
@@ -174,7 +173,7 @@ class Parts(MetadataParts):
         leader = CounterLeader(
             runtime, internode, self.engine, self.replica, writes, cluster, reach, alive, own
         )
-        self.counters = Counters(runtime, internode, PlanBook(cluster, own), leader, reach, alive, own)
+        self.counters = Counters(runtime, internode, self.coordinator.plans, leader, reach, alive, own)
 
     def oldest_hint_us(self) -> int | None:
         """When the oldest write was made that this node may still bring to a replica; None without any.
@@ -194,7 +193,7 @@ class Parts(MetadataParts):
             settings.max_bytes,
             settings.throttle_bytes_s,
         )
-        plans = PlanBook(self._cluster_now, self._own_id)
+        plans = self.coordinator.plans
         self.hints = Hints(self.runtime, HintStore(self.engine), plans, liveness.silent_s, policy)
         self.hint_delivery = HintDelivery(
             self.runtime,

@@ -16,7 +16,7 @@ from lockstep.replication.plans import PlanBook
 from lockstep.replication.reads import Reads
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.scanned import Thresholds
-from lockstep.replication.speculation import Counters
+from lockstep.replication.speculation import ExtraRequests
 from lockstep.replication.writes import Told, Writes
 from lockstep.runtime.ports import Runtime
 from lockstep.values.ids import Consistency
@@ -41,7 +41,8 @@ class Coordinator:
         prefers: Callable[[int], bool] | None = None,
         thresholds: Thresholds | None = None,
     ) -> None:
-        plans = PlanBook(metadata, own_id)
+        #: What has been planned against the newest metadata; for all who plan requests on this node.
+        self.plans = plans = PlanBook(metadata, own_id)
         self._writes = Writes(runtime, internode, plans, replica, catch_up, alive, own_id)
         self._reads = Reads(
             runtime,
@@ -113,7 +114,7 @@ class Coordinator:
         """How often (a write, a read) was refused by a replica ahead, and this node learned of it first."""
         return self._writes.catch_ups, self._reads.catch_ups
 
-    def extra_requests(self) -> Counters:
+    def extra_requests(self) -> ExtraRequests:
         """What came of asking more replicas than a read's level needs."""
         return self._reads.counters
 

@@ -26,7 +26,7 @@ from lockstep.replication.read_round import Answer, ReadRound
 from lockstep.replication.repair import Additional, repair
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.scanned import Scanned, Thresholds
-from lockstep.replication.speculation import NEVER, Counters, Latencies
+from lockstep.replication.speculation import NEVER, ExtraRequests, Latencies
 from lockstep.replication.writes import Writes, require_alive
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import (
@@ -92,7 +92,7 @@ class Reads:
         #: How long questions about a partition took, and repairs of what replicas lacked.
         self.latencies = Latencies()
         self.repair_latencies = Latencies()
-        self.counters = Counters()
+        self.counters = ExtraRequests()
 
     def stop(self) -> None:
         self.in_flight.stop()

@@ -15,7 +15,7 @@ from lockstep.replication import verbs
 from lockstep.replication.merging import lacking
 from lockstep.replication.messages import ReadReply, WriteRequest
 from lockstep.replication.plans import Plan, Target
-from lockstep.replication.speculation import Counters, Latencies, Policy
+from lockstep.replication.speculation import ExtraRequests, Latencies, Policy
 from lockstep.replication.writes import Told, Write, Writes, settle
 from lockstep.storage.difference import repair_mutation
 from lockstep.storage.purgeable import partition_left
@@ -32,7 +32,7 @@ class Additional:
 
     __slots__ = ("counters", "latencies", "policy")
 
-    def __init__(self, policy: Policy, latencies: Latencies, counters: Counters) -> None:
+    def __init__(self, policy: Policy, latencies: Latencies, counters: ExtraRequests) -> None:
         self.policy = policy
         self.latencies = latencies
         self.counters = counters

@@ -143,7 +143,7 @@ class Latencies:
         return min(wait_ms / 1000, max(left_s, 0.0) / 4)
 
 
-class Counters:
+class ExtraRequests:
     """What came of asking more replicas, for metrics."""
 
     __slots__ = ("asked", "digest_mismatches", "insufficient", "missed", "repairs_extended")
