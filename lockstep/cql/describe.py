@@ -1,6 +1,6 @@
 """DESCRIBE: the schema as statements that create it again.
 
-Invariant: running the statements of a description in order gives an equal schema, ids and epochs aside.
+Invariant: running the statements of a description in order gives a schema of the same description.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lockstep.cql.prepared import ColumnSpec, Prepared
 from lockstep.cql.view_statements import view_statement
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Replication, Table, UserType
-from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, UNDESCRIBED_DEFAULTS, option, option_map
+from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS, UNDESCRIBED_DEFAULTS, option, shown_map
 from lockstep.schema.types import NATIVE_NAMES, parse_type
 from lockstep.schema.user_types import in_order_of_use
 from lockstep.values.errors import InvalidRequest
@@ -271,7 +271,7 @@ def _option_texts(table: Table, with_id: bool, without: Sequence[str] = ()) -> l
         if name in without or (name in UNDESCRIBED_DEFAULTS and value == DEFAULTS[name]):
             continue
         if name in MAP_OPTIONS:
-            value = _map(sorted(option_map(value).items()))
+            value = _map(sorted(shown_map(name, value).items()))
         elif name in _QUOTED_OPTIONS:
             value = _quoted(value)
         texts.append(f"{name} = {value}")

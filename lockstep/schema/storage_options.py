@@ -15,6 +15,11 @@ CONFIGURATION = 0x2300
 COMPACTION_PACKAGE = "org.apache.cassandra.db.compaction."
 COMPRESS_PACKAGE = "org.apache.cassandra.io.compress."
 
+#: What Cassandra adds where a table does not say otherwise.
+THRESHOLDS = {"min_threshold": "4", "max_threshold": "32"}
+CHUNK_LENGTH = {"chunk_length_in_kb": "16"}
+_WITHOUT_THRESHOLDS = COMPACTION_PACKAGE + "UnifiedCompactionStrategy"
+
 Check = Callable[[str, str], None]
 
 
@@ -127,7 +132,7 @@ def checked_compaction(given: Mapping[str, str]) -> dict[str, str]:
     for name, text in given.items():
         if name != "class":
             checks[name](name, text)
-    low, high = int(given.get("min_threshold", "4")), int(given.get("max_threshold", "32"))
+    low, high = (int({**THRESHOLDS, **given}[name]) for name in ("min_threshold", "max_threshold"))
     if low <= 0 or high <= 0:
         raise refused(
             "Disabling compaction by setting compaction thresholds to 0 has been removed, set the compaction "
@@ -146,6 +151,11 @@ def checked_compaction(given: Mapping[str, str]) -> dict[str, str]:
             f"bucket_high value ({bucket_high}) is less than or equal to the bucket_low value ({bucket_low})"
         )
     return {**given, "class": COMPACTION_PACKAGE + strategy}
+
+
+def shown_compaction(stored: Mapping[str, str]) -> dict[str, str]:
+    """The sub-options as clients are shown them."""
+    return dict(stored) if stored["class"] == _WITHOUT_THRESHOLDS else {**THRESHOLDS, **stored}
 
 
 def _chunk_length(name: str, text: str) -> None:
@@ -212,6 +222,13 @@ def checked_compression(given: Mapping[str, str]) -> dict[str, str]:
         if name != "class":
             checks[name](name, text)
     return {**options, "class": COMPRESS_PACKAGE + compressor}
+
+
+def shown_compression(stored: Mapping[str, str]) -> dict[str, str]:
+    """The sub-options as clients are shown them: that it is enabled goes without saying."""
+    if stored.get("enabled", "true").lower() == "false":
+        return dict(stored)
+    return {**CHUNK_LENGTH, **{name: text for name, text in stored.items() if name != "enabled"}}
 
 
 _OLD_NAMES = {"sstable_compression": "class", "chunk_length_kb": "chunk_length_in_kb"}

@@ -16,6 +16,8 @@ from lockstep.schema.storage_options import (
     CONFIGURATION,
     checked_compaction,
     checked_compression,
+    shown_compaction,
+    shown_compression,
 )
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import TTL_S_MAX
@@ -41,6 +43,14 @@ def option_map(text: str) -> dict[str, str]:
     found: dict[str, str] = json.loads(text)
     return found
 
+
+def shown_map(name: str, text: str) -> dict[str, str]:
+    """The map of a stored option as clients are shown it: what was left out has its default."""
+    show = _SHOWN.get(name)
+    return option_map(text) if show is None else show(option_map(text))
+
+
+_SHOWN = {"compaction": shown_compaction, "compression": shown_compression}
 
 #: Every option a table has, with its default.
 DEFAULTS: dict[str, str] = {

@@ -60,7 +60,7 @@ class AuthTables:
             ),
             auth(
                 "network_permissions",
-                "role text; dcs set<text>",
+                "role text; dcs frozen<set<text>>",
                 ("role",),
                 self._places,
                 "Data centres that roles are bound to",

@@ -1,7 +1,7 @@
 """The catalog that statements are planned against, one for each schema value.
 
 Invariant: as long as the schema is the same object the catalog is too, so identity tells whether a plan is
-current.
+current. A virtual keyspace gives way to a stored one of its name.
 """
 
 from __future__ import annotations
@@ -18,10 +18,17 @@ class Catalogs:
     def __init__(self, schema: Callable[[], Schema], virtual: Schema) -> None:
         self._schema = schema
         self._virtual = virtual
-        self._catalog = Catalog(schema(), virtual)
+        self._catalog = self._of(schema())
 
     def current(self) -> Catalog:
         schema = self._schema()
         if self._catalog.schema is not schema:
-            self._catalog = Catalog(schema, self._virtual)
+            self._catalog = self._of(schema)
         return self._catalog
+
+    def _of(self, schema: Schema) -> Catalog:
+        virtual = self._virtual
+        for keyspace in virtual.keyspaces:
+            if keyspace.name in schema.by_name:
+                virtual = virtual.without_keyspace(keyspace.name)
+        return Catalog(schema, virtual)

@@ -27,6 +27,8 @@ from lockstep.server.schema_watch import SchemaWatch
 from lockstep.server.system_local import SystemTables
 from lockstep.server.system_schema import SchemaTables
 from lockstep.server.system_views import ViewTables
+from lockstep.server.trace_tables import trace_tables
+from lockstep.server.turns import Turns
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ServerFault
 from lockstep.values.limits import CQL_CONNECTIONS_MAX
@@ -60,6 +62,7 @@ class CqlServer:
                 *AuthTables(lambda: node.cluster.access).tables(),
                 *distributed_tables(node),
             ]
+                *trace_tables(),
         )
         settings, passwords = node.configuration.auth, Passwords(runtime)
         permits = None

@@ -96,7 +96,7 @@ class Executor:
         self._schema = schema_statements
         self._roles = roles
         self._permits = permits
-        self.tracer = Tracer(node, self.catalogs.current, self.statements, self.context)
+        self.tracer = Tracer(node, self.statements, self.context)
 
     # -- time and identity ------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from lockstep.cql.index_statements import target_text
 from lockstep.cql.view_statements import shown_where
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
-from lockstep.schema.table_options import option, option_map
+from lockstep.schema.table_options import option, option_map, shown_map
 from lockstep.schema.types import parse_type, parse_uuid
 from lockstep.server.function_rows import aggregate_rows, function_rows
 from lockstep.server.named_rows import NamedRows
@@ -166,8 +166,13 @@ class SchemaTables:
         )
 
     def _real(self) -> list[Keyspace]:
-        hidden = [keyspace for keyspace in self._virtual().keyspaces if keyspace.name not in SHOWN_AS_VIRTUAL]
-        return [*self._stored().keyspaces, *hidden]
+        stored = self._stored()
+        hidden = [
+            keyspace
+            for keyspace in self._virtual().keyspaces
+            if keyspace.name not in SHOWN_AS_VIRTUAL and keyspace.name not in stored.by_name
+        ]
+        return [*stored.keyspaces, *hidden]
 
     def _real_one(self, name: str) -> Keyspace | None:
         found = self._stored().by_name.get(name)
@@ -271,8 +276,8 @@ def _option_values(table: Table) -> VirtualRow:
         "caching": option_map(text("caching")),
         "cdc": text("cdc") == "true",
         "comment": text("comment"),
-        "compaction": option_map(text("compaction")),
-        "compression": option_map(text("compression")),
+        "compaction": shown_map("compaction", text("compaction")),
+        "compression": shown_map("compression", text("compression")),
         "crc_check_chance": float(text("crc_check_chance")),
         "dclocal_read_repair_chance": 0.0,
         "default_time_to_live": int(text("default_time_to_live")),

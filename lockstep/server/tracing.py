@@ -11,22 +11,17 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from lockstep.cql.catalog import Catalog
 from lockstep.cql.context import Context
-from lockstep.cql.ddl import schema_change
 from lockstep.cql.functions import timeuuid
 from lockstep.cql.modify import plan_batch
-from lockstep.cql.prepare import prepare
 from lockstep.cql.wire.messages import Batch, Execute, Query, QueryParameters, Request, Value
-from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.replication.notes import NOTES
-from lockstep.schema.changes import CreateKeyspace, CreateTable
+from lockstep.schema.model import Schema
 from lockstep.schema.types import parse_type
 from lockstep.server.statements import Statements
 from lockstep.server.trace_notes import TraceNotes
-from lockstep.values.errors import LockstepError
+from lockstep.server.trace_tables import KEYSPACE, changes_that_make_it
+from lockstep.values.errors import LockstepError, Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.limits import (
     TRACE_PARAMETER_CHARACTERS_MAX,
@@ -38,25 +33,14 @@ from lockstep.values.limits import (
 if TYPE_CHECKING:
     from lockstep.node.node import Node
 
-KEYSPACE: Final = "system_traces"
-_KEPT: Final = "WITH default_time_to_live = 86400 AND comment ="
-_DEFINITIONS: Final = (
-    f"CREATE KEYSPACE IF NOT EXISTS {KEYSPACE} WITH replication = "
-    "{'class': 'SimpleStrategy', 'replication_factor': 2}",
-    f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.sessions (session_id uuid PRIMARY KEY, client inet, "
-    "command text, coordinator inet, coordinator_port int, duration int, parameters map<text, text>, "
-    f"request text, started_at timestamp) {_KEPT} 'tracing sessions'",
-    f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.events (session_id uuid, event_id timeuuid, activity text, "
-    "source inet, source_port int, source_elapsed int, thread text, "
-    f"PRIMARY KEY (session_id, event_id)) {_KEPT} 'tracing events'",
-)
+_KEPT: Final = "USING TTL 86400"
 _SESSION: Final = (
     f"INSERT INTO {KEYSPACE}.sessions (session_id, client, command, coordinator, coordinator_port, "
-    "duration, parameters, request, started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    f"duration, parameters, request, started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {_KEPT}"
 )
 _EVENT: Final = (
     f"INSERT INTO {KEYSPACE}.events (session_id, event_id, activity, source, source_port, "
-    "source_elapsed, thread) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    f"source_elapsed, thread) VALUES (?, ?, ?, ?, ?, ?, ?) {_KEPT}"
 )
 #: What follows PASSWORD in statements about roles, as a string of either form.
 _PASSWORD: Final = re.compile(r"(password\s*=?\s*)('(?:[^']|'')*'|\$\$.*?\$\$)", re.IGNORECASE | re.DOTALL)
@@ -88,15 +72,14 @@ class Trace:
 class Tracer:
     """The traces of one node. `context_of` gives write contexts, as the executor makes them."""
 
-    def __init__(
-        self, node: Node, catalog: Callable[[], Catalog], statements: Statements, context_of: ContextOf
-    ) -> None:
+    def __init__(self, node: Node, statements: Statements, context_of: ContextOf) -> None:
         self._node = node
         self._clock = node.runtime.clock
-        self._catalog = catalog
         self._statements = statements
         self._context_of = context_of
         self._in_flight = 0
+        #: The schema in which the tables were found, or made.
+        self._looked_at: Schema | None = None
 
     async def begin(self, request: Request, client: str) -> Trace | None:
         """A new trace, also of what replicas do for the running task from now on.
@@ -127,14 +110,11 @@ class Tracer:
         self._node.runtime.tasks.spawn(self._store(trace, self._elapsed_us(trace)), "trace.store")
 
     async def _make_tables(self) -> None:
-        found = self._catalog().schema.by_name.get(KEYSPACE)
-        if found is not None and len(found.by_name) == len(_DEFINITIONS) - 1:
-            return
-        for text in _DEFINITIONS:
-            context = self._context_of(QueryParameters(Consistency.ONE))
-            change = schema_change(prepare(text, None, self._catalog()), context)
-            assert isinstance(change, CreateKeyspace | CreateTable), "what makes the trace tables"
-            await self._node.submit(ChangeSchema(msgspec.structs.replace(change, by_server=True)))
+        schema = self._node.cluster.schema
+        if schema is not self._looked_at:
+            for change in changes_that_make_it(schema):
+                await self._node.submit(change)
+            self._looked_at = schema
 
     def _elapsed_us(self, trace: Trace) -> int:
         return max(0, round((self._clock.monotonic_s() - trace.started_s) * 1_000_000))
@@ -162,7 +142,11 @@ class Tracer:
         mutations = plan_batch([(prepared, tuple(row)) for row in rows], self._context_of(parameters))
         timeout_ms = self._node.configuration.timeouts.write_ms
         for mutation in mutations:
-            await self._node.coordinator.write(mutation, parameters.consistency, timeout_ms)
+            try:
+                await self._node.coordinator.write(mutation, parameters.consistency, timeout_ms)
+            except Unavailable:
+                # Rather a trace on one of its replicas than none.
+                await self._node.coordinator.write(mutation, Consistency.ANY, timeout_ms)
 
     def _session(self, trace: Trace, duration_us: int) -> tuple[Value, ...]:
         network = self._node.configuration.network

@@ -6,11 +6,12 @@ works on them as on stored tables; nothing is kept between two reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
-from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Table, keyspace_of, schema_of
+from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Replication, Table, keyspace_of, schema_of
 from lockstep.schema.types import parse_type, uuid_text
 from lockstep.server.keyed_rows import KeyedRows
 from lockstep.server.named_rows import NamedReader, NamedRows
@@ -20,6 +21,12 @@ from lockstep.values.rows import Partition, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import token_of
 
 Rows = Callable[[], Iterable[VirtualRow]]
+
+#: What tools are told of keyspaces that Cassandra replicates; the others are each node's own.
+REPLICATION: Final[Mapping[str, Replication]] = {
+    name: Replication("SimpleStrategy", (("", factor),))
+    for name, factor in (("system_auth", 1), ("system_distributed", 3), ("system_traces", 2))
+}
 
 
 class VirtualTable(msgspec.Struct, frozen=True):
@@ -114,7 +121,8 @@ class VirtualTables:
                 NamedReader(table, rows) if isinstance(rows, NamedRows) else _Generator(table, rows)
             )
         self.schema = schema_of(
-            keyspace_of(KeyspaceHead(name, LOCAL), listed) for name, listed in keyspaces.items()
+            keyspace_of(KeyspaceHead(name, REPLICATION.get(name, LOCAL)), listed)
+            for name, listed in keyspaces.items()
         )
 
     def read(self, command: ReadCommand) -> ReadResult:

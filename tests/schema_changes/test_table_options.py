@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.schema.table_options import checked_options, option, option_map
+from lockstep.schema.table_options import checked_options, option, option_map, shown_map
 from lockstep.values.errors import Rejected
 
 TIERED = ("class", "SizeTieredCompactionStrategy")
@@ -111,6 +111,28 @@ def test_accepted_maps_are_kept_with_full_names_and_accepted_again(
     found = option_map(option(options, name))
     assert stored.items() <= found.items()
     assert checked_options([(name, tuple(found.items()))]) == options
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "added"),
+    [
+        ("compaction", (LEVELED,), {"min_threshold": "4", "max_threshold": "32"}),
+        ("compaction", (WINDOWED, ("min_threshold", "8")), {"max_threshold": "32"}),
+        ("compaction", (("class", "UnifiedCompactionStrategy"),), {}),
+        ("compression", (("class", "LZ4Compressor"),), {"chunk_length_in_kb": "16"}),
+        ("compression", (("class", "NoopCompressor"), ("chunk_length_in_kb", "4")), {}),
+        ("compression", (("enabled", "false"),), {}),
+        ("caching", (("keys", "NONE"),), {}),
+    ],
+)  # fmt: skip
+def test_clients_are_shown_the_defaults_of_what_was_left_out(
+    name: str, value: tuple, added: dict[str, str]
+) -> None:
+    stored = option(checked_options([(name, value)]), name)
+    shown = shown_map(name, stored)
+    assert shown == {**option_map(stored), **added}
+    again = option(checked_options([(name, tuple(shown.items()))]), name)
+    assert shown_map(name, again) == shown
 
 
 def test_policies_are_kept_as_written() -> None:
