@@ -28,7 +28,6 @@ from lockstep.server.system_local import SystemTables
 from lockstep.server.system_schema import SchemaTables
 from lockstep.server.system_views import ViewTables
 from lockstep.server.trace_tables import trace_tables
-from lockstep.server.turns import Turns
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ServerFault
 from lockstep.values.limits import CQL_CONNECTIONS_MAX
