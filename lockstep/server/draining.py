@@ -1,7 +1,8 @@
 """A node takes leave of its clients: the CQL door closes, what is in flight is answered, others are told.
 
-Invariant: from the first moment on no request is begun, and after a bounded time no connection is left; the
-node stays a replica, and a voter, as long as its process runs.
+Invariant: what clients sent before is answered; what comes later is refused as not done, as long as something
+is in flight, and finds the end of the connection then. After a bounded time no connection is left; the node
+stays a replica, and a voter, as long as its process runs.
 """
 
 from __future__ import annotations
@@ -26,22 +27,34 @@ class Draining:
         self._server = server
         self.state = "serving"
         self.cut = 0
+        self._refusing = asyncio.Event()
 
     async def drain(self, limit_ms: int) -> None:
         """Return when no client is connected any more."""
         server = self._server
         if self.state == "serving":
             self.state = "draining"
-            self._node.gossip.withdraw()
             server.events.tell_own_end()
         server.stop()
         try:
             async with asyncio.timeout(limit_ms / 1000):
+                await self._look_at_sockets()
+                server.refuse()
+                self._refusing.set()
+                await self._look_at_sockets()
+                server.finish()
                 await server.drained.wait()
         except TimeoutError:
             self.cut += server.load.requests
             server.abort()
+        # Told last: drivers do not heed the end of a node they are still connected to, and hear of it once.
+        self._node.gossip.withdraw()
         self.state = "drained"
+
+    async def _look_at_sockets(self) -> None:
+        """Let connections read once what their clients have sent already."""
+        for _ in range(2):
+            await asyncio.sleep(0)
 
     async def begin(self, request: HttpRequest) -> dict[str, Any]:
         """Answer the admin API. ConfigurationError."""
@@ -52,7 +65,7 @@ class Draining:
             return {**self.document(), "dry_run": True}
         if self.state == "serving":
             self._node.runtime.tasks.spawn(self.drain(DRAIN_BY_COMMAND_MS), "cql.drain")
-            await asyncio.sleep(0)  # It begins in this turn, and the answer tells that.
+            await self._refusing.wait()  # What is sent behind this answer is refused.
         return self.document()
 
     def document(self) -> dict[str, Any]:
