@@ -67,6 +67,16 @@ def test_prepared_statements_and_batches_have_traces(session: Session) -> None:
     assert insert.query_string in trace.events[0].description
 
 
+def test_a_trace_is_kept_where_a_replica_is_missing(single: Nodes) -> None:
+    cluster = Cluster([single.members[0].address], port=CQL_PORT, protocol_version=5)
+    try:
+        assert "system_traces" in cluster.connect().cluster.metadata.keyspaces
+        trace = trace_of(cluster.connect(), "SELECT key FROM system.local")
+        assert trace.events and trace.duration is not None
+    finally:
+        cluster.shutdown()
+
+
 def test_clients_cannot_change_the_shape_of_the_trace_tables(session: Session) -> None:
     trace_of(session, "SELECT v FROM traced.t")
     with pytest.raises(InvalidRequest):

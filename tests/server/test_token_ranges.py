@@ -1,0 +1,66 @@
+"""How connectors for Spark and Flink read a table: range by range of the tokens that drivers see."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from cassandra.cluster import Cluster, Session
+
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+from tests.server.parts import CQL_PORT, Nodes
+
+ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def session(three: Nodes) -> Iterator[Session]:
+    cluster = Cluster([three.members[0].address], port=CQL_PORT)
+    session = cluster.connect()
+    session.execute(
+        "CREATE KEYSPACE scanned WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 2}"
+    )
+    session.execute("CREATE TABLE scanned.t (a text, b int, v int, PRIMARY KEY ((a, b)))")
+    insert = session.prepare("INSERT INTO scanned.t (a, b, v) VALUES (?, ?, ?)")
+    for row in range(ROWS):
+        session.execute(insert, (f"key-{row}", row, row))
+    yield session
+    cluster.shutdown()
+
+
+def ranges_of(session: Session) -> list[tuple[int, int]]:
+    """(after, up to) between neighbours on the ring; the one over its end is split there."""
+    ring = [token.value for token in session.cluster.metadata.token_map.ring]
+    inner = itertools.pairwise(ring)
+    return [(TOKEN_MIN, ring[0]), *inner, (ring[-1], TOKEN_MAX)]
+
+
+def test_scans_of_all_ranges_between_tokens_find_every_row_once(session: Session) -> None:
+    ranges = ranges_of(session)
+    assert len(ranges) > 3 and ranges == sorted(ranges)
+    scan = session.prepare(
+        "SELECT a, b, token(a, b) FROM scanned.t WHERE token(a, b) > ? AND token(a, b) <= ?"
+    )
+    scan.fetch_size = 7
+    replicas = session.cluster.metadata.token_map
+    found: list[tuple[str, int]] = []
+    for after, to in ranges:
+        owners = replicas.get_replicas("scanned", replicas.token_class(to))
+        assert len(owners) == 2
+        rows = list(session.execute(scan, (after, to)))
+        assert all(after < token <= to for _, _, token in rows)
+        found += [(a, b) for a, b, _ in rows]
+    assert sorted(found) == sorted((f"key-{row}", row) for row in range(ROWS))
+    open_ended = session.execute("SELECT count(*) FROM scanned.t WHERE token(a, b) > %s", (ranges[0][1],))
+    first = session.execute("SELECT count(*) FROM scanned.t WHERE token(a, b) <= %s", (ranges[0][1],))
+    assert open_ended.one()[0] + first.one()[0] == ROWS
+
+
+def test_estimates_of_sizes_are_readable(session: Session) -> None:
+    text = (
+        "SELECT range_start, range_end, partitions_count, mean_partition_size FROM system.size_estimates "
+        "WHERE keyspace_name = %s AND table_name = %s"
+    )
+    for row in session.execute(text, ("scanned", "t")):
+        assert int(row.range_start) < int(row.range_end) and row.partitions_count >= 0
