@@ -126,8 +126,7 @@ def compile_select(
 
 def _check_not_static(statement: tree.Select, selection: Selection) -> None:
     """An index of rows chooses no static content alone."""
-    shown = selection.columns[: len(statement.selectors)] if statement.selectors else ()
-    kinds = {column.kind for column in shown}
+    kinds = {column.kind for column in selection.named} if statement.selectors else set()
     if ColumnKind.STATIC in kinds and kinds <= {ColumnKind.STATIC, ColumnKind.PARTITION_KEY}:
         raise InvalidRequest("Queries using 2ndary indexes don't support selecting only static columns")
 

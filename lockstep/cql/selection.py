@@ -36,7 +36,8 @@ class Output(msgspec.Struct, frozen=True):
 
 class Selection(msgspec.Struct, frozen=True):
     """`columns`: needed columns by slot; `cells`: the slots behind them; `foldings`: aggregates inside the
-    outputs; `grouping`: key columns and functions of them whose values tell groups apart."""
+    outputs; `grouping`: key columns and functions of them whose values tell groups apart; `named`: what the
+    outputs are of."""
 
     outputs: tuple[Output, ...]
     columns: tuple[Column, ...]
@@ -45,6 +46,7 @@ class Selection(msgspec.Struct, frozen=True):
     plain: tuple[int, ...] | None
     foldings: tuple[Folding, ...] = ()
     grouping: tuple[Evaluate, ...] = ()
+    named: tuple[Column, ...] = ()
 
     @property
     def has_aggregates(self) -> bool:
@@ -79,6 +81,8 @@ def compile_selection(
     if wildcard:
         selectors = [tree.Selector(tree.ColumnName(name), None) for name in wildcard_names(shape)]
     outputs = tuple(_output(expressions, selector) for selector in selectors)
+    by_id = shape.table.by_id
+    named = [*map(shape.column, expressions.slots), *(by_id[cell.column] for cell in expressions.cells)]
     groups = tuple(expressions.compile(term)[0] for term in grouping)
     for name in also:
         expressions.slot(name)
@@ -87,7 +91,14 @@ def compile_selection(
         plain = tuple(output.slot for output in outputs)
     columns = tuple(shape.column(name) for name in expressions.slots)
     return Selection(
-        outputs, columns, tuple(expressions.cells), wildcard, plain, tuple(expressions.foldings), groups
+        outputs,
+        columns,
+        tuple(expressions.cells),
+        wildcard,
+        plain,
+        tuple(expressions.foldings),
+        groups,
+        tuple(named),
     )
 
 

@@ -143,6 +143,11 @@ def test_what_is_refused(session: Session, text: str, message: str) -> None:
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize("shown", ["token(k, k2), s, v", "s, writetime(v)", "s, count(d)"])
+def test_static_columns_may_stand_beside_others(session: Session, shown: str) -> None:
+    assert list(session.execute(f"SELECT {shown} FROM t WHERE v = 1"))
+
+
 def test_changes_and_deletions_are_followed(session: Session) -> None:
     session.execute("CREATE TABLE u (k int PRIMARY KEY, v int)")
     session.execute("CREATE INDEX by_v ON u (v)")
