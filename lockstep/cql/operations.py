@@ -241,8 +241,6 @@ class SetByIndex(Operation):
         if not isinstance(data, bytes) or not data:
             what = "null" if data is None or data == b"" else "unset"
             raise InvalidRequest(f"Invalid {what} value for list index")
-        if value is UNSET:
-            return
         index, cells = int.from_bytes(data, "big", signed=True), row.present(self.column.id)
         if not cells:
             what = "delete an element from" if self.term is None else "set an element on"
@@ -251,7 +249,7 @@ class SetByIndex(Operation):
             raise InvalidRequest(f"List index {index} out of bound, list has size {len(cells)}")
         if isinstance(value, bytes):
             row.put(self.column.id, value, cells[index].path)
-        else:
+        elif value is None:
             row.erase(self.column.id, cells[index].path)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.cql.wire.messages import UNSET
 from lockstep.values.errors import InvalidRequest
 from tests.cql.twin import Session
 
@@ -58,6 +59,15 @@ def test_several_rows_and_a_batch_see_the_lists_before_them() -> None:
         "UPDATE t SET l = l - [50] WHERE k = 1 AND c = 2",
     )
     assert session.run("SELECT c, l FROM t") == [(1, [7, 50]), (2, [2, 6])]
+
+
+def test_an_unset_element_stays_and_has_to_be_there() -> None:
+    session = Session(_TABLE)
+    session.run("INSERT INTO t (k, c, l) VALUES (1, 1, [1, 2])")
+    session.run("UPDATE t SET l[1] = ? WHERE k = 1 AND c = 1", UNSET)
+    assert session.run("SELECT l FROM t") == [([1, 2],)]
+    with pytest.raises(InvalidRequest, match="List index 2 out of bound, list has size 2"):
+        session.run("UPDATE t SET l[2] = ? WHERE k = 1 AND c = 1", UNSET)
 
 
 @pytest.mark.parametrize(
