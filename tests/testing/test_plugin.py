@@ -65,7 +65,7 @@ def run(directory: Path, *arguments: str, text: str = STORY) -> str:
     # Other plugins take seconds to load.
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "lockstep.testing.plugin", "-q", *arguments],
+        [sys.executable, "-m", "pytest", "-p", "pytest_lockstep", "-q", *arguments],
         cwd=directory, env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         check=False, timeout=120,
     )  # fmt: skip
@@ -93,7 +93,17 @@ def test_workers_of_xdist_have_clusters_of_their_own_and_logs_are_kept(tmp_path:
 
 def test_the_plugin_is_found_by_its_entry_point() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"lockstep": "lockstep.testing.plugin"}
+    assert project["entry-points"]["pytest11"] == {"lockstep": "pytest_lockstep"}
+
+
+def test_assertions_of_the_database_are_not_rewritten(tmp_path: Path) -> None:
+    text = (
+        "from lockstep.testing import plugin\n"
+        "from lockstep.values import limits\n"
+        "def test_one(): assert 'Rewriting' in type(plugin.__loader__).__name__\n"
+        "def test_other(): assert 'Rewriting' not in type(limits.__loader__).__name__\n"
+    )
+    assert "2 passed" in run(tmp_path, text=text)
 
 
 def test_a_run_without_clusters_loads_next_to_nothing(tmp_path: Path) -> None:
