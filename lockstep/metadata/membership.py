@@ -172,7 +172,7 @@ class CancelMembership(msgspec.Struct, frozen=True, array_like=True):
 
 class ServiceWish(enum.StrEnum):
     """What an operator asks of the service: SIZE with `size` (0: follow the cluster), FREEZE with `text`,
-    THAW, RESUME automatic changes, LEAVE and STAY with `node`."""
+    THAW, RESUME automatic changes, STAY with `node`; LEAVE is only in old logs."""
 
     SIZE = "size"
     FREEZE = "freeze"
@@ -183,13 +183,20 @@ class ServiceWish(enum.StrEnum):
 
 
 class SetService(msgspec.Struct, frozen=True, array_like=True):
-    """One wish of an operator. A node that is to leave loses its vote before it is decommissioned; a change
-    that was to give it one ends, and others are chosen."""
+    """One wish of an operator."""
 
     wish: ServiceWish
     size: int = 0
     node: NodeId = NodeId(0)
     text: str = ""
+
+    def prepared(self, cluster: ClusterMetadata) -> SetService:
+        """A leader makes no entry that nobody would carry out."""
+        if self.wish is ServiceWish.LEAVE:
+            raise Rejected(
+                "a node leaves by a request", hint=f"`lockstep topology decommission {self.node}` makes it"
+            )
+        return self
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         refuse_before_initialize(cluster)
@@ -204,7 +211,7 @@ class SetService(msgspec.Struct, frozen=True, array_like=True):
         elif self.wish is ServiceWish.RESUME:
             changed = msgspec.structs.replace(service, paused="")
         elif self.wish is ServiceWish.LEAVE:
-            changed = self._leaving(cluster)
+            changed = with_leaving(cluster, self.node)
         else:
             changed = self._staying(cluster)
             cluster = _without_requests(cluster, (self.node,), self.text or "it is to stay", epoch)
@@ -217,32 +224,35 @@ class SetService(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(problem, hint="an odd number that the nodes can hold, or `auto`")
         return msgspec.structs.replace(cluster.service, size=self.size, paused="")
 
-    def _leaving(self, cluster: ClusterMetadata) -> Service:
-        service = cluster.service
-        # Its decommission would be refused until the thaw, so the wish is refused now and not left waiting.
-        refuse_while_frozen(cluster, EntryKind.PREPARE_OPERATION)
-        node = cluster.node(self.node)
-        if node is None:
-            raise Rejected(f"there is no node {self.node}")
-        if self.node in service.leaving:
-            raise Rejected(f"node {self.node} waits to leave already")
-        if node.state is not NodeState.NORMAL:
-            raise Rejected(f"only a normal node can leave; node {self.node} is {node.state}")
-        if [info.id for info in eligible(cluster)] == [self.node]:
-            raise Rejected(f"node {self.node} is the last node that can vote")
-        change = service.change
-        if change is not None and self.node in change.additions[change.index :] and not change.cancelled:
-            # Nobody waits for its vote any more; should it have it by now, it loses it as any voter does.
-            service = _taken_back(service, change)
-        leaving = tuple(sorted((*service.leaving, self.node)))
-        return msgspec.structs.replace(service, leaving=leaving, paused="")
-
     def _staying(self, cluster: ClusterMetadata) -> Service:
         service = cluster.service
         if self.node not in service.leaving:
             raise Rejected(f"node {self.node} does not wait to leave")
         leaving = tuple(node for node in service.leaving if node != self.node)
         return msgspec.structs.replace(service, leaving=leaving)
+
+
+def with_leaving(cluster: ClusterMetadata, node: NodeId) -> Service:
+    """The service once `node` is to leave: it loses its vote before it is gone. A change that was to give it
+    one ends, and others are chosen."""
+    service = cluster.service
+    # Its decommission would be refused until the thaw, so the wish is refused now and not left waiting.
+    refuse_while_frozen(cluster, EntryKind.PREPARE_OPERATION)
+    info = cluster.node(node)
+    if info is None:
+        raise Rejected(f"there is no node {node}")
+    if node in service.leaving:
+        raise Rejected(f"node {node} waits to leave already")
+    if info.state is not NodeState.NORMAL:
+        raise Rejected(f"only a normal node can leave; node {node} is {info.state}")
+    if [one.id for one in eligible(cluster)] == [node]:
+        raise Rejected(f"node {node} is the last node that can vote")
+    change = service.change
+    if change is not None and node in change.additions[change.index :] and not change.cancelled:
+        # Nobody waits for its vote any more; should it have it by now, it loses it as any voter does.
+        service = _taken_back(service, change)
+    leaving = tuple(sorted((*service.leaving, node)))
+    return msgspec.structs.replace(service, leaving=leaving, paused="")
 
 
 def voters_after(service: Service) -> tuple[NodeId, ...]:

@@ -18,7 +18,6 @@ the log is; an answer that was carried out already is not given again.
     cancelled, adds N      N is learner                                 CONFIGURE without N
     cancelled              otherwise                                    SUBMIT advance, which ends it
     none                   learners                                     CONFIGURE without them
-    none                   a leaving node is no voter in either group   START its LEAVE
     none                   voters are not the wanted ones, not paused   SUBMIT prepare
     none                   their number is even, no others to be had    SUBMIT prepare without one
     any                    configuration entry not committed            WAIT
@@ -59,16 +58,14 @@ class Observed(msgspec.Struct, frozen=True):
     """What the leader knows of nodes; all of it can be found out again.
 
     reached: newest epoch each node is known to have applied. down: nodes its failure detector convicts.
-    lost: voters that were down for longer than the policy tolerates. refused: leaving nodes whose
-    decommission was refused lately, with the reason. follows: why the group that follows the voters still
-    needs nodes that vote no more; empty when it needs none. late: nodes that were to vote and came no nearer
-    to it for long, however alive they seem: none is waited for, none is chosen.
+    lost: voters that were down for longer than the policy tolerates. follows: why the group that follows the
+    voters still needs nodes that vote no more; empty when it needs none. late: nodes that were to vote and
+    came no nearer to it for long, however alive they seem: none is waited for, none is chosen.
     """
 
     reached: Mapping[NodeId, int] = {}
     down: tuple[NodeId, ...] = ()
     lost: tuple[NodeId, ...] = ()
-    refused: Mapping[NodeId, str] = {}
     follows: str = ""
     late: tuple[NodeId, ...] = ()
 
@@ -96,12 +93,6 @@ class Submit(msgspec.Struct, frozen=True):
     transformation: AdvanceMembership | CancelMembership | PrepareMembership
 
 
-class StartLeave(msgspec.Struct, frozen=True):
-    """Prepare the decommission of this node: it is no voter (any more)."""
-
-    node: NodeId
-
-
 class Waits(msgspec.Struct, frozen=True):
     """Nothing can be done before `node` does something; 0 when it is the group itself. `epoch` is what the
     node must have applied, 0 when that is not what is missing."""
@@ -115,7 +106,7 @@ class Idle(msgspec.Struct, frozen=True):
     """The voters are the wanted ones."""
 
 
-Action = Configure | Transfer | Submit | StartLeave | Waits | Idle
+Action = Configure | Transfer | Submit | Waits | Idle
 
 
 def next_step(cluster: ClusterMetadata, view: GroupView, observed: Observed) -> Action:
@@ -131,18 +122,7 @@ def next_step(cluster: ClusterMetadata, view: GroupView, observed: Observed) -> 
         return Waits(f"voters are {list(view.members.voters)}, recorded are {list(service.voters)}")
     if view.members.learners:
         return Configure(Members(service.voters))
-    ready = [
-        node
-        for node in service.leaving
-        # The queue of requests starts the leave of a node that has one.
-        if node not in service.voters
-        and node not in observed.refused
-        and node not in cluster.requests.by_node
-    ]
-    if ready and not observed.follows:
-        return StartLeave(ready[0])
-    action = _resize(cluster, observed)
-    return Waits(observed.follows) if ready and isinstance(action, Idle) else action
+    return _resize(cluster, observed)
 
 
 def _change_step(
@@ -180,7 +160,6 @@ def _change_step(
 def _resize(cluster: ClusterMetadata, observed: Observed) -> Action:
     """Begin the change that leads to the wanted voters, if they are others."""
     service = cluster.service
-    first = next(iter(observed.refused.items()), None)
     if service.paused:
         return _even_out(service, observed)
     wanted = choose_voters(cluster, down=observed.unfit, lost=observed.lost)
@@ -193,8 +172,6 @@ def _resize(cluster: ClusterMetadata, observed: Observed) -> Action:
         if len(service.voters) < target_size(cluster):
             missing = next(iter(observed.unfit), NodeId(0))
             return Waits("too few nodes are up for more voters", missing)
-        if first is not None:
-            return Waits(f"cannot leave yet: {first[1]}", first[0])
         return Idle()
     return Submit(plan(cluster, wanted, observed, _reason(cluster, observed)))
 

@@ -8,6 +8,7 @@ must survive is in the log, so any other leader goes on from it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,13 +26,11 @@ from lockstep.metadata.membership_step import (
     GroupView,
     Idle,
     Observed,
-    StartLeave,
     Submit,
     Transfer,
     Waits,
     next_step,
 )
-from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import Registry
 from lockstep.node.late_voters import LateVoters
 from lockstep.node.messages import EpochQuery, EpochReply
@@ -42,9 +41,8 @@ from lockstep.node.raft_driver import RaftDriver
 from lockstep.replication import verbs
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
-from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.codec import encode
-from lockstep.values.errors import LockstepError, NotLeader, Rejected
+from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 
 #: Between two looks while a change runs: a member that catches up says so by nothing but its progress.
@@ -104,7 +102,6 @@ class ServiceDriver:
         self._silent_since: dict[NodeId, float] = {}
         self._reached: dict[NodeId, int] = {}
         self._late = LateVoters()
-        self._refused: dict[NodeId, str] = {}
         #: What the last look that found nothing to do had looked at.
         self._settled: tuple[object, ...] | None = None
         self._said = ""
@@ -129,11 +126,9 @@ class ServiceDriver:
     async def _run(self) -> None:
         pause_ms = LOOK_MS
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_ms / 1000):
                     await self._wake.wait()
-            except TimeoutError:
-                self._refused.clear()
             self._wake.clear()
             try:
                 pause_ms = await self._look()
@@ -173,7 +168,6 @@ class ServiceDriver:
             self._term = term
             self._silent_since.clear()
             self._late.forget()
-            self._refused.clear()
             self._settled = None
 
     def _observed(self, cluster: ClusterMetadata) -> Observed:
@@ -189,8 +183,8 @@ class ServiceDriver:
         change = cluster.service.change
         coming = change.additions if change is not None else ()
         reached = {node: self._reached[node] for node in coming if node in self._reached}
-        follows = self._follows() if change is not None or cluster.service.leaving else ""
-        return Observed(reached, down, lost, dict(self._refused), follows, self._late.late(now))
+        follows = self._follows() if change is not None else ""
+        return Observed(reached, down, lost, follows, self._late.late(now))
 
     def _note_progress(self, action: Action, cluster: ClusterMetadata, driver: RaftDriver) -> None:
         """How far the node that is to vote next is, while nothing but that node is waited for."""
@@ -229,8 +223,6 @@ class ServiceDriver:
         elif isinstance(action, Transfer):
             self._runtime.probes.reach("service.transfer")
             driver.transfer(action.to)
-        elif isinstance(action, StartLeave):
-            await self._start_leave(processor, action.node)
 
     async def _submit(self, processor: RaftProcessor, transformation: Any) -> None:
         submission = Submission(
@@ -242,15 +234,6 @@ class ServiceDriver:
         )
         async with asyncio.timeout(SUBMIT_TIMEOUT_MS / 1000):
             await processor.submit(submission)
-
-    async def _start_leave(self, processor: RaftProcessor, node: NodeId) -> None:
-        try:
-            await self._submit(processor, PrepareOperation(OperationKind.DECOMMISSION, node))
-        except NotLeader:
-            raise
-        except Rejected as refusal:
-            # It waits, visibly, for the operation that is in its way, or for an operator.
-            self._refused[node] = refusal.message
 
     async def _wait(self, waits: Waits) -> None:
         known = self.blocked

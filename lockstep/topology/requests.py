@@ -12,7 +12,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import TABLE, Held, Wanted
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.feature_names import REPLICATION_CHANGE
-from lockstep.metadata.membership import ServiceWish, SetService, without_leaving, without_vote
+from lockstep.metadata.membership import with_leaving, without_leaving, without_vote
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState, keyspace_busy
@@ -72,7 +72,7 @@ class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):
                 judged = msgspec.structs.replace(judged, excluded=())
             preparation(request, 0).apply(judged, epoch)
         queued = msgspec.structs.replace(cluster, requests=cluster.requests.with_new(request))
-        return _with_wish(queued, departing(request), epoch)
+        return _with_wish(queued, departing(request))
 
 
 class CancelRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -179,15 +179,16 @@ def _begun_at_once(cluster: ClusterMetadata, request: Request, epoch: int) -> Cl
     return msgspec.structs.replace(begun, requests=begun.requests.with_changed(named))
 
 
-def _with_wish(cluster: ClusterMetadata, node: NodeId, epoch: int) -> ClusterMetadata:
+def _with_wish(cluster: ClusterMetadata, node: NodeId) -> ClusterMetadata:
     """A node that is to be gone gets no vote from now on, and loses the one that it has."""
     service = cluster.service
     if not node or node in service.leaving:
         return cluster
     if node in service.members:
-        return SetService(ServiceWish.LEAVE, node=node).apply(cluster, epoch)
-    leaving = tuple(sorted((*service.leaving, node)))
-    return msgspec.structs.replace(cluster, service=msgspec.structs.replace(service, leaving=leaving))
+        service = with_leaving(cluster, node)
+    else:
+        service = msgspec.structs.replace(service, leaving=tuple(sorted((*service.leaving, node))))
+    return msgspec.structs.replace(cluster, service=service)
 
 
 def _ended(

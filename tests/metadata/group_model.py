@@ -17,15 +17,15 @@ from lockstep.metadata.membership_step import (
     GroupView,
     Idle,
     Observed,
-    StartLeave,
     Submit,
     Transfer,
     Waits,
     next_step,
 )
-from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.tip import Appended, Tip
-from lockstep.topology.transformations import PrepareOperation
+from lockstep.topology.queue import choose
+from lockstep.topology.requests import FailRequest
+from lockstep.topology.transformations import preparation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History
 
@@ -60,7 +60,6 @@ class Group:
         self.waits: list[Waits] = []
         self._planned: list[tuple[int, Any]] = []
         self._deaths: list[tuple[int, NodeId, bool]] = []
-        self._refused: dict[NodeId, str] = {}
         self._ids = 1 << 32
         self._idle = 0
 
@@ -131,7 +130,6 @@ class Group:
         alive = [v for v in self.log[-1].members.voters if NodeId(v) not in self.down]
         if alive:
             self.leader = NodeId(self.draw.choice(alive))
-        self._refused.clear()
 
     def _commit(self) -> None:
         voters = self.log[-1].members.voters
@@ -154,8 +152,6 @@ class Group:
         outcome = judged.judge(self._ids.to_bytes(16, "big"), kind, body, "model", 0, 1)
         if isinstance(outcome, Appended):
             self.log.append(Item(judged.value, self.log[-1].members))
-        elif isinstance(transformation, PrepareOperation):
-            self._refused[transformation.node] = "refused"
 
     def _lead(self) -> None:
         newest = self.log[-1]
@@ -174,7 +170,6 @@ class Group:
         observed = Observed(
             self.reached,
             down=tuple(sorted(self.down)),
-            refused=self._refused,
             follows=follows,
             late=self._late(),
         )
@@ -183,9 +178,18 @@ class Group:
         self._idle = self._idle + 1 if isinstance(action, Idle) else 0
         if isinstance(action, Waits):
             self.waits.append(action)
-            if action.reason.startswith("cannot leave") or action.reason.startswith("too few"):
+            if action.reason.startswith("too few"):
                 self._idle = 4
         self._do(action)
+        self._serve_queue(follows)
+
+    def _serve_queue(self, follows: str) -> None:
+        choice = choose(self.tip, follows)
+        if choice.run is not None:
+            assert not follows, "nobody goes while the other group may need it"
+            self.submit(preparation(choice.run, choice.run.id))
+        elif choice.fails is not None:
+            self.submit(FailRequest(choice.fails[0].id))
 
     def _late(self) -> tuple[NodeId, ...]:
         """Whom the leader lost its patience with: dead ones, and others where the model is impatient."""
@@ -201,7 +205,7 @@ class Group:
     def _check_order(self, action: Any, follows: str) -> None:
         """Nobody goes while the other group may need it."""
         if follows:
-            assert not isinstance(action, StartLeave | Transfer)
+            assert not isinstance(action, Transfer)
             if isinstance(action, Configure):
                 assert set(action.members.voters) >= set(self.log[-1].members.voters)
 
@@ -231,8 +235,6 @@ class Group:
             self.leader = action.to
         elif isinstance(action, Submit):
             self.submit(action.transformation)
-        elif isinstance(action, StartLeave):
-            self.submit(PrepareOperation(OperationKind.DECOMMISSION, action.node))
 
     def _check(self) -> None:
         """At every position of the log the record is the configuration, or one sub-step behind it."""

@@ -23,7 +23,7 @@ from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.transformations import Initialize, Register, SetExtension, UpdateNode
 from lockstep.metadata.voter_choice import choose_voters, crowded_dc, size_for, target_size
 from lockstep.topology.requests import EnqueueRequest
-from lockstep.topology.transformations import PrepareOperation
+from lockstep.topology.transformations import PrepareOperation, preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from tests.metadata.group_model import Group
@@ -51,6 +51,10 @@ def refused(history: History, transformation: object) -> str:
     refusal = history.tried(transformation)  # type: ignore[arg-type]
     assert isinstance(refusal, Rejected), f"{transformation} was accepted"
     return refusal.message
+
+
+def leave(node: int) -> EnqueueRequest:
+    return EnqueueRequest(OperationKind.DECOMMISSION, NodeId(node), actor="operator")
 
 
 # -- the choice
@@ -99,7 +103,7 @@ def test_of_several_lost_voters_as_many_are_substituted_as_can_be() -> None:
 
 def test_a_leaving_voter_goes_even_when_nobody_can_take_its_place() -> None:
     made = plain(3, (1, 2, 3))
-    made.submit(SetService(ServiceWish.LEAVE, node=NodeId(1)))
+    made.submit(leave(1))
     assert choose_voters(made.now) == ids(2)
     assert choose_voters(made.now, down=ids(2)) == ids(3)
 
@@ -212,7 +216,7 @@ def test_a_frozen_service_takes_only_entries_about_itself() -> None:
         SetExtension("name", b"x"),
         Register("host-9", "10.0.0.9", 7000, 9042, 7080, "dc1", "r1", "1"),
         PrepareOperation(OperationKind.DECOMMISSION, NodeId(3)),
-        SetService(ServiceWish.LEAVE, node=NodeId(3)),
+        leave(3),
     ):
         assert "frozen: upgrade, ticket 7" in refused(made, other)
     made.submit(UpdateNode(NodeId(2), "10.0.0.2", 7000, 9042, 7080, "2"))
@@ -223,16 +227,16 @@ def test_a_frozen_service_takes_only_entries_about_itself() -> None:
 
 def test_a_voter_leaves_only_after_it_lost_its_vote() -> None:
     made = plain(4, (1, 2, 3))
-    leave = PrepareOperation(OperationKind.DECOMMISSION, NodeId(2))
-    assert "is a voter" in refused(made, leave)
-    made.submit(SetService(ServiceWish.LEAVE, node=NodeId(2)))
-    assert "waits to leave already" in refused(made, SetService(ServiceWish.LEAVE, node=NodeId(2)))
+    assert "is a voter" in refused(made, PrepareOperation(OperationKind.DECOMMISSION, NodeId(2)))
+    made.submit(leave(2))
+    assert "node 2 has request" in refused(made, leave(2))
     assert choose_voters(made.now) == ids(1, 3, 4)
     made.submit(PrepareMembership(ids(4), ids(2)))
     change = made.now.epoch
     made.submit(AdvanceMembership(change, 0, ids(1, 2, 3, 4)))
     made.submit(AdvanceMembership(change, 1, ids(1, 3, 4)))
-    made.submit(leave)
+    (request,) = made.now.requests.queue
+    made.submit(preparation(request, request.id))
     assert made.now.service.leaving == ()
 
 
@@ -244,7 +248,7 @@ def test_the_wish_that_a_coming_voter_leaves_ends_its_addition() -> None:
         if index:
             made.submit(AdvanceMembership(change, 0, ids(1, 2)))
         assert "is a voter" in refused(made, PrepareOperation(OperationKind.DECOMMISSION, NodeId(node)))
-        made.submit(SetService(ServiceWish.LEAVE, node=NodeId(node)))
+        made.submit(leave(node))
         service = made.now.service
         assert service.change is not None and service.change.cancelled is cancelled, (index, node)
         assert service.leaving == ids(node) and not service.paused
@@ -278,7 +282,7 @@ def test_the_leader_gives_up_only_whom_the_change_waits_for() -> None:
 
 def test_a_leaving_node_still_leaves_when_its_substitute_is_given_up() -> None:
     made = plain(5, (1, 2, 3))
-    made.submit(EnqueueRequest(OperationKind.DECOMMISSION, NodeId(1), actor="operator"))
+    made.submit(leave(1))
     made.submit(PrepareMembership(ids(4), ids(1)))
     made.submit(CancelMembership(made.now.epoch, "dead", NodeId(4)))
     assert made.now.service.leaving == ids(1) and made.now.requests.queue
@@ -323,10 +327,20 @@ def test_without_enough_nodes_that_come_the_number_of_voters_stays_odd() -> None
 
 def test_the_last_node_that_can_vote_stays_and_a_wish_can_be_taken_back() -> None:
     made = plain(2)
-    made.submit(SetService(ServiceWish.LEAVE, node=NodeId(2)))
-    assert "last node" in refused(made, SetService(ServiceWish.LEAVE, node=NodeId(1)))
+    made.submit(leave(2))
+    assert "last node" in refused(made, leave(1))
     made.submit(SetService(ServiceWish.STAY, node=NodeId(2)))
     assert "does not wait" in refused(made, SetService(ServiceWish.STAY, node=NodeId(2)))
+
+
+def test_a_wish_to_leave_is_read_from_old_logs_and_made_no_more() -> None:
+    made = plain(4, (1, 2, 3))
+    wish = SetService(ServiceWish.LEAVE, node=NodeId(2))
+    assert "leaves by a request" in refused(made, wish)
+    after = wish.apply(made.now, made.now.epoch + 1)
+    assert after.service.leaving == ids(2) and choose_voters(after) == ids(1, 3, 4)
+    asked = leave(2).apply(after, after.epoch + 1)
+    assert asked.service == after.service and [request.node for request in asked.requests.queue] == [2]
 
 
 # -- the next step, against a model of the group that loses leaders and what they had not committed
@@ -381,7 +395,7 @@ def test_random_histories_end_with_record_and_group_equal_and_wanted(seed: int, 
             draw.choice(
                 (
                     SetService(ServiceWish.SIZE, size=draw.choice((0, 1, 3, 5, 7))),
-                    SetService(ServiceWish.LEAVE, node=node),
+                    leave(node),
                     SetService(ServiceWish.RESUME),
                     CancelMembership(0, "random"),
                 )

@@ -20,6 +20,7 @@ from lockstep.sim.checkers.log import LogMonitor
 from lockstep.sim.process import Main, Process
 from lockstep.sim.world import World, WorldSettings
 from lockstep.storage.model import open_model_store
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
@@ -37,6 +38,11 @@ def table(name: str) -> ChangeSchema:
 
 def decommission(node: int) -> PrepareOperation:
     return PrepareOperation(kind=OperationKind.DECOMMISSION, node=NodeId(node), tokens=())
+
+
+def leave(node: int) -> EnqueueRequest:
+    """As an operator asks for a decommission: a vote is handed over first."""
+    return EnqueueRequest(OperationKind.DECOMMISSION, NodeId(node), actor="operator")
 
 
 class Town:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.node.node import Node
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.history import Change, Look
 from lockstep.sim.probes import CrashRule
 from lockstep.values.errors import LockstepError, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId
-from tests.node.support import Outcome, Town
+from tests.node.support import Outcome, Town, leave
 from tests.node.test_requests_while_moving import founded, table_of
 
 TIMEOUT_MS = 1000
@@ -128,7 +127,7 @@ def test_a_node_that_leaves_writes_what_it_keeps_before_it_goes() -> None:
         town.until(lambda: town.ready(4))
         town.world.probes.add(CrashRule(label="batches.logged", process="n1", hit=1))
         leaver = NodeId(town.node(3).node_id)
-        assert town.finish(town.submit(2, SetService(ServiceWish.LEAVE, node=leaver))).error is None
+        assert town.finish(town.submit(2, leave(leaver))).error is None
         begin_batch(town, 1)
         town.until(lambda: not town.process(1).alive)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.repairs import Repaired, TableRepairs
 from lockstep.metadata.schema_change import ChangeSchema
@@ -16,11 +15,11 @@ from lockstep.replication.hints import DISABLED, EXPIRED, WINDOW
 from lockstep.schema.changes import AlterOptions
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.history import Change, Look
-from lockstep.topology.transformations import PrepareOperation
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.tokens import Range
-from tests.node.support import Outcome, Town
+from tests.node.support import Outcome, Town, leave
 from tests.node.test_requests_while_moving import founded, table_of
 
 TIMEOUT_MS = 1000
@@ -179,7 +178,6 @@ def remove_the_only_one_that_has_a_hint() -> None:
         town.start(4)
         town.until(lambda: town.ready(4))
         lost = NodeId(town.node(3).node_id)
-        town.finish(town.submit(1, SetService(ServiceWish.LEAVE, node=lost)))
         away(town, 3, [1, 2, 4])
 
         async def leave_hints(node: Node) -> None:
@@ -194,7 +192,8 @@ def remove_the_only_one_that_has_a_hint() -> None:
         town.finish(town.begin(1, leave_hints))
         mine = pending(town, 1)
         assert 0 < mine <= COUNT
-        town.finish(town.submit(1, PrepareOperation(kind=OperationKind.REMOVE, node=lost, tokens=())))
+        gone = EnqueueRequest(OperationKind.REMOVE, lost, actor="operator", presumed_dead=True)
+        assert town.finish(town.submit(1, gone)).error is None
         town.until(lambda: town.state_of(int(lost)) is NodeState.LEFT)
         town.until(lambda: pending(town, 1) == 0)
         assert sum(held(town, number) for number in (1, 2, 4)) == 3 * mine
@@ -209,7 +208,7 @@ def test_a_node_that_leaves_hands_its_hints_over() -> None:
         town.start(4)
         town.until(lambda: town.ready(4))
         leaver = NodeId(town.node(1).node_id)
-        town.finish(town.submit(2, SetService(ServiceWish.LEAVE, node=leaver)))
+        assert town.finish(town.submit(2, leave(leaver))).error is None
         away(town, 3, [1, 2, 4])
         write_all(town, 1)
         mine = pending(town, 1)

@@ -7,7 +7,7 @@ import pytest
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.metadata.feature_names import BASE_FEATURES, FILE_STREAMING
-from lockstep.metadata.membership import ServiceWish, SetService
+from lockstep.metadata.membership import PrepareMembership
 from lockstep.node.node import Node
 from lockstep.placement.deltas import same_placement
 from lockstep.replication import verbs
@@ -290,8 +290,9 @@ def test_a_node_without_tokens_joins_at_once_and_votes() -> None:
         town.until(lambda: town.ready(4))
         assert town.newest.placements == before and not town.newest.directory.by_id[NodeId(4)].tokens
         assert town.finish(town.submit(4, keyspace("z"))).error is None
-        leaving = next(node for node in (2, 3) if node != town.leader())
-        assert town.finish(town.submit(1, SetService(ServiceWish.LEAVE, node=NodeId(leaving)))).error is None
+        voter = next(node for node in (2, 3) if node != town.leader())
+        exchange = PrepareMembership((NodeId(4),), (NodeId(voter),), size=3)
+        assert town.finish(town.submit(1, exchange)).error is None
         town.until(lambda: 4 in town.newest.voters and town.management_settled)
 
 

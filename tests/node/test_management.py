@@ -19,7 +19,6 @@ from lockstep.metadata.management_commands import (
     RecordVoters,
     encode_command,
 )
-from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.node.management import ADMISSION_TIMEOUT_MS, LOOKS_PER_QUESTION
 from lockstep.node.management_group import ManagementGroup
 from lockstep.node.management_messages import GroupReport
@@ -29,7 +28,7 @@ from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.sim.probes import CrashRule
 from lockstep.values.errors import DiskRefused, PreconditionError
 from lockstep.values.ids import NodeId
-from tests.node.support import Town, decommission, keyspace
+from tests.node.support import Town, decommission, keyspace, leave
 
 
 def states(town: Town, *numbers: int) -> list[ManagementState]:
@@ -225,8 +224,7 @@ def test_a_voter_that_leaves_is_replaced_in_the_group_too() -> None:
         settled(town, 1, 2, 3)
         assert town.node(4).management.group is None
         out = next(number for number in (2, 3) if not town.node(number).is_leader)
-        leave = SetService(ServiceWish.LEAVE, node=NodeId(out))
-        assert town.finish(town.submit(1, leave)).error is None
+        assert town.finish(town.submit(1, leave(out))).error is None
         rest = [number for number in (1, 2, 3, 4) if number != out]
         town.until(lambda: town.state_of(out) is NodeState.LEFT)
         assert settled(town, *rest).voters.voters == tuple(rest)

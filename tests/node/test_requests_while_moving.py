@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.replication.coordinator import Coordinator
@@ -23,9 +22,9 @@ from lockstep.sim.planted import REGISTRY
 from lockstep.sim.probes import DelayRule
 from lockstep.sim.replaced import replaced
 from lockstep.values.errors import LockstepError
-from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.ids import Consistency
 from lockstep.values.tokens import token_of
-from tests.node.support import Outcome, Town, keyspace
+from tests.node.support import Outcome, Town, keyspace, leave
 
 SEEDS = (1, 2, 3)
 TIMEOUT_MS = 5_000
@@ -76,7 +75,7 @@ def join_and_leave(town: Town, check: Callable[[], None] = lambda: None) -> None
     cut(town, 2, 3, heal=True)
     cut(town, 2, JOINING)
     # It votes, so another member takes its place first.
-    wish = town.finish(town.submit(1, SetService(ServiceWish.LEAVE, node=NodeId(LEAVING))))
+    wish = town.finish(town.submit(1, leave(LEAVING)))
     assert wish.error is None, wish.error
     town.until(lambda: town.state_of(LEAVING) is NodeState.LEFT)
     town.agreed(1, 2, JOINING)

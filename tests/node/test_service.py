@@ -20,7 +20,7 @@ from lockstep.sim.probes import CrashRule
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
-from tests.node.support import Outcome, Town
+from tests.node.support import Outcome, Town, leave
 
 #: Where a node may die while voters are exchanged.
 PLACES = (
@@ -178,8 +178,7 @@ def test_a_voter_that_leaves_is_substituted_first_whoever_dies_meanwhile() -> No
         with five(seed=leaving) as town:
             rule = CrashRule(label="service.configure", process=f"n{dies}", hit=2, restart_after_s=0.5)
             town.world.probes.add(rule)
-            leave = SetService(ServiceWish.LEAVE, node=NodeId(leaving))
-            assert town.finish(town.submit(4, leave)).error is None
+            assert town.finish(town.submit(4, leave(leaving))).error is None
             town.until(partial(has_left, town, leaving))
             assert town.newest.service.leaving == ()
             town.until(lambda: town.voters_settled)
@@ -195,9 +194,8 @@ def test_a_voter_that_leaves_is_substituted_first_whoever_dies_meanwhile() -> No
 def test_three_nodes_of_which_one_leaves_keep_one_voter() -> None:
     with Town() as town:
         town.found()
-        leave = SetService(ServiceWish.LEAVE, node=NodeId(town.leader()))
         gone = town.leader()
-        assert town.finish(town.submit(other(gone), leave)).error is None
+        assert town.finish(town.submit(other(gone), leave(gone))).error is None
         town.until(lambda: town.state_of(gone) is NodeState.LEFT)
         town.until(lambda: town.voters_settled)
         assert len(town.newest.voters) == 1

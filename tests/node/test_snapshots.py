@@ -7,7 +7,6 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.digest import state_digest
-from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.metadata.registry import Registry
 from lockstep.metadata.snapshot_entries import KINDS as SNAPSHOT_KINDS
 from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
@@ -16,8 +15,7 @@ from lockstep.node import kinds
 from lockstep.node.configuration import Configuration, MetadataSection
 from lockstep.node.node import Node
 from lockstep.values.errors import CannotApply, Rejected
-from lockstep.values.ids import NodeId
-from tests.node.support import Town
+from tests.node.support import Town, leave
 
 
 class SnapshotTown(Town):
@@ -122,8 +120,7 @@ def test_a_newcomer_joins_although_voters_that_the_last_snapshot_names_have_left
             grow(town, 12)
             assert town.finish(town.submit(1, TakeSnapshot("test"))).error is None
         for leaving in (3, 2):
-            wish = SetService(ServiceWish.LEAVE, node=NodeId(town.node(leaving).node_id))
-            assert town.finish(town.submit(1, wish)).error is None
+            assert town.finish(town.submit(1, leave(town.node(leaving).node_id))).error is None
             town.until(lambda at=leaving: f"n{at}" in town.ended)  # type: ignore[misc]
             town.process(leaving).crash("kill")
         town.wait(1.0)
