@@ -228,7 +228,13 @@ class WriteTimeout(RequestError):
     def __init__(
         self, consistency: int, received: int, required: int, write_type: str, contentions: int = 0
     ) -> None:
-        super().__init__(f"Operation timed out - received only {received} responses.")
+        told = f"Operation timed out - received only {received} responses."
+        if write_type == "CAS":
+            told = (
+                f"CAS operation timed out: received {received} of {required} required responses after "
+                f"{contentions} contention retries"
+            )
+        super().__init__(told)
         self.consistency = consistency
         self.received = received
         self.required = required
@@ -247,8 +253,7 @@ class ConditionalUnknown(RequestError):
 
     def __init__(self, consistency: int, received: int, required: int) -> None:
         super().__init__(
-            "CAS operation result is unknown - proposal accepted by "
-            f"{received} but not a quorum or decided since by others; it needs {required}"
+            f"CAS operation result is unknown - proposal accepted by {received} but not a quorum."
         )
         self.consistency = consistency
         self.received = received
