@@ -38,6 +38,8 @@ def show_forced(answer: Mapping[str, Any]) -> None:
     verb = "would be" if answer.get("dry_run") else "was"
     degraded = answer.get("degraded") or []
     click.echo(f"node {answer.get('node')} {verb} given up at epoch {answer.get('epoch')}")
+    if answer.get("waits_for"):
+        click.echo(f"not yet: {answer['waits_for']}")
     click.echo(f"way back: {answer.get('way_back')}")
     click.echo(f"degraded until they are repaired: {render.counted(len(degraded), 'range')}")
     shown = degraded[:DEGRADED_SHOWN_MAX]

@@ -90,6 +90,8 @@ def replication_text(replication: Mapping[str, Any]) -> str:
 def show(plan: Mapping[str, Any]) -> None:
     """Print a `request-plan/1` document: what would happen, step by step, and what it would change."""
     click.echo(f"{title(plan)} at epoch {plan.get('epoch')}: {_ranges_text(plan)}")
+    if plan.get("waits_for"):
+        click.echo(f"not yet: {plan['waits_for']}")
     click.echo(f"way back: {plan.get('way_back')}")
     if plan.get("point_of_no_return"):
         click.echo(f"point of no return: {plan['point_of_no_return']}")

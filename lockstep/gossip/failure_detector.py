@@ -192,6 +192,11 @@ class FailureDetector:
         rhythm = self._rhythms.get(node)
         return max(0.0, now_s - rhythm.heard_s) if rhythm is not None else None
 
+    def suspected_in_s(self, node: int, now_s: float) -> float:
+        """Seconds of further silence until it is suspected; 0 when it is."""
+        rhythm = self._rhythms.get(node)
+        return max(0.0, rhythm.silent_after_s - now_s) if rhythm is not None else 0.0
+
     def explain(self, node: int, now_s: float) -> str:
         """Why `alive` says what it says, for people."""
         rhythm = self._rhythms.get(node)

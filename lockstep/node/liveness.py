@@ -124,6 +124,10 @@ class Liveness:
         """Seconds since a sign of life; None when there never was one."""
         return 0.0 if node == self._own_id() else self._detector.silent_s(node, self._monotonic_s())
 
+    def suspected_in_s(self, node: int) -> float:
+        """Seconds of further silence until it does not seem alive any more."""
+        return self._detector.suspected_in_s(node, self._monotonic_s())
+
     def heard_since(self, node: int, wall_us: int) -> bool:
         """Whether a live node gave a sign of life after this time of the wall clock, with room for one that
         was on its way and for clocks that differ."""

@@ -175,14 +175,18 @@ class Requests:
             await refuse_moved(self._node, wanted.base)
         if wanted.kind in _BY_ITSELF:
             return await self._plan_newcomer(wanted)
+        waits_for = ""
         if wanted.kind is OperationKind.REMOVE and not wanted.presume_dead:
-            await self._refuse_alive(wanted.node)
+            waits_for = await self._refuse_alive(wanted.node)
         if wanted.kind in _WORKS_ITSELF:
             await self._refuse_dead(wanted.kind, wanted.node)
+        if wanted.dry_run:
+            plan = self._force_plan(wanted) if wanted.force else await self._plan(wanted)
+            return {**plan, "waits_for": waits_for or None}
+        if waits_for:
+            raise Rejected(waits_for, hint="ask again then; --presume-dead does not wait")
         if wanted.force:
             return await self._force(wanted)
-        if wanted.dry_run:
-            return await self._plan(wanted)
         actor = f"an operator, through node {self._node.node_id}"
         epoch = await self._node.submit(wanted.request(self._node.cluster, actor))
         requests = self._node.cluster.requests
@@ -191,15 +195,23 @@ class Requests:
                 return await self.one(str(request.id))
         raise LockstepError(f"the request of epoch {epoch} is not in the metadata of this node")
 
-    async def _refuse_alive(self, node: int) -> None:
-        """A node not heard lately is asked, also by others: this one may have just started, or be cut off."""
+    async def _refuse_alive(self, node: int) -> str:
+        """Rejected when the node answers this one or others, whatever was heard of it lately; what to wait
+        for when it does not and yet counts as alive, as after a crash a moment ago."""
         liveness = self._node.liveness
-        if liveness.alive(node) or await liveness.answers_somebody(node):
+        if await liveness.answers_somebody(node):
             raise Rejected(
                 f"node {node} is alive: only a dead node is removed",
                 hint=f"`lockstep topology decommission {node}` lets it hand over its data; --presume-dead "
                 "removes one that answers and yet must go",
             )
+        seen_s, left_s = liveness.silent_s(node), liveness.suspected_in_s(node)
+        if seen_s is None or not liveness.alive(node):
+            return ""
+        return (
+            f"node {node} was seen alive {seen_s:.1f} s ago and does not answer now: it counts as dead after "
+            f"{left_s:.1f} s more of silence"
+        )
 
     async def _refuse_dead(self, kind: OperationKind, node: int) -> None:
         """An operation that waits for a dead node would hold up the one that replaces it."""
@@ -266,11 +278,12 @@ class Requests:
         )
         return {**plan, "base": msgspec.to_builtins(base_of(now))}
 
+    def _force_plan(self, wanted: _Wanted) -> Document:
+        plan = force_plan(self._node.cluster, ForceRemove(NodeId(wanted.node), wanted.reason))
+        return {**plan, "base": msgspec.to_builtins(base_of(self._node.cluster))}
+
     async def _force(self, wanted: _Wanted) -> Document:
         entry = ForceRemove(NodeId(wanted.node), wanted.reason)
-        if wanted.dry_run:
-            plan = force_plan(self._node.cluster, entry)
-            return {**plan, "base": msgspec.to_builtins(base_of(self._node.cluster))}
         epoch = await self._node.submit(entry)
         return forced(self._node.cluster, entry, epoch)
 

@@ -43,7 +43,12 @@ class Place:
             return node in self.answering
 
         node = Seen(
-            liveness=SimpleNamespace(alive=lambda node: node not in self.dead, answers_somebody=answers),
+            liveness=SimpleNamespace(
+                alive=lambda node: node not in self.dead,
+                answers_somebody=answers,
+                silent_s=lambda _: 1.5,
+                suspected_in_s=lambda _: 3.0,
+            ),
             management=SimpleNamespace(group=None),
             topology=SimpleNamespace(blocking=(), progress={}, follows=lambda: ""),
             runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
@@ -82,9 +87,21 @@ def test_a_dry_run_of_a_removal_tells_steps_moves_and_the_way_back_and_changes_n
 
 def test_a_live_node_is_neither_removed_nor_given_up() -> None:
     place = Place(dead=())
+    place.answering = (4,)
     for force in (False, True):
         with pytest.raises(Rejected, match="node 4 is alive"):
             place.ask(kind="remove", node=4, force=force, dry_run=True)
+
+
+def test_a_node_that_fell_silent_just_now_is_planned_to_go_and_stays_until_it_counts_as_dead() -> None:
+    place = Place(dead=())
+    why = "node 4 was seen alive 1.5 s ago and does not answer now: it counts as dead after 3.0 s more"
+    for force in (False, True):
+        assert place.ask(kind="remove", node=4, force=force, dry_run=True)["waits_for"].startswith(why)
+        with pytest.raises(Rejected, match="does not answer now"):
+            place.ask(kind="remove", node=4, force=force)
+    place.dead = (4,)
+    assert place.ask(kind="remove", node=4, dry_run=True)["waits_for"] is None
 
 
 def test_a_node_that_was_not_heard_is_asked_before_it_is_removed() -> None:
