@@ -42,7 +42,7 @@ class Member:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.node: Node
+        self.node: Node = None  # type: ignore[assignment]
         self.server: CqlServer = None  # type: ignore[assignment]
         self.log: list[tuple[str, dict[str, Any]]] = []
 
@@ -55,7 +55,8 @@ class Nodes:
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(self._escaped)
         self.escaped: list[dict[str, Any]] = []
-        self._thread = threading.Thread(target=self.loop.run_forever)
+        # A test run ends whatever hangs in it.
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.members: list[Member] = []
         self.founders: list[str] = []
 
@@ -133,16 +134,34 @@ tick_ms = 20
         if member.server is not None:
             member.server.stop()
             member.server.abort()
+        if member.node is None:
+            return
         await member.node.stop()
         if member.node.runtime.workers is not None:
             await member.node.runtime.workers.stop()
 
     def close(self) -> None:
+        """Stop all nodes, also when some never started or do not stop; an ExceptionGroup tells of those."""
+        failures: list[Exception] = []
         for member in list(self.members):
-            self.stop(member)
+            try:
+                self.stop(member)
+            except Exception as error:
+                failures.append(error)
+        self.call(self._cancel_rest())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
         self.loop.close()
+        if failures:
+            raise ExceptionGroup("nodes did not stop", failures)
+
+    async def _cancel_rest(self) -> None:
+        """What a node that failed has left behind."""
+        rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=5)
 
 
 @contextmanager
