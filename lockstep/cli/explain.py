@@ -66,6 +66,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "CQL_SERVER": ("A defect in the server.", "Look in the node's log for the cause, and report it."),
     "CQL_OVERLOADED": ("The node has more requests in flight than it allows.", "Slow down, then try again."),
+    "CQL_DRAINING": (
+        "The node takes leave of its clients (a drain, or it is being stopped). Nothing was done.",
+        "Drivers try another node by themselves.",
+    ),
     "CQL_UNAVAILABLE": (
         "Too few replicas are alive for the consistency level. Nothing was written.",
         "lockstep status shows which nodes are down. Start them, or lower the consistency level.",

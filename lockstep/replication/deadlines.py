@@ -1,21 +1,46 @@
 """One timer for all operations in flight that must end by a deadline.
 
-Invariant: an operation is told `expired` at most once, at or at most one sweep after its deadline.
+Invariant: an operation is told `expired` at most once, at or at most one sweep after its deadline; where the
+loop itself stood still, one more sweep later, when what came meanwhile has been read.
 """
 
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import Protocol
 
 from lockstep.runtime.ports import Clock
-from lockstep.values.limits import PEER_SWEEP_MS
+from lockstep.values.limits import PEER_SWEEP_MS, SWEEP_LATE_MS
 
 
 class Expiring(Protocol):
     deadline_s: float
 
     def expired(self) -> None: ...
+
+
+class Sweeps:
+    """When one timer for many deadlines is due, and what it may call expired."""
+
+    __slots__ = ("_due_s", "_spared")
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+        #: Whether the last sweep expired nothing, for it came late.
+        self._spared = False
+
+    def delay_s(self, deadline_s: float, now_s: float) -> float:
+        """How long to wait for a sweep at the deadline."""
+        delay_s = max(deadline_s - now_s, PEER_SWEEP_MS / 1000)
+        self._due_s = now_s + delay_s
+        return delay_s
+
+    def until_s(self, now_s: float) -> float:
+        """Deadlines up to then are over. None, once, when the loop stood still: the next sweep comes when it
+        has read what lies in its sockets."""
+        self._spared = not self._spared and now_s - self._due_s > SWEEP_LATE_MS / 1000
+        return -inf if self._spared else now_s
 
 
 class Deadlines:
@@ -27,6 +52,7 @@ class Deadlines:
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
+        self._sweeps = Sweeps()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -54,14 +80,14 @@ class Deadlines:
     def _arm(self, deadline_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        delay_s = max(deadline_s - self._clock.monotonic_s(), PEER_SWEEP_MS / 1000)
+        delay_s = self._sweeps.delay_s(deadline_s, self._clock.monotonic_s())
         self._timer_at_s = deadline_s
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._sweep)
 
     def _sweep(self) -> None:
         self._timer = None
-        now_s = self._clock.monotonic_s()
-        ended = [number for number, op in self._waiting.items() if op.deadline_s <= now_s]
+        until_s = self._sweeps.until_s(self._clock.monotonic_s())
+        ended = [number for number, op in self._waiting.items() if op.deadline_s <= until_s]
         operations = [self._waiting.pop(number) for number in ended]
         if self._waiting:
             self._arm(min(operation.deadline_s for operation in self._waiting.values()))

@@ -14,6 +14,7 @@ import msgspec
 
 from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
+from lockstep.replication.deadlines import Sweeps
 from lockstep.replication.error_bodies import decode_error
 from lockstep.replication.frames import (
     ERROR,
@@ -37,7 +38,6 @@ from lockstep.values.limits import (
     PEER_REPLAYED_FRAMES_MAX,
     PEER_REQUESTS_IN_FLIGHT_MAX,
     PEER_SILENT_MS,
-    PEER_SWEEP_MS,
 )
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class Peer:
         self._last_error: LockstepError = PeerUnreachable(f"{address[0]}:{address[1]} was never reached")
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_at_s = 0.0
+        self._sweeps = Sweeps()
         self._replays: list[bytes] = []
 
     @property
@@ -244,8 +245,7 @@ class Peer:
         replays, self._replays = self._replays, []
         for frame in (*self._queued.values(), *replays):
             connection.send(frame)
-        self._queued = {}
-        self._queued_one_way = 0
+        self._queued, self._queued_one_way = {}, 0
         self._node.log("internode.connected", peer=self._name())
 
     # -- receiving --------------------------------------------------------------------------------
@@ -324,14 +324,15 @@ class Peer:
     def _arm(self, deadline_s: float) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
-        delay_s = max(deadline_s - self._clock.monotonic_s(), PEER_SWEEP_MS / 1000)
+        delay_s = self._sweeps.delay_s(deadline_s, self._clock.monotonic_s())
         self._sweep_at_s = deadline_s
         self._sweep = self._loop.call_later(delay_s, self._expire)
 
     def _expire(self) -> None:
         self._sweep = None
         now_s = self._clock.monotonic_s()
-        expired = [stream for stream, pending in self._pending.items() if pending.deadline_s <= now_s]
+        until_s = self._sweeps.until_s(now_s)
+        expired = [stream for stream, pending in self._pending.items() if pending.deadline_s <= until_s]
         ended = [(self._pending.pop(stream), self._queued.pop(stream, None) is None) for stream in expired]
         if self._pending:
             self._arm(min(pending.deadline_s for pending in self._pending.values()))
@@ -340,10 +341,9 @@ class Peer:
         if ended and self.link is Link.OPEN and silent and connection is not None:
             connection.close("requests expire and nothing is heard", abort=True)
         for pending, was_sent in ended:
-            error: LockstepError = PeerTimeout(f"{self._name()} did not answer in time")
-            if not was_sent:
-                error = PeerUnreachable(f"{self._name()} was not connected in time")
-            pending.waiter.failed(pending.context, error)
+            kind = PeerTimeout if was_sent else PeerUnreachable
+            missing = "did not answer" if was_sent else "was not connected"
+            pending.waiter.failed(pending.context, kind(f"{self._name()} {missing} in time"))
 
     def stop(self) -> None:
         """End the connection and every request in flight."""

@@ -26,6 +26,7 @@ from lockstep.cql.wire.constants import (
 from lockstep.cql.wire.frames import Envelope, EnvelopeReader, EnvelopeRefused
 from lockstep.cql.wire.messages import (
     AuthResponse,
+    Batch,
     Execute,
     Options,
     Prepare,
@@ -41,12 +42,20 @@ from lockstep.server.authentication import AUTHENTICATOR
 from lockstep.server.execution import Answer
 from lockstep.server.flow import Flow
 from lockstep.server.greeting import endpoint_of, startup_options
+from lockstep.server.intake import Intake
 from lockstep.server.login import Login
 from lockstep.server.outbox import Outbox
 from lockstep.server.permits import Session
 from lockstep.server.plan_payload import PayloadNotes, answered_payload, notes_for
 from lockstep.server.tracing import Trace
-from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ProtocolViolation
+from lockstep.values.errors import (
+    ColumnsGone,
+    InvalidRequest,
+    LockstepError,
+    NodeDraining,
+    ProtocolViolation,
+)
+from lockstep.values.limits import CQL_BYTES_A_STATEMENT, CQL_GOODBYE_MS
 
 if TYPE_CHECKING:
     from lockstep.server.cql_server import CqlServer
@@ -78,7 +87,10 @@ class CqlConnection(asyncio.Protocol):
         self._outbox = Outbox()
         self._send, self._flush = self._outbox.send, self._outbox.flush
         self._flow = Flow(server.load)
-        self._draining = False
+        self._turns = server.turns
+        self._intake = Intake(server.turns, self._flow, self._received, self._end_if_answered)
+        #: Ends when nothing is in flight; `_ended`: what is read now is dropped.
+        self._finishing = self._ended = False
         self.session: Session | None = None
         self._login: Login | None = None
         self.events: frozenset[str] = frozenset()
@@ -104,6 +116,7 @@ class CqlConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._outbox.lost()
+        self._intake.lost()
         self._flow.lost()
         self._server.closed(self)
 
@@ -117,15 +130,14 @@ class CqlConnection(asyncio.Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
-        if self._transport is None or self._draining:
+        if self._transport is None or self._ended:
             return
         try:
             if self._segments is not None:
                 data = self._segments.feed(data)
                 if not data:
                     return
-            for envelope in self._reader.feed(data):
-                self._received(envelope)
+            self._intake.take(self._reader.feed(data))
         except EnvelopeRefused as refused:
             version = self._version if self.session is not None else VERSION_MAX
             self._send(_ERROR, refused.stream, responses.error(version, refused), version=version)
@@ -147,6 +159,7 @@ class CqlConnection(asyncio.Protocol):
             request = decode_request(
                 envelope.version, envelope.opcode, envelope.flags & ~FLAG_TRACING, envelope.body
             )
+            self._turns.begun(1 + len(envelope.body) // CQL_BYTES_A_STATEMENT)
             if self.session is None:
                 self._handshake(envelope.version, stream, request)
             elif envelope.opcode == _EXECUTE and not envelope.flags & (FLAG_TRACING | FLAG_PAYLOAD):
@@ -213,6 +226,8 @@ class CqlConnection(asyncio.Protocol):
             self._answer(stream, self._server.executor.prepare(session, request))
         else:
             self._flow.begin(len(envelope.body))
+            if isinstance(request, Batch):
+                self._turns.begun(len(request.statements))
             traced = bool(envelope.flags & FLAG_TRACING)
             payload = custom_payload(envelope.flags, envelope.body)
             mirror = self._server.mirrors_payloads
@@ -289,8 +304,8 @@ class CqlConnection(asyncio.Protocol):
         """A request of `size` bytes has its answer."""
         self._flow.end(size)
         self.requests_served += 1
-        if self._draining and not self._flow.requests:
-            self._close()
+        if self._finishing:
+            self._end_if_answered()
 
     def written(self, stream: int, error: LockstepError | None) -> None:
         """A write that ran without a task ended."""
@@ -328,9 +343,25 @@ class CqlConnection(asyncio.Protocol):
     # -- the end ----------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Take no more requests; close when those in flight are answered."""
-        self._draining = True
-        if not self._flow.requests:
+        """Begin nothing that is read from now on."""
+        self._intake.refuse(self._refused)
+
+    def finish(self) -> None:
+        """End, after `drain`, as soon as everything that was begun is answered."""
+        self._finishing = True
+        self._end_if_answered()
+
+    def _refused(self, envelope: Envelope) -> None:
+        version = envelope.version
+        self._send(_ERROR, envelope.stream, responses.error(version, NodeDraining()), version=version)
+
+    def _end_if_answered(self) -> None:
+        if not self._finishing or self._ended or self._flow.requests or self._intake:
+            return
+        if self._outbox.half_close():
+            self._ended = True
+            asyncio.get_running_loop().call_later(CQL_GOODBYE_MS / 1000, self.abort)
+        else:
             self._close()
 
     def abort(self) -> None:
@@ -340,7 +371,7 @@ class CqlConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         self._flush()
-        self._draining = True
+        self._ended = True
         if self._transport is not None:
             self._transport.close()
 

@@ -28,6 +28,7 @@ from lockstep.server.system_local import SystemTables
 from lockstep.server.system_schema import SchemaTables
 from lockstep.server.system_views import ViewTables
 from lockstep.server.trace_tables import trace_tables
+from lockstep.server.turns import Turns
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ServerFault
 from lockstep.values.limits import CQL_CONNECTIONS_MAX
@@ -45,6 +46,7 @@ class CqlServer:
         self.mirrors_payloads = node.configuration.testing.mirror_payloads
         self.connections: dict[CqlConnection, None] = {}
         self.load = NodeLoad()
+        self.turns = Turns()
         self.connections_refused = 0
         self.faults = 0
         self.requests_served = 0
@@ -60,8 +62,8 @@ class CqlServer:
                 *ViewTables(node, lambda: list(self.connections)).tables(),
                 *AuthTables(lambda: node.cluster.access).tables(),
                 *distributed_tables(node),
-            ]
                 *trace_tables(),
+            ]
         )
         settings, passwords = node.configuration.auth, Passwords(runtime)
         permits = None
@@ -121,7 +123,7 @@ class CqlServer:
     # -- the end ----------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Stop listening and let each connection finish what is in flight."""
+        """Stop listening; the connections there are go on."""
         self._stopping = True
         self.events.stop()
         if self._server is not None:
@@ -129,8 +131,16 @@ class CqlServer:
             self._server = None
         if not self.connections:
             self.drained.set()
+
+    def refuse(self) -> None:
+        """Begin nothing more on any connection."""
         for connection in list(self.connections):
             connection.drain()
+
+    def finish(self) -> None:
+        """Let each connection end when what is in flight on it is answered."""
+        for connection in list(self.connections):
+            connection.finish()
 
     def abort(self) -> None:
         """Close what has not finished."""

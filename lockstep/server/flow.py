@@ -1,8 +1,9 @@
 """How much a node takes in from its CQL clients at once, and who waits when that is too much.
 
-Invariant: what is in flight on one connection and on all of them is bounded. Above the bounds nothing more
-is read, or, where the client asked for it with THROW_ON_OVERLOAD, requests are refused as overloaded;
-connections that wait are read again in the order in which they began to wait.
+Invariant: what is in flight on one connection and on all of them is bounded, and what was read and has not
+begun is one read. Above the bounds nothing more is read, or, where the client asked for it with
+THROW_ON_OVERLOAD, requests are refused as overloaded; connections that wait are read again in the order in
+which they began to wait.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class NodeLoad:
 
 class Flow:
     """One connection's part. `throws`: its client wants errors instead of a door that is not read.
-    `client_reads` is False while answers pile up."""
+    `client_reads` is False while answers pile up. `unbegun`: something that was read waits for its turn.
+    `refuses`: nothing more begins, so all that comes is read."""
 
     def __init__(self, node: NodeLoad) -> None:
         self._node = node
@@ -77,6 +79,8 @@ class Flow:
         self.requests = 0
         self.bytes = 0
         self.throws = False
+        self.unbegun = False
+        self.refuses = False
         self._client_reads = True
         self._reading = True
 
@@ -114,12 +118,14 @@ class Flow:
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        wanted = self._client_reads and self.requests < CQL_REQUESTS_IN_FLIGHT_MAX
-        if wanted and not self.throws:
-            wanted = self.bytes < CQL_BYTES_IN_FLIGHT_MAX
-            if wanted and self._node.full:
-                wanted = False
-                self._node.wait(self)
+        wanted = self._client_reads
+        if wanted and not self.refuses:
+            wanted = not self.unbegun and self.requests < CQL_REQUESTS_IN_FLIGHT_MAX
+            if wanted and not self.throws:
+                wanted = self.bytes < CQL_BYTES_IN_FLIGHT_MAX
+                if wanted and self._node.full:
+                    wanted = False
+                    self._node.wait(self)
         if wanted is not self._reading:
             self._reading = wanted
             if wanted:

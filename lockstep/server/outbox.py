@@ -67,6 +67,16 @@ class Outbox:
         else:
             transport.write(out[0] if len(out) == 1 else b"".join(out))
 
+    def half_close(self) -> bool:
+        """Write what waits and then the end of the stream: a reset, for bytes that nobody has read, could
+        overtake the last answers. False where a connection can only be closed."""
+        transport = self.transport
+        if transport is None or not transport.can_write_eof():
+            return False
+        self.flush()
+        transport.write_eof()
+        return True
+
     def lost(self) -> None:
         """The connection has ended: what waits goes nowhere."""
         self.transport = None

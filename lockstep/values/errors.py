@@ -16,6 +16,7 @@ the outcome is known, and what to do next.
     │   ├── ProtocolViolation         0x000A
     │   ├── Unavailable               0x1000     nothing was sent: definite failure
     │   ├── Overloaded                0x1001
+    │   ├── NodeDraining              0x1002     nothing was done: ask another node
     │   ├── WriteTimeout              0x1100     outcome unknown
     │   ├── ConditionalUnknown        0x1700     outcome unknown
     │   ├── ReadTimeout               0x1200
@@ -198,6 +199,19 @@ class Overloaded(RequestError):
     fault: ClassVar[Fault] = "server"
     retriable = True
     cql_code = 0x1001
+
+
+class NodeDraining(RequestError):
+    """A request to a node that takes leave of its clients. Drivers try the next node on this code, also with
+    what is not idempotent."""
+
+    code: ClassVar[str] = "CQL_DRAINING"
+    fault: ClassVar[Fault] = "server"
+    retriable = True
+    cql_code = 0x1002
+
+    def __init__(self) -> None:
+        super().__init__("This node takes leave of its clients: ask another one")
 
 
 class Unavailable(RequestError):

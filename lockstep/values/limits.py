@@ -83,6 +83,9 @@ PEER_BACKOFF_MS_MIN: Final = 50
 PEER_BACKOFF_MS_MAX: Final = 2000
 #: Smallest distance of two deadline sweeps of a peer; timeouts are late by at most this.
 PEER_SWEEP_MS: Final = 10
+#: A sweep later than this found a loop that stood still: the answers in its sockets are read before anything
+#: counts as expired.
+SWEEP_LATE_MS: Final = 100
 #: A connection on which requests expire and nothing was heard for this long is taken as half open.
 PEER_SILENT_MS: Final = 5000
 #: One-way messages kept while a connection is being made; they are best effort, older ones go first.
@@ -164,9 +167,12 @@ BALLOT_PAUSE_MS_MIN: Final = 20
 BALLOT_PAUSE_MS_MAX: Final = 160
 #: Looks of a serial read at a partition that others are changing, before it takes a ballot and holds them up.
 BALLOT_LOOKS_MAX: Final = 4
-#: For how long a decision is brought to replicas that lack it even if deletions are purged sooner: its
-#: request has ended by then.
+#: For how long a decision is finished or brought to replicas that lack it in any case: its request has ended by
+#: then, and clocks differ by less.
 BALLOT_BROUGHT_S: Final = 60
+#: Nothing younger is purged, whatever a table's options say: so much longer than what may still be brought, that
+#: a round which brings it has ended, also by another clock.
+PURGE_AGE_S_MIN: Final = 2 * BALLOT_BROUGHT_S
 #: How long a partition's ballots are kept after its last round: nobody waits that long for an outcome, and no
 #: clock is that wrong.
 BALLOTS_KEPT_S: Final = 10 * 24 * 3600
@@ -233,6 +239,16 @@ STREAM_BLOCK_BYTES: Final = 128 * 1024
 STREAM_BLOCK_PAIRS: Final = 800
 #: Files that a source builds at once, whatever the streams: one keeps a core busy.
 STREAM_BUILDS_AT_ONCE_MAX: Final = 2
+#: From about so many bytes on, a stream's files are built by helpers: starting them and fixing the content
+#: on disk takes some tenths of a second, as long as building one file.
+STREAM_HELPED_BYTES: Final = 128 * 1024 * 1024
+#: Files that helpers build of a stream before their turn comes: one waits, as the one before took longer, one
+#: is built.
+STREAM_FILES_AHEAD_MAX: Final = 2
+#: What a helper may take for one file; half a second unless the disk is very slow or the machine overloaded.
+STREAM_HELPER_TIMEOUT_MS: Final = 120_000
+#: Failures of helpers in a row after which a source builds all files itself, until it is started again.
+STREAM_HELPER_FAILURES_MAX: Final = 3
 #: Fragments looked at to tell how much a range holds; some hundred microseconds.
 STREAM_ESTIMATE_PAIRS: Final = 500
 #: Fragments of a stream's first block; as many follow as fit a block by the size of those before.
@@ -268,8 +284,17 @@ CQL_NODE_REQUESTS_IN_FLIGHT_MAX: Final = 65536
 #: default, and a bound that whoever stops a process can wait for.
 DRAIN_BY_COMMAND_MS: Final = 15_000
 DRAIN_BY_SIGNAL_MS: Final = 5_000
+#: How long a client has to close a connection that has told it its last: a round trip takes less.
+CQL_GOODBYE_MS: Final = 500
 #: Connections read again in one turn of the loop when the node has room: each may bring a buffer of requests.
 CQL_CONNECTIONS_WOKEN_AT_ONCE: Final = 16
+#: Statements of clients that begin in one turn of a node's loop: some 20 ms of work, so that other nodes are
+#: answered soon, and enough to share syncs and socket writes.
+CQL_STATEMENTS_A_TURN: Final = 128
+#: Requests that a waiting connection begins before the next one has its turn.
+CQL_REQUESTS_A_CONNECTION_TURN: Final = 16
+#: Bytes of a request that are as much work as a statement more.
+CQL_BYTES_A_STATEMENT: Final = 16 * 1024
 #: CQL connections of one node; each costs some kilobytes and a descriptor. Further ones are closed at once.
 CQL_CONNECTIONS_MAX: Final = 8192
 #: Answers written at once on one connection; beyond it they go out without waiting for the turn's end.
@@ -525,6 +550,12 @@ WORKER_BUSY_S_MAX: Final = 300
 WORKER_CPU_S_MAX: Final = 600
 #: How long a new worker may take until it is confined and ready.
 WORKER_START_S_MAX: Final = 20
+#: Processes of one node that do its long work: two build files at once, one writing while the other reads.
+HELPERS_MAX: Final = 2
+#: For how long helpers without work are kept: a new one takes a tenth of a second to begin.
+HELPER_IDLE_MS: Final = 10_000
+#: How much later than the node's own work helpers get the processor; 19 would be almost never.
+HELPER_NICENESS: Final = 10
 #: Materialized views of one table: each write of a row reads it and writes one row in each.
 TABLE_VIEWS_MAX: Final = 64
 #: A change of one partition of a view is cut into writes of about this size, a row of the base included.
@@ -534,6 +565,11 @@ VIEW_MUTATION_ROWS: Final = 500
 VIEW_RECORD_MUTATIONS: Final = 200
 #: Records of view updates being sent; what comes on top waits for the batch log's next round.
 VIEW_RECORDS_IN_FLIGHT_MAX: Final = 10_000
+#: Base writes that a coordinator says to be settled in one message, and how long it gathers them.
+BASE_SETTLED_MAX: Final = 500
+BASE_SETTLED_MS: Final = 20
+#: Base writes whose coordinator a replica still hears; older ones are left to the batch log's replay.
+BASE_WRITES_OPEN_MAX: Final = 100_000
 #: Tables whose views are kept ready to derive rows.
 VIEWS_CACHED_MAX: Final = 1000
 #: Rows of a base table that are read at a time to build a view.
