@@ -3,7 +3,8 @@
 Invariants. An acceptor that promised a ballot takes nothing under an older one. Two ballots of one time never
 both pass an acceptor, so every decided proposal has a time of its own, above those decided before. A value is
 proposed only when all that was decided before is known to the acceptors that promised. A proposal carries the
-origins of those decided before it, so that whoever lost sight of its own learns what became of it.
+origins of those decided before it, so that whoever lost sight of its own learns what became of it. A proposal
+that is ended without effect is in no such list: for its proposer it is as if it had never been decided.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ NO_BALLOT = Ballot(0, 0)
 
 class Proposal(msgspec.Struct, frozen=True, array_like=True):
     """`origin` is the ballot under which the value was proposed first: whoever finishes it keeps that.
-    `chain`: origins of the newest decided before it, the oldest first."""
+    `chain`: origins of the newest decided before it, the oldest first. `value` is empty of one that is ended
+    without effect."""
 
     ballot: Ballot
     origin: Ballot
@@ -39,6 +41,9 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True):
 
     def under(self, ballot: Ballot) -> Proposal:
         return Proposal(ballot, self.origin, self.value, self.chain)
+
+    def voided(self) -> Proposal:
+        return Proposal(self.ballot, self.origin, b"", self.chain)
 
 
 class Acceptor(msgspec.Struct, frozen=True, array_like=True):
@@ -119,7 +124,9 @@ def _lacks(state: Acceptor, committed: Proposal) -> bool:
 
 def decided(committed: Proposal | None) -> tuple[Ballot, ...]:
     """Origins of the newest decided proposals, the oldest first."""
-    return () if committed is None else (*committed.chain, committed.origin)[-BALLOT_CHAIN_MAX:]
+    if committed is None:
+        return ()
+    return (*committed.chain, committed.origin)[-BALLOT_CHAIN_MAX:] if committed.value else committed.chain
 
 
 def propose(ballot: Ballot, value: bytes, committed: Proposal | None) -> Proposal:

@@ -1,8 +1,9 @@
 """When tables are gone through to merge and purge, and what may be purged just now.
 
 Invariant: nothing is purged here while anything may still deliver older data: while any session is open or
-has effects on this node, beyond the oldest write that this node keeps for others, and, where repairs decide,
-beyond the oldest one that any node kept when the repair began.
+has effects on this node, as long as conditional writes of that time may be finished, beyond the oldest write
+that this node keeps for others, and, where repairs decide, beyond the oldest one that any node kept when the
+repair began.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lockstep.schema.table_options import option
 from lockstep.storage.companions import table_of, with_ballots
 from lockstep.storage.engine import StorageEngine
 from lockstep.values.errors import CorruptFile, DiskRefused
+from lockstep.values.limits import PURGE_AGE_S_MIN
 from lockstep.values.tokens import Range
 
 #: A pass is due after this part of the grace time: what may go stays at most so much longer.
@@ -122,6 +124,7 @@ class TombstonePurge:
         if table_id != table.id:
             return now_s  # Ballots are written anew as long as they matter to anyone.
         before_s = purge_before_s(cluster, table, Range(token - 1, token), now_s)
+        before_s = min(before_s, now_s - PURGE_AGE_S_MIN)
         oldest_us = self._oldest_undelivered_us()
         return before_s if oldest_us is None else min(before_s, oldest_us // 1_000_000)
 

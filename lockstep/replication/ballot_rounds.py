@@ -1,8 +1,9 @@
 """Rounds of ballots on one partition: what writes and reads that take ballots have in common.
 
 Invariants. What was decided last, or where deletions of its time may be purged what was read, is held by a
-quorum before a round says what it read. A round counts only when nothing that matters has changed since it
-was planned. What goes wrong once something was proposed is unknown.
+quorum before a round says what it read. Nothing is brought or finished that a purged deletion may have been
+later than. A round counts only when nothing that matters has changed since it was planned. What goes wrong
+once something was proposed is unknown.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ from lockstep.values.limits import (
     BALLOT_BROUGHT_S,
     BALLOT_PAUSE_MS_MAX,
     BALLOT_PAUSE_MS_MIN,
+    BALLOTS_KEPT_S,
+    PURGE_AGE_S_MIN,
     REPLICA_RETRY_MS,
 )
 from lockstep.values.rows import ReadCommand, ReadResult
@@ -133,9 +136,10 @@ class Rounds:
             self.goes(Happened.IN_PROGRESS)
             self.owner.finished += 1
             self.owner.reach("conditional.finishes")
+            proposal = self._finished(found.in_progress).under(ballot)
             # The other one's request goes on from here: it learns of its outcome by itself.
-            if await self.accepted(plan, found.in_progress.under(ballot)):
-                await self.held(plan, found.in_progress.under(ballot), ())
+            if await self.accepted(plan, proposal):
+                await self.held(plan, proposal, ())
             self.goes(Happened.AGAIN)
             return None
         results = [reply.result for reply in canvass.granted.values()]
@@ -162,16 +166,28 @@ class Rounds:
         except (WriteTimeout, WriteFailure):
             raise self.late(0) from None
 
-    def _is_past(self, decided: Proposal) -> bool:
-        """Whether a later deletion of what was decided may be purged already: brought now, it would return.
-        What is there of it is then made good on a quorum as any rows are."""
-        owner, place = self.owner, self.place
+    def _finished(self, left: Proposal) -> Proposal:
+        """What is to be decided of a proposal that was left in progress: without its effect, when a later
+        deletion may be purged, or others may have forgotten that they decided against it."""
+        forgotten_s = self._now_s() - BALLOTS_KEPT_S + BALLOT_BROUGHT_S
+        if left.origin.time_us // 1_000_000 < forgotten_s or self._is_past(left):
+            self.owner.reach("conditional.voids")
+            return left.voided()
+        return left
+
+    def _is_past(self, proposal: Proposal) -> bool:
+        """Whether a later deletion of what was proposed may be purged already, or while this goes on: brought
+        now, it would return. What is there of it is then made good on a quorum as any rows are."""
+        owner, place, now_s = self.owner, self.place, self._now_s()
         table = owner.plans.cluster.table(place.table_id)
         if table is None:
             return False
-        now_s = owner.runtime.clock.wall_us() // 1_000_000
         purged_s = purge_before_s(owner.plans.cluster, table, Range(place.token - 1, place.token), now_s)
-        return decided.origin.time_us // 1_000_000 < min(purged_s, now_s - BALLOT_BROUGHT_S)
+        oldest_s = min(purged_s, now_s - PURGE_AGE_S_MIN) + BALLOT_BROUGHT_S
+        return proposal.origin.time_us // 1_000_000 < oldest_s
+
+    def _now_s(self) -> int:
+        return self.owner.runtime.clock.wall_us() // 1_000_000
 
     async def accepted(self, plan: Plan, proposal: Proposal) -> bool:
         """Whether the proposal is decided, as far as this round says."""

@@ -141,8 +141,10 @@ class BallotService:
         epoch = self._judge(request)
         before = self._state(request.place)
         after = paxos.commit(before, request.proposal)
-        sequence = self._engine.apply(MUTATION.decode(request.proposal.value))
-        if after is not before:
+        value, sequence = request.proposal.value, 0
+        if value:
+            sequence = self._engine.apply(MUTATION.decode(value))
+        if after is not before or not value:
             # Later in the store's log: a crash never leaves this without what it speaks of.
             sequence = self._keep(request.place, before, after)
         self._runtime.probes.reach("ballots.committed")

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from lockstep.metadata import recent_ids
 from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.node import purging
 from lockstep.node.kinds import every_kind
 from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
@@ -111,6 +113,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     sometimes: tuple[str, ...] = ()
     #: Whether a batch that names no scenario runs it.
     by_default: bool = True
+
+
+def _limits(scenario: Scenario) -> contextlib.AbstractContextManager[None]:
+    """So few ids are kept that some are forgotten in a run, and deletions are purged within it."""
+    changes: list[tuple[Any, str, Any]] = []
+    if scenario.recent_ids:
+        changes.append((recent_ids, "RECENT_ENTRY_IDS_MAX", scenario.recent_ids))
+    if scenario.repair_s:
+        changes.append((purging, "PURGE_AGE_S_MIN", 0))
+    return replaced(*changes)
 
 
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,7 +229,7 @@ class Run:
 
     def result(self) -> SeedResult:
         invariant = violation = ""
-        with self._limits(), self.world:
+        with _limits(self.scenario), self.world:
             try:
                 self._phases()
             except Violation as found:
@@ -244,12 +256,6 @@ class Run:
             probes=dict(self.world.probes.counts),
             faults=self.nemesis.swarm.kinds,
         )
-
-    def _limits(self) -> contextlib.AbstractContextManager[None]:
-        """So few ids are kept that some are forgotten in a run."""
-        if not self.scenario.recent_ids:
-            return contextlib.nullcontext()
-        return replaced((recent_ids, "RECENT_ENTRY_IDS_MAX", self.scenario.recent_ids))
 
     def _classify(self, found: AssertionError) -> tuple[str, str]:
         if not self.world.errors:

@@ -76,6 +76,16 @@ def test_the_fate_of_a_proposal_of_ones_own(chain: tuple[int, ...], expected: Fa
     assert paxos.fate(own(5, 1, 2), committed) is expected
 
 
+def test_what_is_ended_without_effect_counts_as_never_decided() -> None:
+    voided = own(5, 1, 2).under(ballot(9)).voided()
+    assert voided.ballot == ballot(9) and voided.origin == ballot(5)
+    assert paxos.decided(voided) == (ballot(1), ballot(2))
+    assert paxos.fate(own(5, 1, 2), voided) is Fate.OPEN, "it may be proposed again"
+    assert paxos.fate(own(5, 1, 2), own(12, 1, 2)) is Fate.LOST
+    knows = paxos.commit(paxos.accept(Acceptor(), own(5, 1, 2))[0], voided)
+    assert knows.in_progress is None
+
+
 class World:
     """Three acceptors, and proposers whose messages come late or never; each adds a name to a set.
 

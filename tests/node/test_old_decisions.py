@@ -1,12 +1,15 @@
-"""A decision that a replica lacks brings nothing back that was deleted and purged since."""
+"""What a replica lacks or left undecided brings nothing back that was deleted and purged since."""
 
 from __future__ import annotations
 
+from lockstep.consensus.paxos import Ballot, Proposal
 from lockstep.node.node import Node
-from lockstep.replication.ballot_messages import Place
+from lockstep.replication.ballot_messages import Place, ProposeRequest
 from lockstep.replication.ballot_rounds import Patience
 from lockstep.replication.conditional import Decision
+from lockstep.values.codec import encode
 from lockstep.values.ids import MUTATION_ID_BYTES, Consistency
+from lockstep.values.limits import PURGE_AGE_S_MIN
 from lockstep.values.rows import ALL_ROWS, Cell, Deletion, Liveness, Mutation, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import token_of
 from tests.node.support import Town
@@ -26,13 +29,17 @@ def command(town: Town) -> ReadCommand:
     )
 
 
+def inserted(asked: ReadCommand, at_us: int) -> Mutation:
+    row = Row(b"\x00", Liveness(at_us), None, (Cell(2, b"decided", at_us),))
+    unique = at_us.to_bytes(MUTATION_ID_BYTES, "big")
+    return Mutation(asked.table_id, asked.right, NAME, unique, at_us, rows=(row,))
+
+
 def insert(town: Town, number: int) -> None:
     """One that is decided whatever is there."""
 
     def decide(_: ReadResult, at_us: int) -> Decision:
-        row = Row(b"\x00", Liveness(at_us), None, (Cell(2, b"decided", at_us),))
-        unique = at_us.to_bytes(MUTATION_ID_BYTES, "big")
-        return Decision(Mutation(asked.table_id, asked.right, NAME, unique, at_us, rows=(row,)), True)
+        return Decision(inserted(asked, at_us), True)
 
     asked = command(town)
 
@@ -51,7 +58,7 @@ def rows_seen(town: Town, number: int) -> int:
 
 
 def test_what_was_deleted_and_purged_since_does_not_return() -> None:
-    with purging_town() as town:
+    with purging_town(PURGE_AGE_S_MIN) as town:
         town.process(3).crash()
         insert(town, 1)
         assert rows_seen(town, 1) == 1
@@ -60,9 +67,56 @@ def test_what_was_deleted_and_purged_since_does_not_return() -> None:
         at_us = now_s(town) * 1_000_000 + 5_000_000
         for number in NODES:
             write(town, number, KEY, at_us, deletion=Deletion(at_us, now_s(town)))
-        town.wait(GRACE_S + 60)
+        town.wait(PURGE_AGE_S_MIN + 15)
         assert [pairs(town, number) > 0 for number in NODES] == [True, True, False], "ballots are left"
         town.process(2).crash()
         for _ in range(3):
             assert rows_seen(town, 1) == 0
+        town.start(2)
+
+
+def accept(town: Town, number: int) -> int:
+    """As if a coordinator had died when one replica had accepted; the time of the ballot."""
+    asked, at_us = command(town), now_s(town) * 1_000_000
+    at = Ballot(at_us, 1)
+
+    async def work(node: Node) -> None:
+        epoch = node.cluster.epoch
+        place = Place(asked.table_id, asked.right, NAME)
+        proposal = Proposal(at, at, encode(inserted(asked, at_us)))
+        reply = await node.conditionals.ballots.answer(ProposeRequest(epoch, epoch, place, proposal))
+        assert reply.accepted
+
+    done(town, town.begin(number, work))
+    return at_us
+
+
+def leave_undecided_what_is_deleted_and_purged() -> None:
+    with purging_town(PURGE_AGE_S_MIN) as town:
+        at_us = accept(town, 3) + 1_000_000
+        for number in NODES:
+            write(town, number, KEY, at_us, deletion=Deletion(at_us, now_s(town)))
+        assert [pairs(town, number) for number in NODES] == [1, 1, 2]
+        town.wait(GRACE_S * 2)
+        assert [pairs(town, number) for number in NODES] == [1, 1, 2], "that is too young"
+        town.wait(PURGE_AGE_S_MIN)
+        assert [pairs(town, number) for number in NODES] == [0, 0, 1], "the ballot is left"
+        town.process(2).crash()
+        assert rows_seen(town, 1) == 0
+        assert rows_seen(town, 3) == 0
+        # It holds nobody up.
+        insert(town, 1)
+        assert rows_seen(town, 3) == 1
+        town.start(2)
+
+
+def test_what_was_left_undecided_does_not_return() -> None:
+    leave_undecided_what_is_deleted_and_purged()
+
+
+def test_what_was_left_undecided_lately_is_finished() -> None:
+    with purging_town(PURGE_AGE_S_MIN) as town:
+        accept(town, 3)
+        town.process(2).crash()
+        assert rows_seen(town, 1) == 1
         town.start(2)

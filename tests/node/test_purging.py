@@ -10,8 +10,10 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.purging import purge_before_s
 from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node import purging
 from lockstep.node.node import Node
 from lockstep.schema.changes import AlterOptions
+from lockstep.sim.replaced import replaced
 from lockstep.storage.store import Family
 from lockstep.topology.repairs import BeginRepair
 from lockstep.values.ids import Consistency, NodeId
@@ -24,8 +26,9 @@ GRACE_S = 30
 
 
 @contextmanager
-def purging_town() -> Iterator[Town]:
-    with Town() as made:
+def purging_town(age_s: int = 0) -> Iterator[Town]:
+    """Nothing younger than `age_s` is purged there."""
+    with replaced((purging, "PURGE_AGE_S_MIN", age_s)), Town() as made:
         made.extra_lines = {f"n{number}": "[purge]\ninterval_ms=1000\n" for number in NODES}
         made.found()
         grace = ChangeSchema(AlterOptions("ks", "t", (("gc_grace_seconds", str(GRACE_S)),)))

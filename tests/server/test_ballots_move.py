@@ -43,7 +43,7 @@ async def _accept(member: Member, key: bytes) -> None:
     cluster = member.node.cluster
     table = cluster.schema.table("b", "t")
     assert table is not None
-    at = Ballot(1_000_000, 1)
+    at = Ballot(time.time_ns() // 1000, 1)
     cells = (Cell(table.by_name["v"].id, _VALUE, at.time_us),)
     rows = (Row(b"", Liveness(at.time_us), None, cells),)
     mutation = Mutation(table.id, token_of(key), key, b"\x01" * 14, at.time_us, rows=rows)

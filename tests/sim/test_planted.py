@@ -22,7 +22,7 @@ from lockstep.sim import runner
 from lockstep.sim.planted import DIRECTED, REGISTRY
 from lockstep.sim.report import noticed_by
 from lockstep.sim.scenarios import SCENARIOS
-from tests.node import test_failed_work, test_hints, test_purging
+from tests.node import test_failed_work, test_hints, test_old_decisions, test_purging
 from tests.node import test_views as test_node_views
 from tests.replication import test_fences, test_streaming, test_view_updates
 from tests.server import test_ballots_move
@@ -30,6 +30,7 @@ from tests.server import test_ballots_move
 #: The test that brings each of the directed bugs about, and must fail with it.
 BROUGHT_ABOUT: dict[str, Callable[[], None]] = {
     "ballots_not_moved": test_ballots_move.test_what_was_accepted_outlives_its_replicas,
+    "past_finished": test_old_decisions.leave_undecided_what_is_deleted_and_purged,
     "view_not_logged": test_node_views.lose_power_before_view_updates_are_sent,
     "view_late_value_ignored": test_view_updates.tell_of_a_value_that_comes_late,
     "guards_ignored": (

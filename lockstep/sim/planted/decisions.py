@@ -57,6 +57,11 @@ def _fate_unheard() -> contextlib.AbstractContextManager[None]:
     return replaced((paxos, "fate", lambda own, committed: Fate.LOST))
 
 
+def _past_finished() -> contextlib.AbstractContextManager[None]:
+    """What was left in progress is finished as it is, however old."""
+    return replaced((rounds_module.Rounds, "_finished", lambda self, left: left))
+
+
 def _one_voter() -> contextlib.AbstractContextManager[None]:
     """One replica decides."""
     counted = {Consistency.SERIAL: Consistency.ONE, Consistency.LOCAL_SERIAL: Consistency.ONE}
@@ -70,5 +75,8 @@ DECISIONS = (
     Planted("fate_unheard", "not applied is said of what was applied", "lwt", _fate_unheard),
     Planted("one_voter", "two coordinators decide apart", "lwt", _one_voter),
 )
-#: Brought about by a test: it takes a replica that is gone, one that is down, and a proposal left open.
-DIRECTED = (Planted("ballots_not_moved", "new replicas do not know of ballots", "lwt", _ballots_not_moved),)
+#: Brought about by tests: they take proposals that are left open, and replicas that are down or gone.
+DIRECTED = (
+    Planted("ballots_not_moved", "new replicas do not know of ballots", "lwt", _ballots_not_moved),
+    Planted("past_finished", "what was deleted and purged returns", "lwt", _past_finished),
+)
