@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from lockstep.cli import client, options, render, runs
 from lockstep.cli.client import ClusterClient
 from lockstep.cli.runs import Found
+from lockstep.values.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lockstep.local.backup_copies import Copies
 
 _TABLE: Final = click.option(
     "--table", "tables", multiple=True, metavar="KEYSPACE[.TABLE]", help="Only these; several may be named."
@@ -31,11 +36,19 @@ def backup() -> None:
 @click.option(
     "--allow-absent", is_flag=True, help="Leave out nodes that cannot be reached, down to a quorum."
 )
+@click.option(
+    "--to",
+    "copied_to",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Of a local cluster: copy all parts to DIR/NAME when they are complete.",
+)
 @options.of_change
 def create(
     name: str,
     tables: tuple[str, ...],
     allow_absent: bool,
+    copied_to: Path | None,
     dry_run: bool,
     wait: bool,
     timeout_s: float,
@@ -49,11 +62,15 @@ def create(
     """
     cluster = client.connect(host, call_timeout_s)
     body = {"name": name, "tables": list(tables), "allow_absent": allow_absent}
+    if copied_to is not None:
+        _require_wait(wait, "--to")
+        _copies(cluster).free_folder(copied_to, name)
     if dry_run:
         _show_backup_plan(cluster.begin_backup({**body, "dry_run": True}), output)
         return 0
     begun = cluster.begin_backup(body)
-    return _ended(cluster, begun, wait, timeout_s, output)
+    code = _ended(cluster, begun, wait, timeout_s, output)
+    return code if code or copied_to is None else _copy_out(cluster, name, copied_to)
 
 
 @backup.command("list")
@@ -98,11 +115,19 @@ def remove(name: str, host: str, call_timeout_s: float, output: str) -> int:
 @_TABLE
 @click.option("--truncate", "existing", flag_value="truncate", help="Empty tables that are there before.")
 @click.option("--merge", "existing", flag_value="merge", help="Add to what is there; the newer write counts.")
+@click.option(
+    "--from",
+    "copied_from",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Of a local cluster: bring the parts in DIR/NAME to its nodes before, also for a dry run.",
+)
 @options.of_change
 def restore(
     name: str,
     tables: tuple[str, ...],
     existing: str | None,
+    copied_from: Path | None,
     dry_run: bool,
     wait: bool,
     timeout_s: float,
@@ -116,11 +141,38 @@ def restore(
     """
     cluster = client.connect(host, call_timeout_s)
     body = {"tables": list(tables), "existing": existing or "refuse"}
+    if copied_from is not None:
+        _copy_in(cluster, name, copied_from)
     if dry_run:
         _show_restore_plan(cluster.begin_restore(name, {**body, "dry_run": True}), output)
         return 0
     begun = cluster.begin_restore(name, body)
     return _ended(cluster, begun, wait, timeout_s, output)
+
+
+def _copies(cluster: ClusterClient) -> Copies:
+    from lockstep.local.backup_copies import copies_of
+
+    return copies_of(cluster.admin.host, cluster.admin.port)
+
+
+def _require_wait(wait: bool, option: str) -> None:
+    if not wait:
+        raise ConfigurationError(f"{option} waits for the end", hint="leave --no-wait out")
+
+
+def _copy_out(cluster: ClusterClient, name: str, directory: Path) -> int:
+    (backup,) = (one for one in cluster.backups()["backups"] if one["name"] == name)
+    copies = _copies(cluster)
+    folder = copies.free_folder(directory, name)
+    parts = render.counted(copies.bring_out(cluster.nodes()["nodes"], backup, folder), "part")
+    click.echo(f"copied {parts} to {folder}", err=True)
+    return 0
+
+
+def _copy_in(cluster: ClusterClient, name: str, directory: Path) -> None:
+    brought = _copies(cluster).bring_in(cluster.nodes()["nodes"], directory, name)
+    click.echo(f"brought {render.counted(brought, 'part')} from {directory / name}", err=True)
 
 
 def _ended(cluster: ClusterClient, begun: Found, wait: bool, timeout_s: float, output: str) -> int:

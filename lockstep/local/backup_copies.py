@@ -1,0 +1,96 @@
+"""Copies of backups outside the data directories of a local cluster, and back into them.
+
+Invariant: only completed parts are copied, their manifest last, so that what an interrupted copy leaves is no
+part. Nodes check all files of a part before a restore takes anything from it, so a copy is trusted no more.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.local.clusters import LocalCluster, list_clusters
+from lockstep.local.processes import State
+from lockstep.storage.backup_manifest import MANIFEST, check_name, part_directory
+from lockstep.values.errors import PreconditionError
+
+Document = Mapping[str, Any]
+
+
+def copies_of(host: str, admin_port: int) -> Copies:
+    """Of the local cluster that has a node at this address. PreconditionError when there is none."""
+    for found in list_clusters():
+        content = found.file
+        here = [node.name for node in content.nodes if node.address == host]
+        if content.admin_port == admin_port and here and found.state(here[0]) is State.RUNNING:
+            return Copies(found)
+    raise PreconditionError(
+        f"{host}:{admin_port} is no node of a local cluster, so its data directories are not at hand",
+        hint="copy `backups/NAME` of the nodes' data directories, as the guide of backups tells",
+    )
+
+
+class Copies:
+    """Between the data directories of one local cluster and folders elsewhere."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+
+    def free_folder(self, directory: Path, name: str) -> Path:
+        """Where the copy of a backup goes. PreconditionError when something is there."""
+        check_name(name)
+        folder = directory / name
+        if folder.exists():
+            raise PreconditionError(f"{folder} is there already", hint="take another name or directory")
+        return folder
+
+    def bring_out(self, nodes: Iterable[Document], backup: Document, folder: Path) -> int:
+        """Copy all parts of a completed backup, each to `folder/<host id>`; how many there are."""
+        addresses = {int(node["id"]): str(node["address"]) for node in nodes}
+        names = {node.address: node.name for node in self._cluster.file.nodes}
+        parts = [part for part in backup["parts"] if not part["problem"]]
+        for part in parts:
+            host_id, keeper = str(part["host_id"]), names[addresses[int(part["node"])]]
+            _copy_part(self._place(keeper, str(backup["name"]), host_id), folder / host_id)
+        return len(parts)
+
+    def bring_in(self, nodes: Iterable[Document], directory: Path, name: str) -> int:
+        """Give the parts of a copy to the nodes that made them, those of others to any; how many were
+        brought. PreconditionError when there is no copy."""
+        check_name(name)
+        parts = sorted(path.parent for path in (directory / name).glob(f"*/{MANIFEST}"))
+        if not parts:
+            raise PreconditionError(f"{directory / name} holds no part of a backup")
+        cluster, hosts = self._cluster, {str(node["address"]): str(node["host_id"]) for node in nodes}
+        running = [node for node in cluster.file.nodes if cluster.state(node.name) is State.RUNNING]
+        made_by = {hosts[node.address]: node.name for node in running if node.address in hosts}
+        brought = 0
+        for at, part in enumerate(parts):
+            places = [self._place(node.name, name, part.name) for node in running]
+            if not any((place / MANIFEST).exists() for place in places):
+                keeper = made_by.get(part.name, running[at % len(running)].name)
+                _copy_part(part, self._place(keeper, name, part.name))
+                brought += 1
+        return brought
+
+    def _place(self, node: str, name: str, host_id: str) -> Path:
+        return self._cluster.paths.data(node) / part_directory(name, host_id)
+
+
+def _copy_part(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir(), key=lambda path: (path.name == MANIFEST, path.name)):
+        with path.open("rb") as read, (target / f"{path.name}.partial").open("wb") as written:
+            shutil.copyfileobj(read, written)
+            written.flush()
+            os.fsync(written.fileno())
+        (target / f"{path.name}.partial").rename(target / path.name)
+    for directory in (target, target.parent):
+        opened = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
