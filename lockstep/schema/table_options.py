@@ -52,7 +52,7 @@ def shown_map(name: str, text: str) -> dict[str, str]:
 
 _SHOWN = {"compaction": shown_compaction, "compression": shown_compression}
 
-#: Every option a table has, with its default.
+#: Every option a table has, with its default, in the order of descriptions.
 DEFAULTS: dict[str, str] = {
     "additional_write_policy": "99p",
     "allow_auto_snapshot": "true",
@@ -68,13 +68,13 @@ DEFAULTS: dict[str, str] = {
         )
     ),
     "compression": map_text((("chunk_length_in_kb", "16"), ("class", COMPRESS_PACKAGE + "LZ4Compressor"))),
+    "memtable": "default",
     "crc_check_chance": "1.0",
     "default_time_to_live": "0",
     "extensions": "{}",
     "gc_grace_seconds": "864000",
     "incremental_backups": "true",
     "max_index_interval": "2048",
-    "memtable": "default",
     "memtable_flush_period_in_ms": "0",
     "min_index_interval": "128",
     "read_repair": "BLOCKING",
