@@ -18,7 +18,7 @@ SEEDS ?= 20
 SEED ?= 1
 ARGS ?=
 
-.PHONY: help demo test check format sim sim-planted conformance conformance-clients conformance-cqlsh bench reference lock clean setup setup-spark
+.PHONY: help demo test check format sim sim-planted conformance conformance-clients conformance-cqlsh bench package reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,9 @@ conformance-clients: $(VENV)/.stamp-dev ## drivers of other languages (Rust, C++
 
 bench: $(VENV)/.stamp-dev ## benchmarks; results under bench/results
 	$(BIN)/python bench/run.py $(ARGS)
+
+package: $(VENV)/.stamp-dev ## build the wheel, install it into a fresh environment, and have it serve
+	$(BIN)/python bench/package.py
 
 reference: $(VENV)/.stamp-dev ## write docs/reference anew from the code
 	$(BIN)/python docs/reference/generate.py
