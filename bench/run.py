@@ -168,9 +168,19 @@ def bootstrap(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def copy(quick: bool) -> dict[str, Any]:
+    """A CSV file through cqlsh, into three nodes and back."""
+    import copy_rows as benchmark
+
+    figures = benchmark.measure(10_000 if quick else benchmark.ROWS)
+    benchmark.show(figures)
+    return figures
+
+
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "workloads": workloads,
+    "copy": copy,
     "layers": layers,
     "startup": startup,
     "metadata": metadata,

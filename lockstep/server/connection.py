@@ -89,8 +89,7 @@ class CqlConnection(asyncio.Protocol):
         self._flow = Flow(server.load)
         self._turns = server.turns
         self._intake = Intake(server.turns, self._flow, self._received, self._end_if_answered)
-        #: Ends when nothing is in flight; `_ended`: what is read now is dropped.
-        self._finishing = self._ended = False
+        self._finishing = self._ended = False  # Ended: what is read is dropped.
         self.session: Session | None = None
         self._login: Login | None = None
         self.events: frozenset[str] = frozenset()
@@ -226,12 +225,12 @@ class CqlConnection(asyncio.Protocol):
             self._answer(stream, self._server.executor.prepare(session, request))
         else:
             self._flow.begin(len(envelope.body))
-            if isinstance(request, Batch):
-                self._turns.begun(len(request.statements))
             traced = bool(envelope.flags & FLAG_TRACING)
             payload = custom_payload(envelope.flags, envelope.body)
             mirror = self._server.mirrors_payloads
             notes = notes_for(payload, mirror=mirror) if has_warnings(self._version) else None
+            if isinstance(request, Batch):
+                self._turns.batch_begun(len(request.statements))
             self._spawn(session, stream, request, len(envelope.body), traced, notes=notes)
 
     def _execute(self, session: Session, stream: int, request: Execute, size: int) -> None:
@@ -298,6 +297,8 @@ class CqlConnection(asyncio.Protocol):
         except Exception as error:
             self._fault(stream, error)
         finally:
+            if isinstance(request, Batch):
+                self._turns.batch_ended(len(request.statements))
             self.ended(size)
 
     def ended(self, size: int) -> None:
@@ -320,9 +321,8 @@ class CqlConnection(asyncio.Protocol):
         self.abort()
 
     def _fault(self, stream: int, error: BaseException, version: int = 0) -> None:
-        fault = self._server.fault(error)
         version = version or self._version
-        self._send(_ERROR, stream, responses.error(version, fault), version=version)
+        self._send(_ERROR, stream, responses.error(version, self._server.fault(error)), version=version)
 
     # -- answers ----------------------------------------------------------------------------------
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
+from lockstep.cql.wire.constants import Opcode
 from lockstep.cql.wire.frames import Envelope
 from lockstep.server.flow import Flow
 from lockstep.server.turns import Turns
 
 Take = Callable[[Envelope], None]
+_BATCH: Final = int(Opcode.BATCH)
 
 
 class Intake:
@@ -39,10 +42,11 @@ class Intake:
             return
         begin, turns, waiting = self._begin, self._turns, self._waiting
         for at, envelope in enumerate(envelopes):
-            if waiting or not turns.open:
+            if waiting or not turns.open or (envelope.opcode == _BATCH and not turns.batches_open):
+                if not waiting:
+                    self._flow.unbegun = True
+                    turns.wait(self)
                 waiting.extend(envelopes[at:])
-                self._flow.unbegun = True
-                turns.wait(self)
                 return
             begin(envelope)
 
@@ -50,6 +54,9 @@ class Intake:
         """See `turns.Waiting`."""
         waiting, turns, begin = self._waiting, self._turns, self._begin
         while waiting and requests_max and turns.open:
+            if waiting[0].opcode == _BATCH and not turns.batches_open:
+                turns.hold(self)
+                return False
             requests_max -= 1
             begin(waiting.popleft())
         if waiting:

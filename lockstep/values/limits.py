@@ -291,6 +291,9 @@ CQL_CONNECTIONS_WOKEN_AT_ONCE: Final = 16
 #: Statements of clients that begin in one turn of a node's loop: some 20 ms of work, so that other nodes are
 #: answered soon, and enough to share syncs and socket writes.
 CQL_STATEMENTS_A_TURN: Final = 128
+#: Statements of batches in flight at a node, beyond which batches wait: bulk loaders send what they have, and
+#: what is begun all at once ends too late. Half a second of work on a slow machine.
+CQL_BATCHED_IN_FLIGHT_MAX: Final = 512
 #: Requests that a waiting connection begins before the next one has its turn.
 CQL_REQUESTS_A_CONNECTION_TURN: Final = 16
 #: Bytes of a request that are as much work as a statement more.
@@ -554,8 +557,9 @@ WORKER_START_S_MAX: Final = 20
 HELPERS_MAX: Final = 2
 #: For how long helpers without work are kept: a new one takes a tenth of a second to begin.
 HELPER_IDLE_MS: Final = 10_000
-#: How much later than the node's own work helpers get the processor; 19 would be almost never.
-HELPER_NICENESS: Final = 10
+#: How much later than the node's own work helpers get the processor: beside a process that is always busy a
+#: quarter of it.
+HELPER_NICENESS: Final = 5
 #: Materialized views of one table: each write of a row reads it and writes one row in each.
 TABLE_VIEWS_MAX: Final = 64
 #: A change of one partition of a view is cut into writes of about this size, a row of the base included.

@@ -19,7 +19,11 @@ from lockstep.server.turns import Turns
 from lockstep.sim.cql_client import CqlClient
 from lockstep.testing import SimulatedCluster
 from lockstep.values.ids import Consistency
-from lockstep.values.limits import CQL_REQUESTS_A_CONNECTION_TURN, CQL_STATEMENTS_A_TURN
+from lockstep.values.limits import (
+    CQL_BATCHED_IN_FLIGHT_MAX,
+    CQL_REQUESTS_A_CONNECTION_TURN,
+    CQL_STATEMENTS_A_TURN,
+)
 from tests.server.test_flow import Transport
 
 BATCHES, ROWS = 160, 20
@@ -119,6 +123,28 @@ def test_what_waits_begins_and_what_comes_later_is_refused() -> None:
     asyncio.run(run())
 
 
+def test_batches_wait_for_those_in_flight_and_nobody_else_does() -> None:
+    async def run() -> None:
+        door = Door()
+        door.turns.batch_begun(CQL_BATCHED_IN_FLIGHT_MAX - 1)
+        loader, _ = door.connect("loader")
+        other, _ = door.connect("other")
+        assert door.turns.batches_open
+        door.turns.batch_begun(1)
+        await asyncio.sleep(0)
+        query, batch = envelopes(1)[0], Envelope(4, 0, 1, int(Opcode.BATCH), b"")
+        loader.take([query, batch, query])
+        other.take([query])
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert door.begun == [("loader", 0), ("other", 0)] and door.turns.waiting == 1
+        door.turns.batch_ended(1)
+        await asyncio.sleep(0)
+        assert door.begun[2:] == [("loader", 1), ("loader", 0)] and not door.turns.waiting
+
+    asyncio.run(run())
+
+
 def flooded() -> tuple[list[Any], list[Any], int]:
     """How batches ended that came to n1 at once, when each callback of n1 costs a millisecond; how writes of
     n2 that need n1 ended meanwhile; how many hints were left."""
@@ -177,5 +203,6 @@ def test_a_node_that_a_client_floods_answers_other_nodes() -> None:
 
 def test_without_turns_the_flood_starves_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.server.turns.CQL_STATEMENTS_A_TURN", 1 << 30)
+    monkeypatch.setattr("lockstep.server.turns.CQL_BATCHED_IN_FLIGHT_MAX", 1 << 30)
     batches, others, hints = flooded()
     assert failures(batches) or failures(others) or hints
