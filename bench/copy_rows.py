@@ -32,6 +32,8 @@ SCHEMA = (
 )
 COPIED = f"{KEYSPACE}.copied ({', '.join(COLUMNS)})"
 _MOMENT = "2026-01-{day:02d} {hour:02d}:30:00.000+0000"
+#: How cqlsh writes quotes inside quotes.
+_WRITTEN: Any = {"doublequote": False, "escapechar": "\\"}
 _COUNTED = re.compile(r"^\s*(\d+)\s*$", re.MULTILINE)
 _LOST = re.compile(r"internode\.disconnected")
 _HINTS = re.compile(r"^lockstep_hints_left_total (\d+)", re.MULTILINE)
@@ -39,7 +41,7 @@ _HINTS = re.compile(r"^lockstep_hints_left_total (\d+)", re.MULTILINE)
 
 def write_rows(file: Path, rows: int) -> None:
     with file.open("w", newline="") as out:
-        writer = csv.writer(out)
+        writer = csv.writer(out, **_WRITTEN)
         for number in range(rows):
             at = _MOMENT.format(day=number % 28 + 1, hour=number % 24)
             note = f'text, with "quotes" and {number} signs' if number % 7 else ""
@@ -48,7 +50,7 @@ def write_rows(file: Path, rows: int) -> None:
 
 def rows_in(file: Path) -> list[tuple[str, ...]]:
     with file.open(newline="") as text:
-        return sorted(tuple(row) for row in csv.reader(text))
+        return sorted(tuple(row) for row in csv.reader(text, **_WRITTEN))
 
 
 def shell(cluster: LocalCluster, statements: str) -> str:
