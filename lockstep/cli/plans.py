@@ -114,13 +114,15 @@ def _ranges_text(plan: Mapping[str, Any]) -> str:
 
 
 def estimate_text(estimate: Mapping[str, Any]) -> str:
-    """`2.3 s: 1.9 s for 60.0 MiB at 32.0 MiB/s (an assumed rate…), 0.4 s for 6 barriers`."""
+    """`2.3 s: 1.6 s for 60.0 MiB at 32.0 MiB/s (an assumed rate…), 0.3 s for up to 32 streams a node,
+    0.4 s for 6 barriers`."""
     moved, rate = render.bytes_text(estimate["bytes"]), render.bytes_text(estimate["rate_bytes_s"])
     unknown = estimate.get("unknown_ranges")
     more = f" and {unknown} ranges of unknown size" if unknown else ""
     return (
         f"{'more than ' if unknown else ''}{estimate['seconds']:.1f} s: {estimate['stream_s']:.1f} s for "
         f"{moved}{more} at {rate}/s ({estimate['rate_from']}), "
+        f"{estimate['streams_s']:.1f} s for up to {render.counted(estimate['streams'], 'stream')} a node, "
         f"{estimate['barriers_s']:.1f} s for {render.counted(estimate['barriers'], 'barrier')}"
     )
 

@@ -44,8 +44,8 @@ WORK_POLL_MS = 1000
 #: Streams one target pulls at once: two keep source and target both busy while there is something to send,
 #: two more hide the round trips of the many ranges that hold next to nothing.
 STREAMS_AT_ONCE_MAX = 4
-#: What a stream must have moved for its rate to say something: less is mostly waiting.
-RATE_TOLD_BYTES_MIN = 1024 * 1024
+#: What must have been moved for the rate to say something: of less, most of the time went to round trips.
+RATE_TOLD_BYTES_MIN = 16 * 1024 * 1024
 
 _Key = tuple[int, Stage, str]
 

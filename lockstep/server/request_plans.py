@@ -39,6 +39,8 @@ _SUBSTITUTION = {"stage": SUBSTITUTING, "work": "another node gets its vote"}
 
 #: Taken as the rate where no node has streamed since it started and none is configured: a slow disk.
 RATE_ASSUMED_BYTES_S = 32 * 1024 * 1024
+#: What one stream takes beside its bytes: some round trips, of four streams at a time.
+STREAM_S = 0.01
 #: What one barrier takes while all nodes answer: some rounds of questions.
 BARRIER_S = 0.05
 
@@ -122,7 +124,7 @@ def _estimate(found: Preview, held: Held, sizes: Mapping[NodeId, Sizes], configu
         )
     else:
         rate, basis = RATE_ASSUMED_BYTES_S, "an assumed rate: no node has streamed since it started"
-    told = estimate(found, held, rate, BARRIER_S)
+    told = estimate(found, held, rate, STREAM_S, BARRIER_S)
     return {
         "seconds": round(told.seconds, 2),
         "bytes": told.bytes,
@@ -130,6 +132,8 @@ def _estimate(found: Preview, held: Held, sizes: Mapping[NodeId, Sizes], configu
         "rate_bytes_s": rate,
         "rate_from": basis,
         "stream_s": told.stream_s,
+        "streams": told.streams,
+        "streams_s": round(told.streams_s, 2),
         "barriers": told.barriers,
         "barriers_s": round(told.barriers_s, 2),
     }

@@ -48,19 +48,22 @@ class Movement(msgspec.Struct, frozen=True):
 class Estimate(msgspec.Struct, frozen=True):
     """How long it may take. `bytes`: what is known to be moved, `unknown_ranges` more have no size.
 
-    The nodes that receive work at the same time, each at `rate_bytes_s`; barriers come on top.
+    The nodes that receive work at the same time, each at `rate_bytes_s`; what each of at most `streams`
+    that one receives takes beside its bytes, and barriers, come on top.
     """
 
     bytes: int
     unknown_ranges: int
     rate_bytes_s: int
     stream_s: float
+    streams: int
+    streams_s: float
     barriers: int
     barriers_s: float
 
     @property
     def seconds(self) -> float:
-        return self.stream_s + self.barriers_s
+        return self.stream_s + self.streams_s + self.barriers_s
 
 
 class Preview(msgspec.Struct, frozen=True):
@@ -156,11 +159,15 @@ def movements(tasks: tuple[StreamTask, ...], held: Held | None = None) -> tuple[
     return tuple(Movement(*pair, counts[pair], sizes[pair]) for pair in sorted(counts))
 
 
-def estimate(found: Preview, held: Held, rate_bytes_s: int, barrier_s: float) -> Estimate:
-    """`rate_bytes_s` is what one receiving node takes in; `barrier_s` what one barrier takes at best."""
+def estimate(found: Preview, held: Held, rate_bytes_s: int, stream_s: float, barrier_s: float) -> Estimate:
+    """`rate_bytes_s` is what one receiving node takes in; `stream_s` what one stream takes beside its bytes,
+    `barrier_s` what one barrier takes at best."""
     per_target: dict[NodeId, int] = {}
+    streams: dict[NodeId, int] = {}
     unknown = 0
     for task in found.tasks:
+        tables = _tables(found, task)
+        streams[task.target] = streams.get(task.target, 0) + tables * len(task.sources)
         for source in task.sources:
             size = held.get((source, task.replication, task.range))
             if size is None:
@@ -168,12 +175,24 @@ def estimate(found: Preview, held: Held, rate_bytes_s: int, barrier_s: float) ->
             else:
                 per_target[task.target] = per_target.get(task.target, 0) + size
     barriers = len(found.steps)
-    longest = max(per_target.values(), default=0)
+    longest, most = max(per_target.values(), default=0), max(streams.values(), default=0)
     return Estimate(
         bytes=sum(per_target.values()),
         unknown_ranges=unknown,
         rate_bytes_s=rate_bytes_s,
         stream_s=math.ceil(100 * longest / rate_bytes_s) / 100,
+        streams=most,
+        streams_s=most * stream_s,
         barriers=barriers,
         barriers_s=barriers * barrier_s,
+    )
+
+
+def _tables(found: Preview, task: StreamTask) -> int:
+    """How many tables a task copies: each is a stream of its own."""
+    changing = found.operation.keyspace
+    return sum(
+        len(keyspace.by_name)
+        for keyspace in found.first.schema.keyspaces
+        if (keyspace.name == changing if changing else keyspace.replication == task.replication)
     )

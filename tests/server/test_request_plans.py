@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node.configuration import Configuration
 from lockstep.node.range_sizes import Sizes
+from lockstep.schema.changes import CreateTable, NewColumn
+from lockstep.schema.model import ColumnKind
 from lockstep.server import plan_bases
 from lockstep.server.requests import Requests
 from lockstep.values.errors import ConfigurationError, Rejected
@@ -136,6 +139,8 @@ def test_only_a_removal_is_forced() -> None:
 def test_a_plan_tells_bytes_between_nodes_and_the_time_they_take() -> None:
     place = Place(dead=())
     place.rate = 1 << 20
+    columns = (NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0),)
+    place.history.submit(ChangeSchema(CreateTable("ks", "t", "uuid", columns)))
     plan = place.ask(kind="decommission", node=4, dry_run=True)
     assert plan["moves"] and all(move["bytes"] == move["ranges"] << 20 for move in plan["moves"])
     told = plan["estimate"]
@@ -144,7 +149,9 @@ def test_a_plan_tells_bytes_between_nodes_and_the_time_they_take() -> None:
         sum(m["bytes"] for m in plan["moves"] if m["target"] == one["node"]) for one in plan["receives"]
     )
     assert told["stream_s"] == busiest / place.rate and "the last stream" in told["rate_from"]
-    assert told["seconds"] == pytest.approx(told["stream_s"] + told["barriers_s"], abs=0.01)
+    assert told["streams"] == max(one["ranges"] for one in plan["receives"]) and told["streams_s"] > 0
+    parts = told["stream_s"] + told["streams_s"] + told["barriers_s"]
+    assert told["seconds"] == pytest.approx(parts, abs=0.01)
     # All but that of the way back.
     assert told["barriers"] == len(plan["steps"]) - 1
 
