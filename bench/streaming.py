@@ -31,17 +31,18 @@ from measuring import SCRATCH
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.operations import Session, Stage
-from lockstep.replication import stream_source
 from lockstep.replication.handshake import Hello, PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.session_guards import SessionGuards
+from lockstep.replication.stream_helped import HelpedStretches
 from lockstep.replication.stream_source import StreamService
 from lockstep.replication.stream_target import StreamClient
-from lockstep.runtime.real import real_runtime, run
+from lockstep.runtime.real import HelperProcesses, real_runtime, run
 from lockstep.storage import keys
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.rocks import open_rocks_store
+from lockstep.storage.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
 from lockstep.values.limits import STREAM_FILE_BYTES
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN
 
@@ -117,7 +118,8 @@ class BenchNode:
     def __init__(self, number: int, port: int, root: Path) -> None:
         self.address = (HOST, port)
         self.root = root / str(number)
-        self.runtime = real_runtime(str(self.root))
+        self.helpers = HelperProcesses(BUILD_HANDLER, *BUILD_PACKAGES)
+        self.runtime = real_runtime(str(self.root), helpers=self.helpers)
         hello = Hello(1, "bench", "bench", (b"l",), f"h{number}", number, *self.address)
         value = cluster()
         self.internode = Internode(
@@ -141,6 +143,7 @@ class BenchNode:
 
     async def stop(self) -> None:
         await self.internode.stop()
+        await self.helpers.stop()
         await self.runtime.tasks.cancel_all()
         self.service.stop()
         await self.engine.close()
@@ -172,13 +175,14 @@ async def _source(node: BenchNode, count: int, finished: bool, pipe: Connection)
     await _warm(node)
     if finished:
         # Let the source build everything before the first part is asked for.
-        stream_source.STREAM_FILES_KEPT_MAX = 1 << 30  # type: ignore[misc]
+        HelpedStretches.kept_max = 1 << 30
     loop = asyncio.get_running_loop()
     node.ticker.restart()
     pipe.send("ready")
     while await loop.run_in_executor(None, pipe.recv) == "wait for files":
-        while coming := [one for stream in node.service._streams.values() for one in stream.coming.values()]:
-            await coming[0].wait()
+        for stream in node.service._streams.values():
+            while not stream.build.ended:
+                await stream.build.wait(stream.build.numbered)
         node.ticker.restart()
         pipe.send("built")
     await node.stop()

@@ -8,10 +8,8 @@ Of one stream at most STREAM_FILES_KEPT_MAX files are on disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
-
-from msgspec.structs import replace
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.replication import verbs
@@ -28,18 +26,23 @@ from lockstep.replication.messages import (
 )
 from lockstep.replication.raw_bytes import FileReply
 from lockstep.replication.replica import ReplicaService
-from lockstep.replication.stream_files import digest_of
+from lockstep.replication.stream_building import (
+    FragmentFile,
+    Fragments,
+    LoopStretch,
+    StreamBuild,
+    Stretches,
+)
+from lockstep.replication.stream_helped import Fixing, HelpedBuilds
 from lockstep.replication.stream_progress import StreamCounts, StreamView
 from lockstep.replication.throttle import Throttle, Turns
 from lockstep.runtime.ports import Runtime
-from lockstep.storage.sorted_file import FORMAT_VERSION, FileSummary, RangeFiles
-from lockstep.storage.store import Pair
-from lockstep.values.errors import DiskRefused, LockstepError, NotReplica, Overloaded, SessionClosed
+from lockstep.storage.sorted_file import FORMAT_VERSION
+from lockstep.values.errors import LockstepError, NotReplica, Overloaded, SessionClosed
 from lockstep.values.limits import (
     STREAM_BUILDS_AT_ONCE_MAX,
     STREAM_ESTIMATE_PAIRS,
     STREAM_FILE_BYTES,
-    STREAM_FILES_KEPT_MAX,
     STREAM_IDLE_MS,
     STREAM_PART_BYTES,
     STREAM_WAIT_MS,
@@ -50,14 +53,7 @@ from lockstep.values.tokens import Range
 #: Below a node's directory; a file of an incarnation means nothing to the next one.
 DIRECTORY = "streams"
 _PREFIX = "out-"
-
-
-class Fragments(Protocol):
-    """A snapshot of a range's fragments, taken in key order; fewer than asked for only at the end."""
-
-    def take(self, count: int) -> list[Pair]: ...
-
-    def close(self) -> None: ...
+_STEM = f"{DIRECTORY}/{_PREFIX}"
 
 
 class FragmentSource(Protocol):
@@ -66,17 +62,6 @@ class FragmentSource(Protocol):
     async def fragments(self, table_id: int, tokens: Range, from_key: bytes = b"") -> Fragments: ...
 
     def estimated_bytes(self, table_id: int, tokens: Range, pairs_max: int) -> tuple[int, int]: ...
-
-
-class FragmentFile(Protocol):
-    """A file of the store's own kind in the making; there is none while nothing was added."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    def add(self, pairs: Sequence[Pair]) -> None: ...
-
-    async def finish(self) -> None: ...
 
 
 class SourceEngine(Protocol):
@@ -88,30 +73,15 @@ class SourceEngine(Protocol):
 
     def estimated_bytes(self, table_id: int, tokens: Range, pairs_max: int) -> tuple[int, int]: ...
 
-
-class _BuiltFile:
-    def __init__(self, path: str, summary: FileSummary, last: bool) -> None:
-        self.path = path
-        self.summary = summary
-        self.last = last
+    @property
+    def fixing(self) -> Fixing: ...
 
 
 class _OpenStream:
-    def __init__(self, number: int, fragments: Fragments, file_bytes: int, view: StreamView) -> None:
+    def __init__(self, number: int, build: StreamBuild, view: StreamView) -> None:
         self.number = number
         self.view = view
-        self.fragments = fragments
-        self.maker = RangeFiles(fragments.take, file_bytes)
-        #: Complete files that the target has not done with, those on their way, and how many ever began.
-        self.files: dict[int, _BuiltFile] = {}
-        self.coming: dict[int, asyncio.Event] = {}
-        self.begun = 0
-        #: A file is being filled: one at a time, for they follow each other in the snapshot.
-        self.filling = False
-        self.error: LockstepError | None = None
-        #: The last file is complete, or has yet to be completed.
-        self.ended = False
-        self.closed = False
+        self.build = build
         self.used_s = 0.0
         #: Parts whose turn has not come: their askers were told to ask again.
         self.turns: Turns = {}
@@ -139,7 +109,10 @@ class StreamService:
         self._file_bytes = file_bytes
         self._streams: dict[int, _OpenStream] = {}
         self._opening = 0
+        #: Directories in which content was to be fixed.
+        self._fixed = 0
         self._builds = asyncio.Semaphore(STREAM_BUILDS_AT_ONCE_MAX)
+        self.helped = HelpedBuilds(runtime, engine.fixing, file_bytes)
         self.throttle = Throttle(runtime.clock, throughput_bytes_s)
         self.counts = StreamCounts()
         #: Asked for each session; None: the store.
@@ -151,9 +124,12 @@ class StreamService:
 
     def clean(self) -> None:
         """Remove the files of an earlier incarnation."""
-        for name in self._runtime.disk.names(DIRECTORY):
-            if name.startswith(_PREFIX):
-                self._runtime.disk.remove(f"{DIRECTORY}/{name}")
+        disk = self._runtime.disk
+        for path in [f"{DIRECTORY}/{name}" for name in disk.names(DIRECTORY) if name.startswith(_PREFIX)]:
+            if disk.exists(path):
+                disk.remove(path)
+            else:
+                self._engine.fixing.remove(path)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -164,46 +140,72 @@ class StreamService:
             raise Overloaded("too many range streams are open on this node")
         tokens = Range(request.left, request.right)
         source = self.source_of(request.session_id) or self._engine
+        clock = self._runtime.clock
+        view = StreamView(request.session_id, peer.endpoint, "out", request.table_id, tokens, clock)
+        view.file_bytes = self._file_bytes
         self._opening += 1
         try:
             await self._replica.drain(request.epoch)
             self._runtime.probes.reach("stream.source.drained")
-            fragments = await source.fragments(request.table_id, tokens, request.from_key)
+            stretches = await self._stretches(source, request, view)
         finally:
             self._opening -= 1
-        if not self._metadata().session_open(request.session_id):
-            fragments.close()
-            raise SessionClosed(f"session {request.session_id} was closed")
-        if not source.estimated_bytes(request.table_id, tokens, 1)[1]:
-            fragments.close()
+        if stretches is None:
             self._runtime.probes.reach("stream.source.empty")
             return StreamOpened(0, self._metadata().epoch, 0, self._file_bytes, STREAM_PART_BYTES, empty=True)
-        clock = self._runtime.clock
-        view = StreamView(request.session_id, peer.endpoint, "out", request.table_id, tokens, clock)
-        view.file_bytes = self._file_bytes
-        view.total_bytes = source.estimated_bytes(request.table_id, tokens, STREAM_ESTIMATE_PAIRS)[0]
         # Drawn, so that a target never takes a stream of this source's next life for the one it knew.
         number = 1 + self._runtime.random.below(1 << 62)
-        stream = self._streams[number] = _OpenStream(number, fragments, self._file_bytes, view)
+        build = StreamBuild(self._runtime, f"{_STEM}{number:x}", stretches, self._builds)
+        stream = self._streams[number] = _OpenStream(number, build, view)
         stream.used_s = clock.monotonic_s()
         self.counts.streams += 1
         self._watch(number)
-        self._build_next(stream)
+        build.go_on()
         part_bytes = self.throttle.part_bytes(STREAM_PART_BYTES)
         return StreamOpened(number, self._metadata().epoch, view.total_bytes, self._file_bytes, part_bytes)
 
+    async def _stretches(
+        self, source: FragmentSource, request: StreamOpen, view: StreamView
+    ) -> Stretches | None:
+        """What is to be made into files; None when there is nothing."""
+        table_id, tokens, from_key = view.table_id, view.range, request.from_key
+        fragments, in_use = await source.fragments(table_id, tokens, from_key), False
+        try:
+            self._require_session(request.session_id)
+            if not source.estimated_bytes(table_id, tokens, 1)[1]:
+                return None
+            size = view.total_bytes = source.estimated_bytes(table_id, tokens, STREAM_ESTIMATE_PAIRS)[0]
+            if source is self._engine:
+                self._fixed += 1
+                path = f"{_STEM}fixed-{self._fixed}"
+                helped = await self.helped.stretches(table_id, tokens, from_key, size, path)
+                if helped is not None:
+                    return helped
+            in_use = True
+        finally:
+            if not in_use:
+                fragments.close()
+        return LoopStretch(
+            self._runtime,
+            fragments,
+            lambda path: self._engine.begin_run(table_id, tokens, path),
+            self._file_bytes,
+        )
+
     async def _file(self, peer: PeerInfo, request: StreamNextFile) -> StreamFile:
         stream = self._stream(request.stream_id, request.session_id)
+        build = stream.build
         self._release(stream, request.done)
-        self._build_next(stream)
-        await self._wait_for_file(stream, request.number)
-        built = stream.files.get(request.number)
+        build.go_on()
+        await build.wait(request.number)
+        built = build.files.get(request.number)
         if built is None:
-            if stream.error is not None:
+            if build.error is not None:
                 self._drop(stream.number)
-                raise Overloaded(f"the source cannot build its next file: {stream.error.message}")
-            if request.number not in stream.coming:
-                raise NotReplica(f"this stream goes on with file {stream.begun}, not {request.number}")
+                raise Overloaded(f"the source cannot build its next file: {build.error.message}")
+            if not build.comes(request.number):
+                self._require_session(request.session_id)
+                raise NotReplica(f"this stream goes on with file {build.numbered}, not {request.number}")
             return StreamFile(False)
         if built.summary.entries:
             self._runtime.probes.reach("stream.source.file")
@@ -219,19 +221,10 @@ class StreamService:
             built.last,
         )
 
-    async def _wait_for_file(self, stream: _OpenStream, number: int) -> None:
-        coming = stream.coming.get(number)
-        if coming is not None:
-            try:
-                async with asyncio.timeout(STREAM_WAIT_MS / 1000):
-                    await coming.wait()
-            except TimeoutError:
-                return
-
     async def _part(self, peer: PeerInfo, request: StreamAskPart) -> Any:
         """A FileReply, or a StreamPart without bytes."""
         stream = self._stream(request.stream_id, request.session_id)
-        built = stream.files.get(request.number)
+        built = stream.build.files.get(request.number)
         if built is None:
             raise NotReplica(f"file {request.number} of this stream is not here")
         if not 0 < request.size <= STREAM_PART_BYTES:
@@ -243,7 +236,7 @@ class StreamService:
         try:
             file = disk.reader(built.path)
         except (OSError, LockstepError) as error:
-            if stream.closed:
+            if stream.build.closed:
                 self._require_session(request.session_id)
                 raise NotReplica(f"stream {request.stream_id} is not open here") from error
             self._drop(stream.number)
@@ -255,8 +248,8 @@ class StreamService:
 
     async def _close(self, peer: PeerInfo, request: StreamClose) -> StreamClose:
         stream = self._streams.get(request.stream_id)
-        if stream is not None and stream.ended:
-            self._release(stream, stream.begun)
+        if stream is not None and stream.build.ended:
+            self._release(stream, stream.build.numbered)
         self._drop(request.stream_id)
         return request
 
@@ -275,65 +268,6 @@ class StreamService:
         if not self._metadata().session_open(session_id):
             raise SessionClosed(f"session {session_id} is not open")
 
-    # -- building ---------------------------------------------------------------------------------
-
-    def _build_next(self, stream: _OpenStream) -> None:
-        """Begin the next file, unless one is being filled, there is none, or enough wait already."""
-        if (
-            not stream.filling
-            and not stream.ended
-            and not stream.closed
-            and stream.error is None
-            and len(stream.files) + len(stream.coming) < STREAM_FILES_KEPT_MAX
-        ):
-            number, stream.begun = stream.begun, stream.begun + 1
-            stream.filling = True
-            stream.coming[number] = asyncio.Event()
-            self._runtime.tasks.spawn(self._build(stream, number), f"stream.build.{stream.number}")
-
-    async def _build(self, stream: _OpenStream, number: int) -> None:
-        path = f"{DIRECTORY}/{_PREFIX}{stream.number:x}-{number}"
-        try:
-            try:
-                async with self._builds:
-                    file = await self._fill(stream, path)
-                summary, last = stream.maker.summary(0, b""), stream.maker.ended
-                stream.ended = last
-            finally:
-                stream.filling = False
-            # The next one is filled while this one is completed, which is mostly waiting for the disk.
-            self._build_next(stream)
-            if summary.entries and not stream.closed:
-                summary = await self._complete(path, file, summary)
-            if stream.closed or not summary.entries:
-                self._remove(path)
-            if not stream.closed:
-                stream.files[number] = _BuiltFile(path, summary, last)
-        except (OSError, LockstepError) as error:
-            self._remove(path)
-            stream.error = error if isinstance(error, LockstepError) else DiskRefused(str(error))
-        finally:
-            stream.coming.pop(number).set()
-
-    async def _fill(self, stream: _OpenStream, path: str) -> FragmentFile:
-        """A turn of the loop for each block: handing pairs over costs the interpreter, so a thread would
-        hold up requests for longer than a block does. Stops early when the stream is closed."""
-        self._runtime.disk.append(path, b"")  # The store wants the directory to be there.
-        file = self._engine.begin_run(stream.view.table_id, stream.view.range, path)
-        stream.maker.begin()
-        while not stream.closed and stream.maker.add_block(file):
-            self._runtime.probes.reach("stream.source.block")
-            await asyncio.sleep(0)
-        return file
-
-    async def _complete(self, path: str, file: FragmentFile, summary: FileSummary) -> FileSummary:
-        disk = self._runtime.disk
-        # What completes a file waits for the disk on the loop: then there is little left to wait for.
-        await disk.sync(path)
-        await file.finish()
-        digest = await self._runtime.tasks.run_blocking(lambda: digest_of(disk, path))
-        return replace(summary, size_bytes=disk.size(path), digest=digest)
-
     # -- ending -----------------------------------------------------------------------------------
 
     def _watch(self, number: int) -> None:
@@ -350,23 +284,14 @@ class StreamService:
 
     def _release(self, stream: _OpenStream, number: int) -> None:
         """The target has done with every file before `number`."""
-        for older in [one for one in stream.files if one < number]:
-            self._remove(stream.files.pop(older).path)
-            stream.view.files += 1
-            self.counts.files += 1
+        files = stream.build.release(number)
+        stream.view.files += files
+        self.counts.files += files
 
     def _drop(self, number: int) -> None:
         stream = self._streams.pop(number, None)
         if stream is not None:
-            stream.closed = True
-            stream.fragments.close()
-            for built in stream.files.values():
-                self._remove(built.path)
-            stream.files = {}
-
-    def _remove(self, path: str) -> None:
-        if self._runtime.disk.exists(path):
-            self._runtime.disk.remove(path)
+            stream.build.close()
 
     def forget_closed(self) -> None:
         """Drop the streams of sessions that are closed by now."""

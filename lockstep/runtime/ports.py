@@ -220,6 +220,19 @@ class Workers(Protocol):
     async def stop(self) -> None: ...
 
 
+class Helpers(Protocol):
+    """Does long work of this node's own in processes beside it, which the node's requests go before."""
+
+    async def do(self, order: bytes, timeout_ms: int) -> bytes:
+        """The handler's answer to an order; any process may get it, and several may work at once.
+
+        TimeoutError when it takes longer, ConnectionError when its process ends or cannot begin. Nothing
+        works on the order any more when this returns, raises, or is cancelled."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
 class Runtime(msgspec.Struct, frozen=True):
     """All ports of one node incarnation."""
 
@@ -233,3 +246,5 @@ class Runtime(msgspec.Struct, frozen=True):
     archive: Disk | None = None
     #: None: nothing is evaluated.
     workers: Workers | None = None
+    #: None: everything is done by this process.
+    helpers: Helpers | None = None

@@ -19,11 +19,20 @@ from lockstep.node.configuration import Configuration, parse
 from lockstep.node.node import Node
 from lockstep.node.processors.kinds import BUILT_IN, ENTRY_POINT_GROUP, RAFT, Factory, from_entry_points
 from lockstep.runtime.ports import Runtime
-from lockstep.runtime.real import ConfinedWorkers, claim, real_runtime, require_free, require_usable, run
+from lockstep.runtime.real import (
+    ConfinedWorkers,
+    HelperProcesses,
+    claim,
+    real_runtime,
+    require_free,
+    require_usable,
+    run,
+)
 from lockstep.server.admin_door import serve_admin
 from lockstep.server.cql_server import CqlServer
 from lockstep.server.log import LineLog
 from lockstep.server.user_functions import WORKERS_HANDLER
+from lockstep.storage.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
 from lockstep.storage.store import Store
 from lockstep.values.errors import CannotApply, ConfigurationError, LockstepError
 from lockstep.values.limits import DRAIN_BY_SIGNAL_MS
@@ -81,10 +90,12 @@ async def _serve(configuration: Configuration) -> int:
         if functions.user_defined_functions_enabled
         else None
     )
+    helpers = HelperProcesses(BUILD_HANDLER, *BUILD_PACKAGES)
     runtime = real_runtime(
         configuration.node.data_directory,
         archive=configuration.metadata.archive_directory,
         workers=workers,
+        helpers=helpers,
     )
     log = LineLog(runtime.clock, configuration.log.level, configuration.log.format)
     loop = asyncio.get_running_loop()
@@ -109,6 +120,7 @@ async def _serve(configuration: Configuration) -> int:
     finally:
         if workers is not None:
             await workers.stop()
+        await helpers.stop()
         await node.stop()
 
 

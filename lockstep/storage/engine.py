@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.storage import keys
 from lockstep.storage.companions import with_ballots
 from lockstep.storage.counter_generation import begin_generation
+from lockstep.storage.fixing import Fixing
 from lockstep.storage.fragments import fragments_of
 from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.index_reading import IndexReading, reading_of
@@ -116,6 +118,7 @@ class StorageEngine:
         self._commit = GroupCommit(store, runtime, on_failure, sync_period_ms)
         self._merge = BackgroundMerge(store, runtime, self._commit.fail)
         self._ask_merge = self._merge.ask if background_merge else None
+        self.fixing = Fixing(store, self._commit)
         self.unchanged = Unchanged(store)
         self.purge = Purge(store, runtime.probes)
         self.indexes = Indexes(store, runtime, partial(self.write_records, Family.INDEX), self._commit.fail)
@@ -358,11 +361,8 @@ class StorageEngine:
 
     def records(self, lower: bytes, upper: bytes, count: int) -> list[Pair]:
         """The first records with lower <= key < upper, durable or not."""
-        cursor = self._store.cursor(lower, upper)
-        try:
+        with closing(self._store.cursor(lower, upper)) as cursor:
             return cursor.take(count)
-        finally:
-            cursor.close()
 
     def _write_deletions(self, ranges: Sequence[tuple[bytes, bytes]]) -> int:
         sequence = 0

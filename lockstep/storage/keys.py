@@ -103,6 +103,12 @@ def split_partition(store_key: bytes) -> tuple[int, bytes, bytes]:
     return token, store_key[PLACE_BYTES:at].replace(b"\x00\xff", b"\x00"), store_key[: at + 1]
 
 
+def token_of(store_key: bytes) -> int:
+    """Of any key that has one, whatever follows it."""
+    token: int = _PLACE.unpack_from(store_key)[2] - _BIAS
+    return token
+
+
 def clustering_of(store_key: bytes, prefix: bytes) -> bytes:
     """Clustering bytes in the key of a row's fragment of the partition with this prefix."""
     return store_key[len(prefix) + 1 : -_ROW_TAIL_BYTES].replace(b"\x00\xff", b"\x00")

@@ -196,6 +196,12 @@ class ModelStore:
         assert isinstance(run, ModelRun), "a run is ingested by a store of its kind"
         return self._write([("put", key, value) for key, value in run.pairs])
 
+    async def fixed(self, path: str) -> None:
+        return None
+
+    def remove_fixed(self, path: str) -> None:
+        return
+
     def close(self) -> None:
         self._failure = self._failure or f"{self._directory} is closed"
         self.closed = True

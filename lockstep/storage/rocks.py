@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.runtime.ports import Tasks
+from lockstep.storage.rocks_building import FixedContent, remove_content
 from lockstep.storage.rocks_runs import RocksCursor, RocksRun
 from lockstep.storage.store import Batch, Pair, Run, check_batch
 from lockstep.values import limits
@@ -257,6 +258,25 @@ class RocksStore:
                 raise self._died(f"cannot ingest into {self._path}: {error}") from error
         self._sequence += 1
         return self._sequence
+
+    async def fixed(self, path: str) -> FixedContent:
+        if self._failure is not None:
+            raise DiskRefused(self._failure)
+        self._write_staged()
+        directory = f"{self._files_root}/{path}"
+        try:
+            await self._tasks.run_blocking(lambda: self._fix(directory))
+        except Exception as error:
+            raise DiskRefused(f"cannot fix the content of {self._path} in {directory}: {error}") from error
+        return FixedContent(self._library, self._tasks, directory, self._files_root)
+
+    def _fix(self, directory: str) -> None:
+        # Linking holds the interpreter, for some milliseconds, and would flush with it in hand.
+        self._database.flush()
+        self._library.Checkpoint(self._database).create_checkpoint(directory)
+
+    def remove_fixed(self, path: str) -> None:
+        remove_content(self._library, f"{self._files_root}/{path}")
 
     def close(self) -> None:
         for snapshot in list(self._snapshots.values()):

@@ -67,14 +67,12 @@ class RocksCursor:
         self._pairs = self._witness = None
 
 
-class RocksRun:
-    """A table file in the making, or one that came from elsewhere; `path` is absolute or relative to the
-    process."""
+class TableFile:
+    """A table file in the making; `path` is absolute or relative to the process."""
 
-    def __init__(self, library: Any, tasks: Tasks, path: str, count: int = 0) -> None:
+    def __init__(self, library: Any, path: str, count: int = 0) -> None:
         self.path = path
         self._library = library
-        self._tasks = tasks
         self._writer: Any = None
         self._last = b""
         self._count = count
@@ -119,14 +117,30 @@ class RocksRun:
             raise DiskRefused(f"cannot write {self.path}: {error}") from error
         return writer
 
-    async def finish(self) -> None:
-        if self._writer is None:
-            return
-        writer, self._writer = self._writer, None
+    def complete(self) -> None:
+        """Nothing is added any more. Without pairs there is no file."""
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            self._finish(writer)
+
+    def _finish(self, writer: Any) -> None:
         try:
-            await self._tasks.run_blocking(writer.finish)
+            writer.finish()
         except Exception as error:
             raise DiskRefused(f"cannot write {self.path}: {error}") from error
+
+
+class RocksRun(TableFile):
+    """See `Run`: a table file in the making, or one that came from elsewhere."""
+
+    def __init__(self, library: Any, tasks: Tasks, path: str, count: int = 0) -> None:
+        super().__init__(library, path, count)
+        self._tasks = tasks
+
+    async def finish(self) -> None:
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            await self._tasks.run_blocking(lambda: self._finish(writer))
 
 
 def shrinks(pairs: Sequence[Pair]) -> bool:

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from lockstep.values import limits
 from lockstep.values.errors import StorageError
+
+if TYPE_CHECKING:
+    from lockstep.storage.sorted_file import FileSummary
 
 Pair = tuple[bytes, bytes]
 Put = tuple[Literal["put"], bytes, bytes]
@@ -88,6 +91,22 @@ class Run(Protocol):
         ...
 
 
+class FixedContent(Protocol):
+    """The content at one instant, on disk beside the store: helpers build files of it. Close it: it keeps old
+    files there."""
+
+    def order(self, lower: bytes, upper: bytes, bytes_max: int, path: str) -> bytes:
+        """What a helper is told to make a file at `path` of the first pairs with lower <= key < upper."""
+        ...
+
+    def built(self, answer: bytes) -> tuple[FileSummary, bool]:
+        """What the helper's file holds, but for size and digest (without entries there is none), and whether
+        nothing is left. StorageError when it could not be made."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class Store(Protocol):
     """Errors: DiskRefused once a write or sync failed (the store is then dead: reopen it), CorruptFile
     when content cannot be read back."""
@@ -131,6 +150,15 @@ class Store(Protocol):
         the next sync. Returns its sequence. It may survive a crash that older, unsynced writes do not. The
         run's file may be the store's from now on: nobody may write to it. CorruptFile, without any effect,
         when the file is none that this store can take in."""
+        ...
+
+    async def fixed(self, path: str) -> FixedContent | None:
+        """The content as of some instant during the call, in a new directory at `path` (see `new_run`). None
+        when no other process could read this store's. DiskRefused."""
+        ...
+
+    def remove_fixed(self, path: str) -> None:
+        """Remove what an earlier incarnation fixed there, or was about to. DiskRefused."""
         ...
 
     def size_bytes(self) -> int:

@@ -37,6 +37,7 @@ class PairEngine(TinyEngine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.fixing = NothingFixed()
         self.disk = LossyDisk()
         self.pairs: dict[bytes, bytes] = {}
         self.open_snapshots = 0
@@ -46,7 +47,7 @@ class PairEngine(TinyEngine):
         self.runs = 0
         self.on_ingest: Callable[[], None] = lambda: None
 
-    def apply(self, mutation: Mutation) -> int:
+    def apply(self, mutation: Mutation, *, first_epoch: int = 0) -> int:
         prefix = partition_prefix(mutation.table_id, mutation.token, mutation.key)
         self.pairs[prefix + KIND_ROW + mutation.mutation_id] = b"written"
         return super().apply(mutation)
@@ -82,6 +83,14 @@ class PairEngine(TinyEngine):
         self.runs += 1
         self.on_ingest()
         return self.runs
+
+
+class NothingFixed:
+    async def fixed(self, table_id: int, tokens: Range, path: str) -> None:
+        return None
+
+    def remove(self, path: str) -> None:
+        return
 
 
 class Snapshot:

@@ -7,7 +7,16 @@ tests) import it, and the simulator reuses its task owner.
 
 from lockstep.runtime.real.directory import claim
 from lockstep.runtime.real.family import real_runtime, run
+from lockstep.runtime.real.helper_processes import HelperProcesses
 from lockstep.runtime.real.network import require_free, require_usable
 from lockstep.runtime.real.workers import ConfinedWorkers
 
-__all__ = ["ConfinedWorkers", "claim", "real_runtime", "require_free", "require_usable", "run"]
+__all__ = [
+    "ConfinedWorkers",
+    "HelperProcesses",
+    "claim",
+    "real_runtime",
+    "require_free",
+    "require_usable",
+    "run",
+]

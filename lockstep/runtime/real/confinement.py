@@ -84,9 +84,8 @@ def confine(memory_bytes: int, cpu_s: int) -> str:
     found = _CALLS.get(platform.machine())
     if found is None:
         return f"system calls cannot be filtered on {platform.machine()}"
+    end_with_parent()
     libc = ctypes.CDLL(None, use_errno=True)
-    # The node may end without a chance to end its workers.
-    libc.prctl(_SET_DEATH_SIGNAL, _SIGKILL, 0, 0, 0)
     if libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
         return f"the kernel refuses to give up privileges: {os.strerror(ctypes.get_errno())}"
     code = filter_program(*found)
@@ -95,6 +94,12 @@ def confine(memory_bytes: int, cpu_s: int) -> str:
     if libc.prctl(_SET_SECCOMP, _FILTER_MODE, ctypes.byref(program), 0, 0) != 0:
         return f"the kernel does not filter system calls: {os.strerror(ctypes.get_errno())}"
     return ""
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process with the one that started it, which may have no chance to do so."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, _SIGKILL, 0, 0, 0)
 
 
 def filter_program(architecture: int, transfers: tuple[int, int], allowed: tuple[int, ...]) -> bytes:

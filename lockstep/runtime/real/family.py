@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from lockstep.runtime.ports import Runtime, Workers
+from lockstep.runtime.ports import Helpers, Runtime, Workers
 from lockstep.runtime.real.clock import RealClock
 from lockstep.runtime.real.disk import RealDisk
 from lockstep.runtime.real.network import RealNetwork
@@ -22,7 +22,12 @@ T = TypeVar("T")
 
 
 def real_runtime(
-    root: str, report: Report | None = None, *, archive: str = "", workers: Workers | None = None
+    root: str,
+    report: Report | None = None,
+    *,
+    archive: str = "",
+    workers: Workers | None = None,
+    helpers: Helpers | None = None,
 ) -> Runtime:
     """Ports of one node whose files lie below `root`. `report` hears of exceptions that escape tasks;
     without it the loop's exception handler does. `archive` is a directory for what the metadata log drops."""
@@ -36,6 +41,7 @@ def real_runtime(
         probes=NoProbes(),
         archive=RealDisk(archive, tasks.run_blocking) if archive else None,
         workers=workers,
+        helpers=helpers,
     )
 
 

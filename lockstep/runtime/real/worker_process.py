@@ -1,7 +1,7 @@
-"""The main program of a worker: a confined process that answers questions over its standard streams.
+"""The main programs of workers and helpers: processes that answer questions over their standard streams.
 
-Invariant: it is confined before it reads the first question. A message is its length in four bytes, then its
-bytes; the first one that it writes says why it could not be confined, and is empty when it was.
+Invariant: a worker is confined before it reads the first question; the first message that it writes says why
+it could not be, and is empty when it was. A message is its length in four bytes, then its bytes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,36 @@ import struct
 import sys
 from collections.abc import Callable
 
-from lockstep.runtime.real.confinement import confine
+from lockstep.runtime.real.confinement import confine, end_with_parent
 
 _LENGTH = struct.Struct(">I")
 
 
 def main(handler: str, memory_bytes: int, cpu_s: int) -> None:
     """Answer with the function that `handler` names, `module:function`, until the input ends."""
-    module, _, name = handler.partition(":")
-    answer: Callable[[bytes], bytes] = getattr(importlib.import_module(module), name)
+    answer = _function(handler)
     _warm()
     _write(confine(memory_bytes, cpu_s).encode())
     while (question := _read()) is not None:
         _write(answer(question))
+
+
+def help_out(handler: str, niceness: int) -> None:
+    """As `main`, of a helper: it may do what its node may, after everybody else."""
+    end_with_parent()
+    os.nice(niceness)
+    answers = os.dup(1)
+    # Whatever else is printed goes to the log.
+    os.dup2(2, 1)
+    work = _function(handler)
+    while (order := _read()) is not None:
+        _write(work(order), answers)
+
+
+def _function(handler: str) -> Callable[[bytes], bytes]:
+    module, _, name = handler.partition(":")
+    found: Callable[[bytes], bytes] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def _warm() -> None:
@@ -49,7 +66,7 @@ def _exactly(size: int) -> bytes | None:
     return b"".join(parts)
 
 
-def _write(message: bytes) -> None:
+def _write(message: bytes, descriptor: int = 1) -> None:
     left = memoryview(_LENGTH.pack(len(message)) + message)
     while left:
-        left = left[os.write(1, left) :]
+        left = left[os.write(descriptor, left) :]

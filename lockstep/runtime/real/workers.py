@@ -7,14 +7,11 @@ of another's; one that failed to answer in time, or at all, never answers again;
 from __future__ import annotations
 
 import asyncio
-import os
-import struct
-import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from importlib.util import find_spec
+from asyncio.subprocess import DEVNULL, Process
 from typing import Final
 
 from lockstep.runtime.ports import WorkersRefused
+from lockstep.runtime.real.piped_process import PipedProcess, paths_of, start
 from lockstep.values.limits import (
     WORKER_BUSY_S_MAX,
     WORKER_CPU_S_MAX,
@@ -25,40 +22,17 @@ from lockstep.values.limits import (
     WORKERS_MAX,
 )
 
-_LENGTH = struct.Struct(">I")
 _PROGRAM: Final = (
     "import sys; sys.path[:0] = {paths!r}; from lockstep.runtime.real.worker_process import main; "
     "main({handler!r}, {memory}, {cpu_s})"
 )
 
 
-class _Worker:
+class _Worker(PipedProcess):
     def __init__(self, owner: str, process: Process) -> None:
+        super().__init__(process)
         self.owner = owner
-        self.process = process
         self.busy_s = 0.0
-
-    async def answer(self, question: bytes) -> bytes:
-        """ConnectionError when the process ends, or answers what it cannot."""
-        assert self.process.stdin is not None, "a pipe"
-        self.process.stdin.write(_LENGTH.pack(len(question)) + question)
-        await self.process.stdin.drain()
-        return await self.read()
-
-    async def read(self) -> bytes:
-        assert self.process.stdout is not None, "a pipe"
-        try:
-            size = _LENGTH.unpack(await self.process.stdout.readexactly(_LENGTH.size))[0]
-            if size > WORKER_MESSAGE_BYTES_MAX:
-                raise ConnectionResetError(f"an answer of {size} bytes")
-            return await self.process.stdout.readexactly(size)
-        except asyncio.IncompleteReadError:
-            raise ConnectionResetError("the worker ended") from None
-
-    async def end(self) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
 
 
 class ConfinedWorkers:
@@ -103,7 +77,7 @@ class ConfinedWorkers:
     async def _taken(self, owner: str) -> _Worker:
         """An idle worker of the owner, or a new one in the place of another owner's."""
         for worker in reversed(self._idle):
-            if worker.owner == owner and worker.process.returncode is None:
+            if worker.owner == owner and worker.runs:
                 self._idle.remove(worker)
                 return worker
         while self._idle and len(self._all) >= WORKERS_MAX:
@@ -114,15 +88,7 @@ class ConfinedWorkers:
         program = _PROGRAM.format(
             paths=_paths(), handler=self._handler, memory=WORKER_MEMORY_BYTES, cpu_s=WORKER_CPU_S_MAX
         )
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-X", "utf8", "-c", program),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=DEVNULL,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
+        process = await start(program, errors=DEVNULL, environment={}, directory="/")
         worker = _Worker(owner, process)
         self._all.append(worker)
         try:
@@ -148,9 +114,4 @@ class ConfinedWorkers:
 
 def _paths() -> list[str]:
     """Where a worker finds this package and what it imports; it looks nowhere else."""
-    found = []
-    for name in ("lockstep", "msgspec", "rpds"):
-        spec = find_spec(name)
-        assert spec is not None and spec.origin is not None, f"{name} is installed"
-        found.append(os.path.dirname(os.path.dirname(spec.origin)))
-    return list(dict.fromkeys(found))
+    return paths_of("lockstep", "msgspec", "rpds")
