@@ -45,7 +45,7 @@ class NullEngine:
     def __init__(self) -> None:
         self.applied = 0
 
-    def apply(self, mutation: Mutation) -> int:
+    def apply(self, mutation: Mutation, *, first_epoch: int = 0) -> int:
         self.applied += 1
         return self.applied
 

@@ -14,9 +14,13 @@ from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 
 
 class WriteRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`first_epoch`: of the first plan of a client's write to a table with views; 0 for all else, also for
+    what is brought again."""
+
     epoch: int
     needs_epoch: int
     mutation: Mutation
+    first_epoch: int = 0
 
 
 class WriteReply(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,5 +1,7 @@
 """Writes that are owed: replayed until each replica has them, or a durable hint for those that do not.
 
+An update of a view may be owed to one replica alone; where replicas have changed, it is owed to all.
+
 Invariant: told once, when nothing more is heard of the write. Settings and windows that refuse hints of
 clients' writes do not count here, only the room that there is.
 """
@@ -30,8 +32,21 @@ class OwedWrite(Write):
         return True
 
 
-def begin_owed(writes: Writes, mutation: Mutation, timeout_ms: float) -> asyncio.Future[Owed]:
-    """Write to every replica now; nothing is owed to a table that is gone."""
+class PairedWrite(OwedWrite):
+    """Of a plan with one replica, until that does not hold any more."""
+
+    __slots__ = ()
+
+    def _newest(self) -> Plan | None:
+        newest = super()._newest()
+        holds = newest is not None and newest.needs_epoch <= self._plan.epoch
+        return self._plan if holds else newest
+
+
+def begin_owed(
+    writes: Writes, mutation: Mutation, timeout_ms: float, pair: Plan | None = None
+) -> asyncio.Future[Owed]:
+    """Write to every replica now, or to that of `pair`; nothing is owed to a table that is gone."""
     future: asyncio.Future[Owed] = asyncio.get_running_loop().create_future()
 
     def settled(whole: bool, sequence: int) -> None:
@@ -44,9 +59,10 @@ def begin_owed(writes: Writes, mutation: Mutation, timeout_ms: float) -> asyncio
 
     try:
         writes.admit()
-        plan = writes.plans.write_plan(mutation.table_id, mutation.token, Consistency.ANY)
+        plan = pair or writes.plans.write_plan(mutation.table_id, mutation.token, Consistency.ANY)
         deadline_s = writes.runtime.clock.monotonic_s() + timeout_ms / 1000
-        write = OwedWrite(writes, plan, mutation, deadline_s, told)
+        kind = OwedWrite if pair is None else PairedWrite
+        write = kind(writes, plan, mutation, deadline_s, told)
         write.settled = settled
         write.start()
     except RequestError as error:

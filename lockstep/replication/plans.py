@@ -161,6 +161,7 @@ class TablePlacement:
         "additional_write",
         "changed_epoch",
         "epoch",
+        "has_views",
         "plans",
         "repairs",
         "replication",
@@ -179,6 +180,7 @@ class TablePlacement:
         self.replication = replication
         self.ring = ring
         self.rights = ring.rights
+        self.has_views = bool(table.views)
         self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
         #: When a read, or the repair that it needs, turns to one more replica.
         self.speculation: Policy = policy_of(option(table.options, "speculative_retry"))
@@ -231,6 +233,10 @@ class PlanBook:
         found = TablePlacement(cluster.epoch, changed_epoch, keyspace.replication, ring, table)
         self._tables[table_id] = found
         return found
+
+    def has_views(self, table_id: int) -> bool:
+        placement = self.placement(table_id)
+        return placement is not None and placement.has_views
 
     def write_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
         """InvalidRequest when the table is gone."""

@@ -46,7 +46,7 @@ CatchUp = Callable[[int, Address], Awaitable[None]]
 class Engine(Protocol):
     """What replication needs of one node's storage."""
 
-    def apply(self, mutation: Mutation) -> int: ...
+    def apply(self, mutation: Mutation, *, first_epoch: int) -> int: ...
 
     async def synced(self, sequence: int) -> None: ...
 
@@ -141,7 +141,7 @@ class ReplicaService:
             self.refusals.refused(WRITE, NOT_REPLICA)
             raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
         self._probes.reach("replica.write.accepted")
-        sequence = self._engine.apply(mutation)
+        sequence = self._engine.apply(mutation, first_epoch=request.first_epoch)
         self._accepted += 1
         self._probes.reach("replica.write.applied")
         self._unsynced.append((sequence, placement.epoch, answer, request))

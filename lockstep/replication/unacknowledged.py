@@ -93,6 +93,18 @@ class Unacknowledged(abc.ABC):
         since = self._plan.needs_epoch
         return [node for node, epoch in self._accepted.items() if epoch >= since]
 
+    def reached(self) -> bool:
+        """Whether each replica of the plan accepted the write, or was left a hint or a mark."""
+        since = self._plan.needs_epoch
+        return all(
+            self._accepted.get(target.node, -1) >= since or target.node in self._hinted
+            for target in self._plan.targets
+        )
+
+    def settled_for(self) -> tuple[bytes, tuple[Target, ...]]:
+        """The id of what was written, and its replicas."""
+        return self._mutation.mutation_id, self._plan.targets
+
     def _answered_late(self, owner: Owner) -> None:
         if self._lingers:
             self._linger(owner)

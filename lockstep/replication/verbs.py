@@ -38,6 +38,7 @@ MANAGE: Final = 60
 GROUP_REPORT: Final = 61
 RANGE_SIZES: Final = 62
 COUNTER: Final = 84
+BASE_SETTLED: Final = 87
 CAS_PREPARE: Final = 70
 CAS_PROPOSE: Final = 71
 CAS_COMMIT: Final = 72
@@ -86,6 +87,7 @@ NAMES: Final = {
     GROUP_REPORT: "group-report",
     RANGE_SIZES: "range-sizes",
     COUNTER: "counter",
+    BASE_SETTLED: "base-settled",
     CAS_PREPARE: "cas-prepare",
     CAS_PROPOSE: "cas-propose",
     CAS_COMMIT: "cas-commit",

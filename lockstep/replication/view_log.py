@@ -2,8 +2,11 @@
 
 Invariants. What a replica derives for views from a write is in the same atomic batch as the write, as a
 record of the batch log, and is sent only once that is durable: a write that is acknowledged has its view
-updates durable here, and nothing is in a view that its base table lost again. A record is forgotten when each
-of its mutations is on every replica or has a durable hint; until then the batch log replays it, planned anew.
+updates durable here, and nothing is in a view that its base table lost again. An update goes to the replica
+of the view that this one is paired with, if all replicas of the base pair alike for the write, and otherwise
+to all. A record of a client's write holds the write too, for pairs are right only when every replica of the
+base gets it. It is forgotten when the updates are where they go, or have durable hints, and the coordinator
+says that the write has settled; until then the batch log replays all of it, planned anew, to all replicas.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from lockstep.replication.batch_records import ForgetBatch, KeepBatch, batch_key
 from lockstep.replication.batch_store import BatchStore
 from lockstep.replication.hints import Hints
 from lockstep.replication.owed import Owed, begin_owed
-from lockstep.replication.view_updates import ViewOf
+from lockstep.replication.view_pairs import ViewPairs
+from lockstep.replication.view_updates import ViewOf, for_all
 from lockstep.replication.writes import Writes
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.model import Table
@@ -27,8 +31,13 @@ from lockstep.schema.views import views_of
 from lockstep.storage.reconcile import merge_partitions
 from lockstep.storage.store import Batch, Put
 from lockstep.values.codec import encode
-from lockstep.values.errors import LockstepError
-from lockstep.values.limits import VIEW_RECORD_MUTATIONS, VIEW_RECORDS_IN_FLIGHT_MAX, VIEWS_CACHED_MAX
+from lockstep.values.errors import InvalidRequest, LockstepError
+from lockstep.values.limits import (
+    BASE_WRITES_OPEN_MAX,
+    VIEW_RECORD_MUTATIONS,
+    VIEW_RECORDS_IN_FLIGHT_MAX,
+    VIEWS_CACHED_MAX,
+)
 from lockstep.values.rows import ALL_ROWS, Mutation, Partition, ReadCommand, ReadResult, Slice
 
 BATCH_ID_BYTES = 16
@@ -43,16 +52,33 @@ class Store(Protocol):
 
 
 class Updates:
-    """What one write means for views: a batch to be written with it."""
+    """What one write means for views: a batch to be written with it. `first_epoch`: see WriteRequest; unless
+    it is 0, the first record begins with the write, and waits for its coordinator."""
 
-    def __init__(self, owner: ViewLog, records: Sequence[KeepBatch]) -> None:
+    def __init__(
+        self, owner: ViewLog, base: Mutation, first_epoch: int, records: Sequence[KeepBatch]
+    ) -> None:
         self._owner = owner
+        self.base = base
+        self.first_epoch = first_epoch
         self.records = records
         self.batch: Batch = [_put(record) for record in records]
 
     def written(self, sequence: int) -> None:
         """The batch is in the store, together with the write."""
         self._owner.written(sequence, self)
+
+
+class _Open:
+    """A client's write whose coordinator has not said yet that it settled."""
+
+    __slots__ = ("delivered", "due_s", "record", "settled")
+
+    def __init__(self, record: KeepBatch, due_s: float) -> None:
+        self.record = record
+        self.due_s = due_s
+        self.delivered = False
+        self.settled = False
 
 
 class ViewLog:
@@ -66,6 +92,7 @@ class ViewLog:
         batch_store: BatchStore,
         hints: Hints,
         cluster: Callable[[], ClusterMetadata],
+        pairs: ViewPairs,
         timeout_ms: float,
     ) -> None:
         self._runtime = runtime
@@ -74,13 +101,19 @@ class ViewLog:
         self._batch_store = batch_store
         self._hints = hints
         self._cluster = cluster
+        self._pairs = pairs
         self._timeout_ms = timeout_ms
+        #: Id of a client's write -> what it waits for, oldest first.
+        self._open: dict[bytes, _Open] = {}
         self._views: dict[int, tuple[Table, tuple[Table, ...], tuple[ViewOf, ...]]] = {}
         #: Written and not known to be durable: (sequence, records).
         self._waiting: list[tuple[int, Updates]] = []
         self._sending = False
         self.in_flight = 0
         self.derived = 0
+        #: View updates sent to one replica, and to all.
+        self.paired = 0
+        self.spread = 0
         self.left_to_replay = 0
 
     def views(self, base: Table) -> tuple[ViewOf, ...]:
@@ -97,9 +130,9 @@ class ViewLog:
         self._views[base.id] = (base, tables, made)
         return made
 
-    def derive(self, mutation: Mutation) -> Updates | None:
-        """What must be written with a write; None when its table has no views. Overloaded when too many view
-        updates wait here for replicas."""
+    def derive(self, mutation: Mutation, first_epoch: int = 0) -> Updates | None:
+        """What must be written with a write; None when its table has no views or they need nothing.
+        Overloaded when too many view updates wait here for replicas."""
         base = self._cluster().schema.tables_by_id.get(mutation.table_id)
         if base is None or not base.views:
             return None
@@ -108,9 +141,14 @@ class ViewLog:
         derived: list[Mutation] = []
         for view in self.views(base):
             derived += view.derived(before, mutation, now_us // 1_000_000)
+        if mutation.mutation_id in self._open:
+            first_epoch = 0  # It came before, and is kept.
+        if first_epoch:
+            derived.insert(0, mutation)
         if not derived:
             return None
-        updates = Updates(self, [self._record(part, now_us) for part in _chunks(derived)])
+        records = [self._record(part, now_us) for part in _chunks(derived)]
+        updates = Updates(self, mutation, first_epoch, records)
         self._batch_store.require_room(updates.batch)
         return updates
 
@@ -148,6 +186,8 @@ class ViewLog:
         for operation in updates.batch:
             self._batch_store.adopt(operation)
         self._runtime.probes.reach("views.derived")
+        if updates.first_epoch:
+            self._expect(updates.base.mutation_id, updates.records[0])
         self._waiting.append((sequence, updates))
         if not self._sending:
             self._sending = True
@@ -162,17 +202,35 @@ class ViewLog:
                 break  # The store died, and says so itself; whatever is there after a start is replayed.
             self._runtime.probes.reach("views.durable")
             for _, updates in batch:
-                for record in updates.records:
-                    self._begin(record)
+                for at, record in enumerate(updates.records):
+                    self._begin(record, updates, waits=at == 0 and updates.first_epoch > 0)
         self._sending = False
 
-    def _begin(self, record: KeepBatch) -> None:
+    def _begin(self, record: KeepBatch, updates: Updates, *, waits: bool) -> None:
+        """`waits`: the record begins with the write itself, and waits for its coordinator."""
         if self.in_flight >= VIEW_RECORDS_IN_FLIGHT_MAX:
             self.left_to_replay += 1
             return
+        ends = [self._begin_one(mutation, updates) for mutation in record.mutations[waits:]]
+        if not ends:
+            self._delivered(record, updates, waits=waits)
+            return
         self.in_flight += 1
-        ends = self.begin(record.mutations)
-        self._runtime.tasks.spawn(self._finish(record, ends), "views.finish")
+        self._runtime.tasks.spawn(self._finish(record, updates, ends, waits=waits), "views.finish")
+
+    def _begin_one(self, mutation: Mutation, updates: Updates) -> asyncio.Future[Owed]:
+        pair = None
+        if updates.first_epoch and not for_all(mutation):
+            try:
+                pair = self._pairs.plan(updates.base, mutation, updates.first_epoch)
+            except InvalidRequest:
+                pair = None  # A table is gone, which the write finds too.
+        if pair is None:
+            self.spread += 1
+        else:
+            self.paired += 1
+            self._runtime.probes.reach("views.paired")
+        return begin_owed(self._writes, mutation, self._timeout_ms, pair)
 
     def begin(self, mutations: Sequence[Mutation]) -> list[asyncio.Future[Owed]]:
         """Write to every replica of views now, or leave hints."""
@@ -186,10 +244,12 @@ class ViewLog:
             await self._hints.store.synced(sequence)
         return True
 
-    async def _finish(self, record: KeepBatch, ends: Sequence[asyncio.Future[Owed]]) -> None:
+    async def _finish(
+        self, record: KeepBatch, updates: Updates, ends: Sequence[asyncio.Future[Owed]], *, waits: bool
+    ) -> None:
         try:
             if await self.done(ends):
-                self._batch_store.forget(ForgetBatch(record.batch_id, record.created_us))
+                self._delivered(record, updates, waits=waits)
                 self._runtime.probes.reach("views.delivered")
             else:
                 self.left_to_replay += 1
@@ -197,6 +257,45 @@ class ViewLog:
             self.left_to_replay += 1  # a store that is busy, or that says itself that it died
         finally:
             self.in_flight -= 1
+
+    # -- what coordinators say --------------------------------------------------------------------
+
+    def _expect(self, mutation_id: bytes, record: KeepBatch) -> None:
+        """A client's write is in the store; what is too old by now is replayed, whatever is said of it."""
+        now_s = self._runtime.clock.monotonic_s()
+        while self._open:
+            oldest = next(iter(self._open))
+            if len(self._open) < BASE_WRITES_OPEN_MAX and self._open[oldest].due_s > now_s:
+                break
+            del self._open[oldest]
+        self._open[mutation_id] = _Open(record, now_s + 4 * self._timeout_ms / 1000)
+
+    def _delivered(self, record: KeepBatch, updates: Updates, *, waits: bool) -> None:
+        """The view updates of a record are where they go, or owed there."""
+        if waits:
+            open_ = self._open.get(updates.base.mutation_id)
+            if open_ is None:
+                return  # The batch log has it.
+            if not open_.settled:
+                open_.delivered = True
+                return
+            del self._open[updates.base.mutation_id]
+        self._batch_store.forget(ForgetBatch(record.batch_id, record.created_us))
+
+    def settled(self, ids: Sequence[bytes]) -> None:
+        """Every replica of the base has these writes, or is owed them."""
+        for mutation_id in ids:
+            open_ = self._open.get(mutation_id)
+            if open_ is None:
+                continue
+            if not open_.delivered:
+                open_.settled = True
+                continue
+            del self._open[mutation_id]
+            try:
+                self._batch_store.forget(ForgetBatch(open_.record.batch_id, open_.record.created_us))
+            except LockstepError:
+                self.left_to_replay += 1  # a store that is busy, or that says itself that it died
 
 
 def _put(record: KeepBatch) -> Put:

@@ -68,7 +68,8 @@ class ViewOf:
         self._copied = frozenset(column.id for column in copied)
 
     def derived(self, before: Partition, mutation: Mutation, now_s: int) -> list[Mutation]:
-        """What a replica that had `before` of the rows that a mutation touches changes in the view."""
+        """What a replica that had `before` of the rows that a mutation touches changes in the view: each
+        mutation has dead markers alone, or none."""
         change = Partition(
             mutation.token,
             mutation.key,
@@ -89,7 +90,10 @@ class ViewOf:
         for clustering in sorted({*old, *told}):
             states = (old.get(clustering), told.get(clustering, []), new.get(clustering))
             rows += self._row(keys, clustering, *states, shadow.over(clustering), now_s)
-        return list(self._mutations(rows, mutation.timestamp_us))
+        dead = [one for one in rows if _is_dead(one[1])]
+        rest = [one for one in rows if not _is_dead(one[1])]
+        at = mutation.timestamp_us
+        return [*self._mutations(dead, at), *self._mutations(rest, at)]
 
     def whole(self, partition: Partition) -> list[Mutation]:
         """All that a canonical partition of the base is in the view."""
@@ -212,6 +216,17 @@ class ViewOf:
         content = codec.encode((self.table_id, key, rows))
         id_ = hashlib.blake2b(content, digest_size=MUTATION_ID_BYTES).digest()
         return Mutation(self.table_id, token_of(key), key, id_, timestamp_us, rows=tuple(rows))
+
+
+def for_all(mutation: Mutation) -> bool:
+    """Whether all replicas of a view are to have a change that a replica of the base derived: which values of
+    the added column have lost. A replica of the view may have heard of one from another replica of the base,
+    which never hears what replaced it."""
+    return any(map(_is_dead, mutation.rows))
+
+
+def _is_dead(row: Row) -> bool:
+    return bool(row.cells) and row.cells[0].column == MARKER_COLUMN and row.cells[0].value is None
 
 
 def _value_cell(row: Row | None, column: int) -> Cell | None:

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from lockstep.replication import verbs
+from lockstep.replication.base_writes import BaseWrites
 from lockstep.replication.deadlines import Deadlines
 from lockstep.replication.failure_codes import reasons_of
 from lockstep.replication.forwarding import Forwarding
@@ -100,6 +101,8 @@ class Writes:
         self.forwarding: Forwarding | None = None
         #: Keeps what replicas did not acknowledge; None: nothing is kept.
         self.hints: Hints | None = None
+        #: Told of writes to tables with views; None: their replicas hear nothing.
+        self.base_writes: BaseWrites | None = None
         #: Plans that were replaced by one that differs in something that matters.
         self.replans = 0
         #: Refusals that made this node learn a newer epoch first.
@@ -130,7 +133,13 @@ class Writes:
         if consistency is not Consistency.ANY or self.hints is None or not self.hints.policy.enabled:
             require_alive(plan, self.alive)
         deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
-        Write(self, plan, mutation, deadline_s, write_type, told).start()
+        base_writes = self.base_writes
+        if base_writes is not None and self.plans.has_views(mutation.table_id):
+            write = Write(self, plan, mutation, deadline_s, write_type, told, plan.epoch)
+            write.settled = base_writes.watch(write)
+        else:
+            write = Write(self, plan, mutation, deadline_s, write_type, told)
+        write.start()
 
     def admit(self) -> None:
         """Overloaded when this node coordinates as many writes as it may, or as many bytes of them."""
@@ -142,6 +151,8 @@ class Writes:
     def stop(self) -> None:
         self.in_flight.stop()
         self.lingering.stop()
+        if self.base_writes is not None:
+            self.base_writes.stop()
         if self.forwarding is not None:
             self.forwarding.stop()
 
@@ -165,6 +176,7 @@ class Write(Unacknowledged):
     __slots__ = (
         "_body",
         "_failures",
+        "_first",
         "_forwards",
         "_moving",
         "_notes",
@@ -186,9 +198,11 @@ class Write(Unacknowledged):
         deadline_s: float,
         write_type: str,
         told: Told,
+        first_epoch: int = 0,
     ) -> None:
         super().__init__(plan, mutation)
         self._owner = owner
+        self._first = first_epoch
         self._write_type = write_type
         #: Whether other data centres may be sent one message each: the first time, if all get the same.
         self._forwards = self.leaves_hints
@@ -214,7 +228,7 @@ class Write(Unacknowledged):
 
     def _prepare(self) -> None:
         """Build the request once for all replicas of the present plan."""
-        self._request = WriteRequest(self._plan.epoch, self._plan.needs_epoch, self._mutation)
+        self._request = WriteRequest(self._plan.epoch, self._plan.needs_epoch, self._mutation, self._first)
         self._body = encode(self._request)
         if len(self._body) > MUTATION_BYTES_MAX:
             raise InvalidRequest(f"a mutation of {len(self._body)} bytes is above {MUTATION_BYTES_MAX}")
@@ -260,10 +274,8 @@ class Write(Unacknowledged):
 
     def _answered_here(self, answer: WriteReply | LockstepError) -> None:
         own = self._owner.own_id()
-        for target in self._plan.targets:
-            if target.node == own:
-                break
-        else:
+        target = next((target for target in self._plan.targets if target.node == own), None)
+        if target is None:
             return  # a newer plan does without this node
         if isinstance(answer, LockstepError):
             self.failed(target, answer)

@@ -258,7 +258,7 @@ SCENARIOS: dict[str, Scenario] = {
                 *("loss", "slow_disk"),
             ),
             sometimes=(
-                *("views.derived", "views.delivered", "views.built", "batches.replayed"),
+                *("views.derived", "views.delivered", "views.built", "views.paired", "batches.replayed"),
                 *("join completed", "decommission completed"),
             ),
         ),

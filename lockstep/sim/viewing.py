@@ -39,6 +39,13 @@ _LEVELS = (Consistency.QUORUM, Consistency.QUORUM, Consistency.ONE)
 _APART_US = 300_000
 #: How long views may differ from their definitions when all has settled: the batch log replays, hints arrive.
 _BEHIND_S = 15.0
+#: What is done at the end, and at what level.
+_LAST = (
+    ("read", Consistency.ONE),
+    ("write", Consistency.QUORUM),
+    ("read", Consistency.ONE),
+    ("read", Consistency.ALL),
+)
 _COLUMNS = (
     NewColumn("pk", "int", ColumnKind.PARTITION_KEY, 0),
     NewColumn("ck", "int", ColumnKind.CLUSTERING, 0),
@@ -62,6 +69,7 @@ class ViewingLoad(SideLoad):
         self._submits = operators
         self.compared = 0
         self.settled_s = 0.0
+        self.last, self.level = _LAST[0]
         operators.when_ready.append(self._make_views)
 
     def make_client(self, name: str, dc: str) -> SideClient:
@@ -88,8 +96,11 @@ class ViewingLoad(SideLoad):
                 await self._submits.submit(runtime, EntryKind.SCHEMA_CHANGE, ChangeSchema(change))
 
     def read_all(self, names: list[str]) -> None:
-        self.settled_s = self.cluster.world.now_s()
-        super().read_all(names)
+        """What each node has is looked at before reads of all replicas repair anything, and again when rows
+        were written in peace: view updates that are replayed after faults go to all replicas."""
+        for self.last, self.level in _LAST:
+            self.settled_s = self.cluster.world.now_s()
+            super().read_all(names)
 
     def judge(self) -> int:
         probes = self.cluster.world.probes.counts
@@ -106,30 +117,42 @@ class _Client(SideClient):
 
     async def ask(self, session: CqlClient) -> None:
         draw = self.draw
-        _, text, names = draw.choice([one for one in _WRITES for _ in range(one[0])])
+        chosen = draw.choice([at for at, one in enumerate(_WRITES) for _ in range(one[0])])
+        await self._write(session, chosen, None, (draw.randrange(_KEYS), draw.randrange(_ROWS)))
+
+    async def _write(
+        self, session: CqlClient, chosen: int, level: Consistency | None, row: tuple[int, int]
+    ) -> None:
+        draw = self.draw
+        _, text, names = _WRITES[chosen]
         now_us = int(self.cluster.world.now_s() * 1_000_000)
         values = {
-            "pk": int_bytes(draw.randrange(_KEYS)),
-            "ck": int_bytes(draw.randrange(_ROWS)),
+            "pk": int_bytes(row[0]),
+            "ck": int_bytes(row[1]),
             "v": int_bytes(draw.randrange(_VALUES)),
             "w": int_bytes(draw.randrange(1000)),
             "at": (now_us + draw.randrange(-_APART_US, _APART_US)).to_bytes(8, "big", signed=True),
         }
         given = [values[name] for name in names.split()]
-        outcome, _, error = await self.execute(session, text, given, draw.choice(_LEVELS))
+        outcome, _, error = await self.execute(session, text, given, level or draw.choice(_LEVELS))
         self.cluster.tell(
             self.name, f"{text.split()[0]} {[part.hex() for part in given]} -> {outcome} {error}"
         )
 
     async def last_asks(self, session: CqlClient) -> bool:
         """Compare each view with its definition over the base table; the first looks may come too early."""
-        base = await self._rows(session, f"SELECT pk, ck, v, w FROM {_BASE}")
+        level = self._viewing.level
+        if self._viewing.last == "write":
+            for row in range(_KEYS * _ROWS):
+                await self._write(session, 0, level, (row // _ROWS, row % _ROWS))
+            return True
+        base = await self._rows(session, f"SELECT pk, ck, v, w FROM {_BASE}", level)
         if base is None:
             return False
         for name, key, _ in _VIEWS:
             if self.cluster.newest.schema.table(KEYSPACE, name) is None:
                 continue
-            seen = await self._rows(session, f"SELECT pk, ck, v, w FROM {KEYSPACE}.{name}")
+            seen = await self._rows(session, f"SELECT pk, ck, v, w FROM {KEYSPACE}.{name}", level)
             if seen is None:
                 return False
             late = self.cluster.world.now_s() > self._viewing.settled_s + _BEHIND_S
@@ -138,9 +161,9 @@ class _Client(SideClient):
             self._viewing.compared += 1
         return True
 
-    async def _rows(self, session: CqlClient, text: str) -> Rows | None:
-        outcome, found, error = await self.execute(session, text, [], Consistency.ALL)
-        self.cluster.tell(self.name, f"{text} -> {outcome} {error}")
+    async def _rows(self, session: CqlClient, text: str, level: Consistency) -> Rows | None:
+        outcome, found, error = await self.execute(session, text, [], level)
+        self.cluster.tell(self.name, f"{text} at {level.name} -> {outcome} {error}")
         if outcome is not Outcome.OK:
             return None
         assert isinstance(found, wire.RowsResult)

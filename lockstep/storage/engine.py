@@ -123,20 +123,23 @@ class StorageEngine:
         self.purge = Purge(store, runtime.probes)
         self.indexes = Indexes(store, runtime, partial(self.write_records, Family.INDEX), self._commit.fail)
         #: What follows from a mutation that is about to be written, if anything does.
-        self.derive: Callable[[Mutation], Derived | None] = lambda _mutation: None
+        self.derive: Callable[[Mutation, int], Derived | None] = lambda _mutation, _first_epoch: None
 
-    def apply(self, mutation: Mutation, also: Batch = (), *, by_repair: bool = False) -> int:
+    def apply(
+        self, mutation: Mutation, also: Batch = (), *, by_repair: bool = False, first_epoch: int = 0
+    ) -> int:
         """Write a mutation, visible at once; returns the sequence to await with `synced` before
         acknowledging it. InvalidRequest when it is too large, Overloaded when too much is unsynced.
 
-        `also` are operations of other families (a journal entry) that join the same atomic batch.
+        `also` are operations of other families (a journal entry) that join the same atomic batch;
+        `first_epoch` is handed to `derive`.
         """
         self.space.require()
         self._commit.admit()
         prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
         batch = fragments_of(mutation, prefix)
         marks = self.unchanged.changed(mutation.table_id, mutation.token, by_repair=by_repair)
-        derived = self.derive(mutation)
+        derived = self.derive(mutation, first_epoch)
         if derived is not None:
             also = (*also, *derived.batch)
         if mutation.table_id in self.indexes.tables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
+from lockstep.schema.model import Table
 from lockstep.schema.view_changes import CreateView
 from lockstep.schema.views import unmarking
 from lockstep.sim.door import mutation_for
@@ -13,7 +14,7 @@ from lockstep.values.ids import Consistency
 from lockstep.values.rows import ALL_ROWS, ReadCommand
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 from tests.node.support import Outcome, Town
-from tests.node.test_requests_while_moving import founded, table_of
+from tests.node.test_requests_while_moving import cut, founded, table_of
 
 TIMEOUT_MS = 1000
 ALL = Consistency.ALL
@@ -51,27 +52,30 @@ def put(town: Town, number: int, *keys: bytes) -> Outcome:
     return town.begin(number, work)
 
 
+def _everything(table: Table) -> ReadCommand:
+    return ReadCommand(
+        table.id,
+        TOKEN_MIN,
+        TOKEN_MAX,
+        None,
+        ALL_ROWS,
+        (),
+        reads_static=False,
+        reverse=False,
+        row_limit=1000,
+        partition_row_limit=0,
+        now_s=1,
+        dropped=unmarking(table),
+    )
+
+
 def viewed(town: Town, number: int) -> int:
     """How many rows the view has."""
 
     async def work(node: Node) -> int:
         view = node.cluster.schema.table("ks", "by_v")
         assert view is not None
-        command = ReadCommand(
-            view.id,
-            TOKEN_MIN,
-            TOKEN_MAX,
-            None,
-            ALL_ROWS,
-            (),
-            reads_static=False,
-            reverse=False,
-            row_limit=1000,
-            partition_row_limit=0,
-            now_s=1,
-            dropped=unmarking(view),
-        )
-        result = await node.coordinator.read(command, ALL, TIMEOUT_MS)
+        result = await node.coordinator.read(_everything(view), ALL, TIMEOUT_MS)
         return sum(len(partition.rows) for partition in result.partitions)
 
     outcome = town.finish(town.begin(number, work))
@@ -100,6 +104,45 @@ def lose_power_before_view_updates_are_sent() -> None:
 
 def test_view_updates_of_a_durable_write_outlive_a_power_loss_of_all_nodes() -> None:
     lose_power_before_view_updates_are_sent()
+
+
+def rows_at(town: Town, number: int, name: str) -> int:
+    """How many rows of a table a node has by itself."""
+
+    async def work(node: Node) -> int:
+        table = node.cluster.schema.table("ks", name)
+        assert table is not None
+        result = await node.engine.read(_everything(table))
+        return sum(len(partition.rows) for partition in result.partitions)
+
+    return int(town.finish(town.begin(number, work)).value)
+
+
+def test_each_replica_of_the_base_writes_to_one_of_the_view() -> None:
+    with founded(33) as town:
+        make_view(town)
+        assert town.finish(put(town, 1, b"a", b"b", b"c")).error is None
+        town.until(lambda: owed(town) == 0)
+        logs = [town.node(number).view_log for number in (1, 2, 3)]
+        assert [(log.paired, log.spread) for log in logs] == [(3, 0)] * 3
+        assert [rows_at(town, number, "by_v") for number in (1, 2, 3)] == [3, 3, 3]
+        assert not any(town.node(number).batch_store.replayed for number in (1, 2, 3))
+
+
+def lose_a_coordinator_that_left_no_hint() -> None:
+    """Two replicas have a write, the third never hears of it, and nobody reads it."""
+    with founded(34) as town:
+        make_view(town)
+        cut(town, 1, 3)
+        town.world.probes.add(CrashRule(label="views.durable", process="n1", hit=1, kind="power"))
+        put(town, 1, b"a")
+        town.until(lambda: not town.process(1).alive)
+        town.wait(10)
+        assert [rows_at(town, number, name) for number in (2, 3) for name in ("t", "by_v")] == [1, 1, 1, 1]
+
+
+def test_a_write_whose_coordinator_died_comes_to_each_replica() -> None:
+    lose_a_coordinator_that_left_no_hint()
 
 
 def test_a_build_goes_on_after_a_crash() -> None:

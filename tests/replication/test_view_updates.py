@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lockstep.cql.catalog import shape_of
 from lockstep.cql.keys import split_key
 from lockstep.replication.view_log import touched
-from lockstep.replication.view_updates import ViewOf
+from lockstep.replication.view_updates import ViewOf, for_all
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn, apply_change
 from lockstep.schema.clustering import decode, encode_prefix
 from lockstep.schema.model import ColumnKind, Schema, Table
@@ -208,6 +208,36 @@ def test_a_view_is_a_function_of_its_base_whatever_the_order(
         draw.shuffle(order)
         orders.append(order)
     _check(view, orders)
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
+@given(
+    st.lists(_mutations(), min_size=1, max_size=10),
+    st.lists(st.booleans(), min_size=3, max_size=3),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=60, deadline=None)
+def test_each_replica_of_a_view_is_right_by_its_pair_and_dead_markers(
+    view: Table, writes: list[Mutation], spreads: list[bool], draw: random.Random
+) -> None:
+    """Some replicas of the base send to all, as they do while replicas change. Who got all writes has told
+    its pair enough, whatever others told it beside."""
+    replicas = [Replica(ViewOf(view, BASE, SPACE)) for _ in spreads]
+    for replica in replicas:
+        for mutation in draw.sample(writes, len(writes)):
+            replica.apply(mutation)
+    for own in replicas:
+        arrived = list(own.sent)
+        for other, spread in zip(replicas, spreads, strict=True):
+            arrived += [one for one in other.sent if spread or for_all(one)]
+        assert _visible(view, arrived) == _defined(view, own.state)
+
+
+def test_markers_that_are_dead_go_to_all_replicas_by_themselves() -> None:
+    replica = Replica(ViewOf(SPACE.by_name["by_v"], BASE, SPACE))
+    replica.apply(_insert(1, v=1, w=9))
+    replica.apply(_insert(2, v=2))
+    assert [for_all(one) for one in replica.sent] == [False, True, False]
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)

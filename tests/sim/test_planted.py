@@ -32,6 +32,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], None]] = {
     "ballots_not_moved": test_ballots_move.test_what_was_accepted_outlives_its_replicas,
     "past_finished": test_old_decisions.leave_undecided_what_is_deleted_and_purged,
     "view_not_logged": test_node_views.lose_power_before_view_updates_are_sent,
+    "view_write_not_completed": test_node_views.lose_a_coordinator_that_left_no_hint,
     "view_late_value_ignored": test_view_updates.tell_of_a_value_that_comes_late,
     "guards_ignored": (
         test_failed_work.test_an_effect_that_is_slow_holds_the_barrier_behind_its_session_and_is_named

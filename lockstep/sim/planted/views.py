@@ -6,7 +6,8 @@ import contextlib
 from typing import Any
 
 from lockstep.node.view_builds import ViewBuilds
-from lockstep.replication.view_log import Updates
+from lockstep.replication import view_log, view_pairs
+from lockstep.replication.view_log import Updates, ViewLog
 from lockstep.replication.view_updates import ViewOf
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
@@ -17,8 +18,8 @@ def _not_logged() -> contextlib.AbstractContextManager[None]:
     """View updates are sent, but kept nowhere."""
     original = Updates.__init__
 
-    def init(self: Any, owner: Any, records: Any) -> None:
-        original(self, owner, records)
+    def init(self: Any, *rest: Any) -> None:
+        original(self, *rest)
         self.batch = []
 
     return replaced((Updates, "__init__", init))
@@ -44,6 +45,27 @@ def _late_value_ignored() -> contextlib.AbstractContextManager[None]:
     return replaced((ViewOf, "_row", row))
 
 
+def _one_pair_for_all() -> contextlib.AbstractContextManager[None]:
+    """All replicas of a base bring what they derive to the same replica of a view."""
+    return replaced((view_pairs, "paired_with", lambda _base, view, _dc_of, _own: view[0]))
+
+
+def _dead_for_pairs() -> contextlib.AbstractContextManager[None]:
+    """That a value has lost is told to the paired replica alone."""
+    return replaced((view_log, "for_all", lambda _mutation: False))
+
+
+def _not_completed() -> contextlib.AbstractContextManager[None]:
+    """A write whose coordinator died counts as one that every replica has."""
+    original = ViewLog._expect
+
+    def expect(self: Any, mutation_id: Any, record: Any) -> None:
+        original(self, mutation_id, record)
+        self.settled([mutation_id])
+
+    return replaced((ViewLog, "_expect", expect))
+
+
 def _not_built() -> contextlib.AbstractContextManager[None]:
     """A new view counts as built at once."""
     return replaced((ViewBuilds, "_next", lambda self, table_id: None))
@@ -51,10 +73,12 @@ def _not_built() -> contextlib.AbstractContextManager[None]:
 
 VIEWS = (
     Planted("view_old_row_kept", "a row is at two keys of a view", "views", _old_row_kept),
+    Planted("view_one_pair", "a replica of a view lacks rows", "views", _one_pair_for_all),
     Planted("view_not_built", "a view lacks rows that are older than it", "views", _not_built),
 )
 #: What a test brings about.
 DIRECTED = (
+    Planted("view_write_not_completed", "a replica of a base lacks a write for good", "", _not_completed),
     Planted("view_not_logged", "a view lacks a row after all nodes lost power", "", _not_logged),
     Planted("view_late_value_ignored", "a row is at two keys of a view", "", _late_value_ignored),
 )
