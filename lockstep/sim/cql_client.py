@@ -83,8 +83,14 @@ class CqlClient(asyncio.Protocol):
         values: Sequence[Value],
         consistency: Consistency = Consistency.QUORUM,
         timestamp_us: int | None = None,
+        serial: Consistency | None = None,
     ) -> wire.Body:
-        parameters = QueryParameters(consistency=consistency, values=tuple(values), timestamp_us=timestamp_us)
+        parameters = QueryParameters(
+            consistency=consistency,
+            values=tuple(values),
+            serial_consistency=serial,
+            timestamp_us=timestamp_us,
+        )
         return await self.request(Opcode.EXECUTE, wire.execute(_VERSION, statement_id, None, parameters))
 
     def close(self) -> None:

@@ -41,6 +41,15 @@ def _hosts(cluster: SimCluster, dc: str) -> tuple[list[str], list[str]]:
     return inside, outside
 
 
+def is_cut_off(cluster: SimCluster, dc: str) -> bool:
+    inside, outside = _hosts(cluster, dc)
+    network = cluster.world.network
+    paths = [(one, other) for one in inside for other in outside]
+    return bool(paths) and all(
+        network.link(one, other).blocked and network.link(other, one).blocked for one, other in paths
+    )
+
+
 def cut_dc(nemesis: Nemesis, draw: Stream) -> None:
     """A data centre hears nobody else; clients stay in theirs."""
     inside, outside = _hosts(nemesis.cluster, draw.choice(nemesis.cluster.dcs()))
@@ -75,7 +84,7 @@ class DataCentreWatch:
         if request.consistency is Consistency.EACH_QUORUM and isinstance(request, Change):
             if ok:
                 self._cluster.fact("each quorum write")
-            elif self._cluster.lost or self._is_cut_off(event.dc):
+            elif self._cluster.lost or is_cut_off(self._cluster, event.dc):
                 self._cluster.fact("each quorum write failed while a data centre was lost or cut off")
         if ok and request.consistency is _LOCAL and event.dc:
             self._served(event, "write" if isinstance(request, Change) else "read")
@@ -87,16 +96,8 @@ class DataCentreWatch:
             cluster.fact("data centre serves again after its loss")
         if any(at_ns < event.start_ns for dc, at_ns in cluster.lost.items() if dc != event.dc):
             cluster.fact("local quorum while another data centre was lost")
-        if self._is_cut_off(event.dc):
+        if is_cut_off(cluster, event.dc):
             cluster.fact(f"local quorum {what} in a cut-off data centre")
-
-    def _is_cut_off(self, dc: str) -> bool:
-        inside, outside = _hosts(self._cluster, dc)
-        network = self._cluster.world.network
-        paths = [(one, other) for one in inside for other in outside]
-        return bool(paths) and all(
-            network.link(one, other).blocked and network.link(other, one).blocked for one, other in paths
-        )
 
     def stage(self, operation: Operation, stage: Stage | None) -> None:
         """An operation has entered a stage, or ended."""

@@ -1,6 +1,8 @@
 """Clients that compare and set registers, by conditional writes and serial reads.
 
-Invariant: a value is written by one request only, so whoever sees it knows which took effect.
+Where there are several data centres, some registers are decided on by one of them alone, at LOCAL_SERIAL.
+Invariant: a value is written by one request only, so whoever sees it knows which took effect; a register is
+asked for at one serial level only.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import SetType, parse_type
 from lockstep.sim.checkers.decisions import Decided, check_decisions
 from lockstep.sim.cql_client import CqlClient
+from lockstep.sim.data_centres import is_cut_off
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.history import Outcome
 from lockstep.sim.operators import Operators
@@ -19,7 +22,10 @@ from lockstep.values.ids import Consistency
 
 TABLE = "decided"
 _KEYS = tuple(b"d%d" % number for number in range(3))
+_LOCAL_KEYS = 2
 _COMMIT_LEVELS = (Consistency.QUORUM, Consistency.QUORUM, Consistency.ONE, Consistency.ANY)
+_LOCAL_QUORUM = Consistency.LOCAL_QUORUM
+_LOCAL_COMMIT_LEVELS = (_LOCAL_QUORUM, _LOCAL_QUORUM, Consistency.LOCAL_ONE, Consistency.ANY)
 _INSERT = f"INSERT INTO {KEYSPACE}.{TABLE} (pk, v, held) VALUES (?, ?, ?) IF NOT EXISTS"
 _UPDATE = f"UPDATE {KEYSPACE}.{TABLE} SET v = ?, held = held + ? WHERE pk = ? IF v = ?"
 _SELECT = f"SELECT v, held FROM {KEYSPACE}.{TABLE} WHERE pk = ?"
@@ -36,7 +42,7 @@ class DecidingLoad(SideLoad):
         super().__init__(operators, TABLE, _COLUMNS, "decide", clients, 5)
         self.events: list[Decided] = []
         #: What each key held when it was last heard of.
-        self.known: dict[bytes, bytes | None] = dict.fromkeys(_KEYS)
+        self.known: dict[bytes, bytes | None] = {}
         self._written = 0
 
     def make_client(self, name: str, dc: str) -> SideClient:
@@ -61,14 +67,21 @@ class _Client(SideClient):
         super().__init__(load, name, dc)
         self._deciding = load
 
+        #: Registers with the level at which they are decided on.
+        self._serial = dict.fromkeys(_KEYS, Consistency.SERIAL)
+        if self.scope:
+            local = (f"{self.scope}/d{number}".encode() for number in range(_LOCAL_KEYS))
+            self._serial = {_KEYS[0]: Consistency.SERIAL, **dict.fromkeys(local, Consistency.LOCAL_SERIAL)}
+
     async def ask(self, session: CqlClient) -> None:
-        key, draw = self.draw.choice(_KEYS), self.draw
+        key, draw = self.draw.choice(tuple(self._serial)), self.draw
         if draw.random() < 0.35:
             await self._read(session, key)
             return
-        known = self._deciding.known[key]
+        known = self._deciding.known.get(key)
         value = self._deciding.next_value(self.name)
-        level = draw.choice(_COMMIT_LEVELS)
+        is_local = self._serial[key] is Consistency.LOCAL_SERIAL
+        level = draw.choice(_LOCAL_COMMIT_LEVELS if is_local else _COMMIT_LEVELS)
         if known is None:
             await self._write(session, key, _INSERT, [key, value, _SET.join([value])], level, None, value)
         else:
@@ -76,7 +89,7 @@ class _Client(SideClient):
             await self._write(session, key, _UPDATE, values, level, known, value)
 
     async def last_asks(self, session: CqlClient) -> bool:
-        for key in _KEYS:
+        for key in self._serial:
             if not await self._read(session, key):
                 return False
         return True
@@ -91,23 +104,30 @@ class _Client(SideClient):
         expected: bytes | None,
         wrote: bytes,
     ) -> None:
-        start_ns = self.cluster.world.now_ns
-        outcome, found, error = await self.execute(session, text, values, level)
+        start_ns, serial = self.cluster.world.now_ns, self._serial[key]
+        outcome, found, error = await self.execute(session, text, values, level, serial)
         applied, seen = False, None
         if outcome is Outcome.OK:
             assert isinstance(found, wire.RowsResult)
             applied = found.rows[0][0] == b"\x01"
             seen = _value(found)
             self._deciding.known[key] = wrote if applied else seen
+            if applied and serial is Consistency.LOCAL_SERIAL:
+                self._applied_locally()
         event = Decided(
             self.name, key, start_ns, self.cluster.world.now_ns, outcome, expected, wrote, applied, seen
         )
         self._deciding.events.append(event)
         self.cluster.tell(self.name, f"{event.text()} {level.name} {error}")
 
+    def _applied_locally(self) -> None:
+        self.cluster.fact("a local decision applied")
+        if is_cut_off(self.cluster, self.scope):
+            self.cluster.fact("a local decision applied in a cut-off data centre")
+
     async def _read(self, session: CqlClient, key: bytes) -> bool:
         start_ns = self.cluster.world.now_ns
-        outcome, found, error = await self.execute(session, _SELECT, [key], Consistency.SERIAL)
+        outcome, found, error = await self.execute(session, _SELECT, [key], self._serial[key])
         seen, held = None, None
         if outcome is Outcome.OK:
             assert isinstance(found, wire.RowsResult)

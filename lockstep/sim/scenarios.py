@@ -243,6 +243,28 @@ SCENARIOS: dict[str, Scenario] = {
             ),
         ),
         Scenario(
+            name="lwt_dcs",
+            chaos_s=8.0,
+            founders=(3,),
+            factors=(3, 3, 2),
+            spares=1,
+            dcs=(2,),
+            busy_s=1.0,
+            clients=1,
+            deciding=6,
+            faults=(
+                *DC_FAULTS,
+                *("wall_jump", "kill", "power", "pause", "slow_node", "partition", "latency", "flapping"),
+                *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
+                "loss",
+            ),
+            sometimes=(
+                *("a local decision applied", "a local decision applied in a cut-off data centre"),
+                *("conditional.finishes", "conditional.brings", "conditional.plan_changed"),
+                *("join completed", "decommission completed"),
+            ),
+        ),
+        Scenario(
             name="views",
             chaos_s=12.0,
             founders=(3, 3, 4),

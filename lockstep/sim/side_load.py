@@ -119,6 +119,7 @@ class SideClient:
     def __init__(self, load: SideLoad, name: str, dc: str) -> None:
         self.cluster = load.cluster
         self.name = name
+        #: Its data centre where there are several, else "".
         self.scope = dc if load.cluster.shape.dcs > 1 else ""
         self.draw = load.cluster.world.stream(f"{load.table}/{name}")
         self._load = load
@@ -158,13 +159,21 @@ class SideClient:
                 raise Violation("LIVENESS", f"{self._load.table} cannot be read through {name}")
             await asyncio.sleep(0.5)
 
-    async def execute(self, session: CqlClient, text: str, values: list[bytes], level: Consistency) -> Ended:
+    async def execute(
+        self,
+        session: CqlClient,
+        text: str,
+        values: list[bytes],
+        level: Consistency,
+        serial: Consistency | None = None,
+    ) -> Ended:
         """Send and wait."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 if text not in self._prepared:
                     self._prepared[text] = await session.prepare(text)
-                return Outcome.OK, await session.execute(self._prepared[text], values, level), ""
+                answer = await session.execute(self._prepared[text], values, level, serial=serial)
+                return Outcome.OK, answer, ""
         except (TimeoutError, ConnectionError) as error:
             session.close()
             return Outcome.UNKNOWN, None, type(error).__name__

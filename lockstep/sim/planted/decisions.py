@@ -68,12 +68,19 @@ def _one_voter() -> contextlib.AbstractContextManager[None]:
     return replaced((rounds_module, "COUNTED_AS", counted))
 
 
+def _one_local_voter() -> contextlib.AbstractContextManager[None]:
+    """One replica of a data centre decides for it."""
+    counted = {**rounds_module.COUNTED_AS, Consistency.LOCAL_SERIAL: Consistency.LOCAL_ONE}
+    return replaced((rounds_module, "COUNTED_AS", counted))
+
+
 DECISIONS = (
     Planted("promise_forgotten", "two proposals are decided at once", "lwt", _promise_forgotten),
     Planted("accepted_ignored", "what was decided is decided again", "lwt", _accepted_ignored),
     Planted("ballots_not_durable", "a power loss takes promises back", "lwt", _ballots_not_durable),
     Planted("fate_unheard", "not applied is said of what was applied", "lwt", _fate_unheard),
     Planted("one_voter", "two coordinators decide apart", "lwt", _one_voter),
+    Planted("one_local_voter", "a data centre decides against itself", "lwt_dcs", _one_local_voter),
 )
 #: Brought about by tests: they take proposals that are left open, and replicas that are down or gone.
 DIRECTED = (
