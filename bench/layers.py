@@ -24,6 +24,7 @@ from lockstep.cql.wire import client, responses
 from lockstep.cql.wire.constants import VERSION_4, Opcode
 from lockstep.cql.wire.frames import EnvelopeReader, encode_envelope, encode_request
 from lockstep.cql.wire.messages import Execute, QueryParameters, decode_request
+from lockstep.node.configuration import Configuration
 from lockstep.replication import verbs
 from lockstep.replication.coordinator import Coordinator
 from lockstep.replication.frames import REPLY, REQUEST, SHARED, FrameReader, SharedReply, encode_frame
@@ -96,7 +97,7 @@ def cql_layers(rounds: int) -> dict[str, float]:
         runtime=runtime,
         cluster=cluster,
         node_id=1,
-        configuration=SimpleNamespace(timeouts=SimpleNamespace(write_ms=2000, read_ms=2000)),
+        configuration=Configuration(),
         new_mutation_id=lambda: mutation_id(1, 1, 1),
         coordinator=SimpleNamespace(write_told=write_told),
     )
