@@ -26,6 +26,7 @@ from lockstep.server.serial_levels import SERIAL_LEVELS, check_one_partition, re
 from lockstep.server.statements import Statement
 from lockstep.server.user_functions import UserFunctions, called_by
 from lockstep.server.user_pages import page_with_calls
+from lockstep.server.view_build_rows import build_warning
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ReadFailure
 from lockstep.values.ids import Consistency
@@ -88,7 +89,9 @@ class Selects:
         configuration = self._node.configuration
         level, address = parameters.consistency, configuration.network.address
         large = size_warning(configuration.reads, table, len(body), level, address)
-        found = (tombstone_warning(notes, statement.text), large)
+        assert isinstance(statement.prepared.plan, SelectPrepared)
+        unbuilt = build_warning(self._node, statement.prepared.plan.shape.table)
+        found = (tombstone_warning(notes, statement.text), large, unbuilt)
         return body, tuple(warning for warning in found if warning)
 
     async def _run(

@@ -1,4 +1,5 @@
-"""Which materialized views this node has built, and how far it is with the others, as rows of `system`.
+"""Which materialized views this node has built, and how far it is with the others: rows of `system`, and the
+warning of who reads them.
 
 Invariant: read from what the builds themselves keep; nothing is kept here.
 """
@@ -38,6 +39,19 @@ def in_progress_rows(node: Node) -> Iterator[VirtualRow]:
                 "last_token": str(build.covered[-1][1] if build.covered else TOKEN_MIN),
                 "keys_built": build.partitions,
             }
+
+
+def build_warning(node: Node, table: Table) -> str:
+    """What clients are told that read a view which this node is still building; else empty."""
+    if table.view is None:
+        return ""
+    build = node.view_builds.builds.get(table.id)
+    if build is not None and build.done:
+        return ""
+    return (
+        f"Materialized view {table.keyspace}.{table.name} is still being built: rows may be missing "
+        "(see system.view_builds_in_progress)"
+    )
 
 
 def _builds(node: Node) -> list[tuple[Table, Build]]:

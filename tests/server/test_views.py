@@ -11,6 +11,7 @@ import pytest
 from cassandra import AlreadyExists, ConsistencyLevel, InvalidRequest
 from cassandra.cluster import Session
 
+from lockstep.node.view_builds import Build
 from tests.server.parts import Nodes
 from tests.server.test_drivers import SIMPLE, connect
 
@@ -72,6 +73,22 @@ def test_a_view_follows_its_base(session: Session) -> None:
     assert _rows(session, "SELECT b FROM by_v WHERE v = 'many'") == [(0,), (1,), (2,)]
     session.execute("DELETE FROM t WHERE a = 2")
     assert _rows(session, "SELECT * FROM by_v WHERE v = 'many'") == []
+
+
+def test_who_reads_a_view_that_is_being_built_is_warned(three: Nodes, session: Session) -> None:
+    session.execute(BY_V)
+    built = f"SELECT view_name FROM system.built_views WHERE keyspace_name = '{session.keyspace}'"
+    _eventually(lambda: _rows(session, built), [("by_v",)])
+    nodes = [member.node for member in three.members]
+    _eventually(lambda: all(one.done for node in nodes for one in node.view_builds.builds.values()), True)
+    assert not session.execute("SELECT * FROM by_v").response_future.warnings
+    for node in nodes:
+        view = node.cluster.schema.table(session.keyspace, "by_v")
+        assert view is not None
+        node.view_builds.builds[view.id] = Build()
+    (told,) = session.execute("SELECT * FROM by_v").response_future.warnings
+    assert told.startswith(f"Materialized view {session.keyspace}.by_v is still being built")
+    assert not session.execute("SELECT * FROM t").response_future.warnings
 
 
 def test_rows_live_by_columns_that_a_view_does_not_show(session: Session) -> None:
