@@ -1,0 +1,104 @@
+"""Parts of backups between the data directories of a local cluster and folders elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from lockstep.local.backup_copies import Copies, copies_of
+from lockstep.local.clusters import LocalCluster
+from lockstep.local.layout import ClusterFile, LocalNode, Paths
+from lockstep.local.processes import State
+from lockstep.storage.backup_manifest import MANIFEST
+from lockstep.values.errors import PreconditionError
+
+NODES = [{"id": at, "address": f"127.0.0.{at}", "host_id": f"host-{at}"} for at in (1, 2, 3)]
+
+
+class Cluster:
+    """Three nodes as their directories; `stopped` ones do not run."""
+
+    def __init__(self, root: Path, stopped: tuple[str, ...] = ()) -> None:
+        self.paths = Paths(root)
+        self.file = ClusterFile("c", "127.0.0.1", 9042, 7000, 7080, tuple(
+            LocalNode(f"n{at}", f"127.0.0.{at}") for at in (1, 2, 3)
+        ))  # fmt: skip
+        self.stopped = stopped
+
+    def state(self, name: str) -> State:
+        return State.STOPPED if name in self.stopped else State.RUNNING
+
+    def part(self, name: str, backup: str, host_id: str) -> Path:
+        return self.paths.data(name) / "backups" / backup / host_id
+
+    def keep(self, name: str, backup: str, host_id: str, *files: str) -> None:
+        self.part(name, backup, host_id).mkdir(parents=True)
+        for file in files:
+            (self.part(name, backup, host_id) / file).write_text(f"{file} of {host_id}")
+
+
+def copies(cluster: Cluster) -> Copies:
+    return Copies(cast(LocalCluster, cluster))
+
+
+def listed(*parts: tuple[int, str, str]) -> dict[str, Any]:
+    return {
+        "name": "monday",
+        "parts": [
+            {"node": node, "host_id": host, "problem": problem or None} for node, host, problem in parts
+        ],
+    }
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_completed_parts_go_out_and_come_back_to_whom_they_are_of(tmp_path: Path) -> None:
+    here = Cluster(tmp_path / "here")
+    here.keep("n1", "monday", "host-1", "7-00000", MANIFEST)
+    here.keep("n2", "monday", "host-2", MANIFEST)
+    here.keep("n3", "monday", "host-3", "7-00000")
+    backup = listed((1, "host-1", ""), (2, "host-2", ""), (3, "host-3", "it was not completed"))
+    folder = copies(here).free_folder(tmp_path / "copies", "monday")
+    assert copies(here).bring_out(NODES, backup, folder) == 2
+    assert names(folder) == ["host-1/7-00000", f"host-1/{MANIFEST}", f"host-2/{MANIFEST}"]
+    with pytest.raises(PreconditionError, match="is there already"):
+        copies(here).free_folder(tmp_path / "copies", "monday")
+    assert copies(here).bring_in(NODES, tmp_path / "copies", "monday") == 0, "they are there"
+    there = Cluster(tmp_path / "there", stopped=("n2",))
+    assert copies(there).bring_in(NODES, tmp_path / "copies", "monday") == 2
+    assert (there.part("n1", "monday", "host-1") / "7-00000").read_text() == "7-00000 of host-1"
+    kept = [name for name in ("n1", "n3") if (there.part(name, "monday", "host-2") / MANIFEST).exists()]
+    assert len(kept) == 1, "its own node does not run, so another one keeps it"
+
+
+def test_an_interrupted_copy_is_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Cluster(tmp_path / "here")
+    here.keep("n1", "monday", "host-1", "zz-00000", MANIFEST)
+    renamed: list[str] = []
+    rename = Path.rename
+
+    def dying(path: Path, target: Path) -> Path:
+        renamed.append(target.name)
+        if len(renamed) == 2:
+            raise OSError("the machine stops")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", dying)
+    with pytest.raises(OSError, match="stops"):
+        copies(here).bring_out(NODES, listed((1, "host-1", "")), tmp_path / "copies" / "monday")
+    assert renamed == ["zz-00000", MANIFEST]
+    monkeypatch.undo()
+    with pytest.raises(PreconditionError, match="holds no part"):
+        copies(here).bring_in(NODES, tmp_path / "copies", "monday")
+
+
+def test_another_cluster_has_its_directories_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_HOME", str(tmp_path))
+    with pytest.raises(PreconditionError, match="no node of a local cluster"):
+        copies_of("10.1.2.3", 7080)
