@@ -27,7 +27,9 @@ from lockstep.replication.ballot_messages import (
     ProposeRequest,
 )
 from lockstep.replication.canvass import Canvass, End
+from lockstep.replication.conditional_counts import ConditionalCounts
 from lockstep.replication.merging import lacking, merge_answers
+from lockstep.replication.notes import NOTES
 from lockstep.replication.plans import Plan, Target
 from lockstep.replication.writes import require_alive
 from lockstep.storage.difference import repair_mutation
@@ -74,8 +76,16 @@ class Patience(msgspec.Struct, frozen=True):
 class Rounds:
     """One request that takes ballots. `own`: what it proposed and what may take effect."""
 
-    def __init__(self, owner: Conditionals, place: Place, serial: Consistency, patience: Patience) -> None:
+    def __init__(
+        self,
+        owner: Conditionals,
+        counts: ConditionalCounts,
+        place: Place,
+        serial: Consistency,
+        patience: Patience,
+    ) -> None:
         self.owner = owner
+        self.counts = counts
         self.place = place
         self.serial = serial
         now_s = owner.runtime.clock.monotonic_s()
@@ -84,13 +94,19 @@ class Rounds:
         self.own: Proposal | None = None
         self.required = 0
         self.phase = Phase.ASKING
-        self._contentions = 0
+        self._notes = NOTES.get()
+        self.contentions = 0
         self._floor_us = 0
         table = owner.plans.cluster.table(place.table_id)
         self._table_epoch = table.epoch if table is not None else 0
 
     def goes(self, happened: Happened) -> None:
         self.phase = STEPS[self.phase][happened]
+
+    def did(self, activity: str, nodes: Collection[NodeId] = ()) -> None:
+        """For a trace, if there is one."""
+        if self._notes is not None:
+            self._notes.did(activity, nodes)
 
     def contention_left_s(self) -> float:
         return max(0.0, self._contention_s - self.owner.runtime.clock.monotonic_s())
@@ -125,17 +141,20 @@ class Rounds:
     ) -> tuple[Ballot, Promises, list[ReadResult]] | None:
         """A quorum's promise with what it read, all that was decided being held by a quorum; None: again."""
         ballot = self.owner.next_ballot(self._floor_us)
+        self.did("Asking for promises and reading existing values")
         request = PrepareRequest(plan.epoch, plan.needs_epoch, self.place, ballot, command)
         canvass = self.canvass(plan, verbs.CAS_PREPARE, request, promises)
         if not await self.won(plan, canvass) or self.changed(plan):
             self.goes(Happened.AGAIN)
             return None
+        self.did("Promised a ballot", canvass.granted)
         states = {node: reply.state for node, reply in canvass.granted.items()}
         found = paxos.judge(states)
         if found.in_progress is not None:
             self.goes(Happened.IN_PROGRESS)
-            self.owner.finished += 1
+            self.counts.finished += 1
             self.owner.reach("conditional.finishes")
+            self.did("Finishing a proposal that another request left in progress")
             proposal = self._finished(found.in_progress).under(ballot)
             # The other one's request goes on from here: it learns of its outcome by itself.
             if await self.accepted(plan, proposal):
@@ -158,6 +177,7 @@ class Rounds:
         self, plan: Plan, decided: Proposal, lacking_: Sequence[NodeId], voters: Collection[NodeId]
     ) -> bool:
         self.owner.reach("conditional.brings")
+        self.did("Bringing replicas the last decision, which they missed")
         return await self.held(plan, decided, [node for node in voters if node not in lacking_])
 
     async def _made_good(self, command: ReadCommand, results: Sequence[ReadResult]) -> None:
@@ -194,7 +214,10 @@ class Rounds:
         request = ProposeRequest(plan.epoch, plan.needs_epoch, self.place, proposal)
         canvass = self.canvass(plan, verbs.CAS_PROPOSE, request, lambda reply: bool(reply.accepted))
         self.owner.reach("conditional.proposed")
-        return await self.won(plan, canvass) and not self.changed(plan)
+        won = await self.won(plan, canvass)
+        if won:
+            self.did("Accepted a proposal", canvass.granted)
+        return won and not self.changed(plan)
 
     async def held(self, plan: Plan, decided: Proposal, holders: Sequence[NodeId]) -> bool:
         """Bring a decided proposal to a quorum; `holders` know it already."""
@@ -238,11 +261,11 @@ class Rounds:
 
     async def step_back(self, granted: Collection[NodeId]) -> None:
         """Others were first: let them end, for longer each time."""
-        self._contentions += 1
-        self.owner.contentions += 1
+        self.contentions += 1
         self.owner.reach("conditional.beaten")
+        self.did("Others were promised a later ballot: waiting to ask again")
         runtime = self.owner.runtime
-        most_ms = min(BALLOT_PAUSE_MS_MAX, BALLOT_PAUSE_MS_MIN << min(self._contentions - 1, 16))
+        most_ms = min(BALLOT_PAUSE_MS_MAX, BALLOT_PAUSE_MS_MIN << min(self.contentions - 1, 16))
         pause_s = runtime.random.real() * most_ms / 1000
         if runtime.clock.monotonic_s() + pause_s >= self._contention_s:
             raise self.late(len(granted))
@@ -290,7 +313,7 @@ class Rounds:
         if self.own is not None:
             self.owner.reach("conditional.unknown")
             return ConditionalUnknown(self.serial, received, self.required)
-        return WriteTimeout(self.serial, received, self.required, _CAS, self._contentions)
+        return WriteTimeout(self.serial, received, self.required, _CAS, self.contentions)
 
     def left_ms(self) -> float:
         return max(1.0, (self.deadline_s - self.owner.runtime.clock.monotonic_s()) * 1000)

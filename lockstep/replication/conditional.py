@@ -22,6 +22,7 @@ from lockstep.replication.ballot_messages import CommitRequest, Place, PrepareRe
 from lockstep.replication.ballot_rounds import Patience, Rounds, promises
 from lockstep.replication.ballots import MUTATION, BallotService
 from lockstep.replication.canvass import Canvass, End
+from lockstep.replication.conditional_counts import ABANDONED, DONE, NOT_MET, ConditionalCounts, outcome_of
 from lockstep.replication.deadlines import Deadlines
 from lockstep.replication.gates import Gates
 from lockstep.replication.handshake import Address
@@ -35,6 +36,7 @@ from lockstep.values.codec import encode
 from lockstep.values.errors import (
     ConditionalUnknown,
     InvalidRequest,
+    LockstepError,
     Overloaded,
     ReadFailure,
     ReadTimeout,
@@ -93,9 +95,9 @@ class Conditionals:
         self._gates = Gates()
         self._requests = 0
         self._last_us = 0
-        #: Rounds that others beat, proposals of others that were finished, and rounds planned anew.
-        self.contentions = 0
-        self.finished = 0
+        self.writes_ended = ConditionalCounts()
+        self.reads_ended = ConditionalCounts()
+        #: Rounds planned anew.
         self.replans = 0
 
     def stop(self) -> None:
@@ -122,23 +124,43 @@ class Conditionals:
         type SIMPLE: it was decided, and too few replicas have applied it yet.
         """
         require_alive(self.plans.write_plan(place.table_id, place.token, consistency), self.alive)
-        request = _Write(self, place, serial, patience)
-        decision = await self._passing(request, lambda: request.decided(command, decide))
-        if request.own is not None:
-            await request.apply(request.own, consistency)
-        return decision.answer
+        request = _Write(self, self.writes_ended, place, serial, patience)
+
+        async def run() -> Any:
+            decision = await self._passing(request, lambda: request.decided(command, decide))
+            if request.own is not None:
+                await request.apply(request.own, consistency)
+            return decision.answer
+
+        return await self._counted(request, run)
 
     async def read(self, command: ReadCommand, serial: Consistency, patience: Patience) -> ReadResult:
         """Live content of one partition that reflects all that was decided before. ReadTimeout and the other
         errors of reads."""
         assert command.key is not None, "ballots are of one partition"
         place = Place(command.table_id, command.right, command.key)
-        request = _Read(self, place, serial, patience)
+        request = _Read(self, self.reads_ended, place, serial, patience)
         try:
-            found: ReadResult = await self._passing(request, lambda: request.page(command))
+            found: ReadResult = await self._counted(
+                request, lambda: self._passing(request, lambda: request.page(command))
+            )
         except (WriteTimeout, WriteFailure) as error:
             raise ReadTimeout(serial, error.received, error.required, False) from error
         return found
+
+    async def _counted(self, request: Rounds, run: Callable[[], Awaitable[Any]]) -> Any:
+        clock, outcome = self.runtime.clock, ABANDONED
+        began_s = clock.monotonic_s()
+        try:
+            answer = await run()
+            is_met = request.own is not None or isinstance(request, _Read)
+            outcome = DONE if is_met else NOT_MET
+            return answer
+        except LockstepError as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            request.counts.note(outcome, clock.monotonic_s() - began_s, request.contentions)
 
     async def _passing(self, request: Rounds, run: Callable[[], Awaitable[Any]]) -> Any:
         if self._requests >= CONDITIONAL_IN_FLIGHT_MAX:
@@ -178,8 +200,10 @@ class _Write(Rounds):
                 self.own, decision = None, self._decision(command, results, decide, ballot)
                 if decision.mutation is None:
                     self.goes(Happened.ANSWERED)
+                    self.did("The condition does not match existing values")
                     await self.show(command, results)
                     return decision
+                self.did("The condition is met: proposing what is to be written")
                 self.own = paxos.propose(ballot, _encoded(decision.mutation), found.committed)
             assert decision is not None and self.own is not None, "what is proposed was decided"
             if fate is Fate.DECIDED:
@@ -225,6 +249,7 @@ class _Write(Rounds):
             counted = plan.counted(canvass.granted)
             if end is End.ENOUGH and not self.changed(plan):
                 self.goes(Happened.HELD)
+                self.did("Applied what was decided", canvass.granted)
                 self._leave_hints(plan, decided, canvass)
                 return
             self.goes(Happened.AGAIN)

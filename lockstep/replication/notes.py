@@ -55,6 +55,9 @@ class Notes:
             asked = {"table": command.table_id, "tokens": [command.left, command.right]}
             self.plans.append({**noted, **asked, "repaired": repaired, "outcome": "ok"})
 
+    def did(self, activity: str, nodes: Iterable[NodeId] = ()) -> None:
+        """Something happened on the way, here or at each of these nodes; only traces keep it."""
+
     def told(self) -> dict[str, Any]:
         """What a client is told that asked for the plans."""
         return {"plans": self.plans, "left_out": self.plans_left_out}

@@ -110,7 +110,14 @@ def hint_samples(node: Node) -> Iterator[Sample]:
     yield Sample(
         "lockstep_batches_kept", "Logged batches kept for coordinators", "gauge", len(node.batch_store)
     )
+    yield Sample("lockstep_batches_kept_bytes", "Their size", "gauge", node.batch_store.bytes)
     yield Sample("lockstep_batches_replayed_total", "Of those replayed", "counter", node.batch_store.replayed)
+    yield Sample(
+        "lockstep_batches_replay_failures_total",
+        "Replays to be tried again",
+        "counter",
+        node.batch_store.replay_failures,
+    )
     for reason, count in hints.dropped.items():
         yield Sample(
             "lockstep_hints_dropped_total",

@@ -14,7 +14,7 @@ from lockstep.node.commit_times import BOUNDS_S
 from lockstep.node.raft_driver import RaftDriver
 from lockstep.server.live_views import seen_epoch
 from lockstep.server.recovery import GROUPS
-from lockstep.server.samples import Sample
+from lockstep.server.samples import Sample, histogram
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -71,12 +71,7 @@ def _log_and_snapshots(node: Node) -> Iterator[Sample]:
 def _commits(node: Node) -> Iterator[Sample]:
     words = "Metadata changes submitted at this node, by how they ended"
     for outcome, times in node.submitter.times.by_outcome.items():
-        label, count = ("outcome", outcome), 0
-        for bound, more in zip((*map(str, BOUNDS_S), "+Inf"), times.counts, strict=True):
-            count += more
-            yield Sample(_COMMIT, words, "histogram", count, (label, ("le", bound)), "_bucket")
-        yield Sample(_COMMIT, words, "histogram", times.total_s, (label,), "_sum")
-        yield Sample(_COMMIT, words, "histogram", count, (label,), "_count")
+        yield from histogram(_COMMIT, words, (BOUNDS_S, times.counts, times.total_s), (("outcome", outcome),))
 
 
 def _catch_up(node: Node) -> Iterator[Sample]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from lockstep.metadata.directory import NodeState
+from lockstep.server.conditional_metrics import conditional_samples
 from lockstep.server.gossip_view import gossip_samples
 from lockstep.server.hint_views import hint_samples
 from lockstep.server.live_views import seen_epoch
@@ -18,6 +19,7 @@ from lockstep.server.metadata_metrics import metadata_samples
 from lockstep.server.repair_views import purge_samples, repair_samples
 from lockstep.server.samples import Sample, text_of
 from lockstep.server.stream_views import stream_samples
+from lockstep.server.view_build_rows import view_samples
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -46,6 +48,8 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
     yield from repair_samples(node)
     yield from purge_samples(node)
     yield from hint_samples(node)
+    yield from conditional_samples(node)
+    yield from view_samples(node)
     yield Sample(
         "lockstep_topology_operations_running", "Topology operations", "gauge", len(cluster.operations)
     )

@@ -5,7 +5,8 @@ Invariant: all samples of a name stand together under one HELP and one TYPE line
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -19,6 +20,20 @@ class Sample(msgspec.Struct, frozen=True):
     value: float
     labels: tuple[tuple[str, str], ...] = ()
     suffix: str = ""
+
+
+def histogram(
+    name: str,
+    text: str,
+    of: tuple[Sequence[float], Sequence[int], float],
+    labels: tuple[tuple[str, str], ...],
+) -> Iterator[Sample]:
+    """`of`: upper bounds, counts of what is in each and of what is above all, and the sum."""
+    bounds, counts, total = of
+    for end, below in zip((*map(str, bounds), "+Inf"), accumulate(counts), strict=True):
+        yield Sample(name, text, "histogram", below, (*labels, ("le", end)), "_bucket")
+    yield Sample(name, text, "histogram", total, labels, "_sum")
+    yield Sample(name, text, "histogram", sum(counts), labels, "_count")
 
 
 def text_of(samples: Iterable[Sample]) -> bytes:

@@ -14,8 +14,8 @@ from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 from lockstep.values.rows import Mutation, ReadCommand
 
-#: (what a replica did, which).
-ReplicaStep = Callable[[str, NodeId], None]
+#: (what was done, by which replica; None: here).
+ReplicaStep = Callable[[str, NodeId | None], None]
 
 
 class TraceNotes(Notes):
@@ -40,6 +40,10 @@ class TraceNotes(Notes):
             self._step(f"Applied a mutation at epoch {epoch}", node)
         if self._asked is not None:
             self._asked.wrote(kind, plan, mutation, accepted, error)
+
+    def did(self, activity: str, nodes: Iterable[NodeId] = ()) -> None:
+        for node in sorted(nodes) or (None,):
+            self._step(activity, node)
 
     def read(
         self, plan: Plan, command: ReadCommand, answers: Iterable[tuple[NodeId, int]], *, repaired: bool

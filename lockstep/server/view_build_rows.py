@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.node.view_builds import Build
 from lockstep.schema.model import Table
+from lockstep.server.samples import Sample
 from lockstep.server.virtual_rows import VirtualRow
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
@@ -52,6 +53,29 @@ def build_warning(node: Node, table: Table) -> str:
         f"Materialized view {table.keyspace}.{table.name} is still being built: rows may be missing "
         "(see system.view_builds_in_progress)"
     )
+
+
+def view_samples(node: Node) -> Iterator[Sample]:
+    log = node.view_log
+    for target, count in (("paired", log.paired), ("all", log.spread)):
+        yield Sample(
+            "lockstep_views_updates_total",
+            "Updates of views derived here, and sent to one replica or to all",
+            "counter",
+            count,
+            (("replicas", target),),
+        )
+    yield Sample(
+        "lockstep_views_records_in_flight", "Writes whose view updates are being sent", "gauge", log.in_flight
+    )
+    yield Sample(
+        "lockstep_views_left_to_replay_total",
+        "Of those, left to the batch log",
+        "counter",
+        log.left_to_replay,
+    )
+    building = sum(not build.done for _, build in _builds(node))
+    yield Sample("lockstep_views_building", "Views that this node builds", "gauge", building)
 
 
 def _builds(node: Node) -> list[tuple[Table, Build]]:

@@ -11,6 +11,8 @@ from cassandra import ConsistencyLevel, InvalidRequest, WriteTimeout
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, Session
 from cassandra.query import BatchStatement, SimpleStatement, dict_factory
 
+from lockstep.server.conditional_metrics import conditional_samples
+from lockstep.server.samples import text_of
 from tests.server.parts import CQL_PORT, Nodes
 
 _REPLICATION = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
@@ -81,6 +83,25 @@ def test_insert_once(session: Session) -> None:
     assert told(session, "INSERT INTO plain (k, v) VALUES (2, 1) IF NOT EXISTS USING TTL 1000") == YES
     ttl = told(session, "SELECT ttl(v) AS t FROM plain WHERE k = 2")[0]["t"]
     assert 990 < ttl <= 1000
+
+
+def test_ends_are_counted(three: Nodes, session: Session) -> None:
+    ended = [member.node.conditionals for member in three.members]
+
+    def count(outcome: str) -> int:
+        return sum(one.writes_ended.outcomes[outcome] for one in ended)
+
+    done, not_met = count("done"), count("condition_not_met")
+    assert told(session, "INSERT INTO plain (k, v) VALUES (900, 1) IF NOT EXISTS") == YES
+    assert told(session, "UPDATE plain SET v = 2 WHERE k = 900 IF v = 9")[0]["[applied]"] is False
+    assert (count("done"), count("condition_not_met")) == (done + 1, not_met + 1)
+    reads = sum(one.reads_ended.outcomes["done"] for one in ended)
+    serial = SimpleStatement("SELECT v FROM plain WHERE k = 900", consistency_level=ConsistencyLevel.SERIAL)
+    assert told(session, serial) == [{"v": 1}]
+    assert sum(one.reads_ended.outcomes["done"] for one in ended) == reads + 1
+    text = text_of(conditional_samples(three.members[0].node)).decode()
+    assert 'lockstep_conditional_requests_total{kind="write",outcome="condition_not_met"}' in text
+    assert 'lockstep_conditional_contentions_bucket{kind="read",le="+Inf"}' in text
 
 
 def test_rows_and_static_columns(session: Session) -> None:

@@ -57,6 +57,19 @@ def test_replicas_have_steps_of_their_own(session: Session) -> None:
     assert not replicas("SELECT * FROM system.local", ConsistencyLevel.ONE)
 
 
+def test_a_conditional_write_tells_its_rounds(session: Session) -> None:
+    def steps(text: str) -> list[str]:
+        return [event.description for event in trace_of(session, text).events]
+
+    written = steps("INSERT INTO traced.t (k, v) VALUES (70, 7) IF NOT EXISTS")
+    wanted = ["Promised a ballot", "The condition is met", "Accepted a proposal", "Applied what was decided"]
+    found = [next(at for at, step in enumerate(written) if step.startswith(start)) for start in wanted]
+    assert found == sorted(found)
+    refused = steps("INSERT INTO traced.t (k, v) VALUES (70, 7) IF NOT EXISTS")
+    assert "The condition does not match existing values" in refused
+    assert "Accepted a proposal" not in refused
+
+
 def test_prepared_statements_and_batches_have_traces(session: Session) -> None:
     insert = session.prepare("INSERT INTO traced.t (k, v) VALUES (?, ?)")
     assert trace_of(session, insert, 1, 1).request_type == "Execute CQL3 prepared query"
