@@ -9,10 +9,12 @@ from cassandra import protocol
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Session
 from cassandra.cqltypes import UserType
 from cassandra.protocol import ErrorMessage, ResultMessage, _ProtocolHandler
-from cassandra.query import SimpleStatement
+from cassandra.query import UNSET_VALUE, BoundStatement, SimpleStatement, Statement
 
+from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.types import parse_type
 from lockstep.sim.fuzz.door import Told
+from lockstep.sim.fuzz.saying import Said
 
 
 class _RawRows(ResultMessage):
@@ -52,6 +54,12 @@ def _frozen(name: str) -> str:
     return f"frozen<{name}>" if name.startswith(("list<", "set<", "map<")) else name
 
 
+class _Anywhere(BoundStatement):
+    """Asks any node: a key may be null or unset."""
+
+    routing_key = None
+
+
 class DriverDoor:
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -74,9 +82,12 @@ class DriverDoor:
     def strike(self, what: str, node: int) -> None:
         raise AssertionError("faults are for simulated nodes")
 
-    def run(self, text: str, page_rows: int = 0, node: str = "") -> Told:
+    def run(self, text: str) -> Told:
+        return self.ask(Said(text))
+
+    def ask(self, said: Said, page_rows: int = 0) -> Told:
         try:
-            answer = self._session.execute(SimpleStatement(text, fetch_size=page_rows or None))
+            answer = self._session.execute(self._statement(said, page_rows or None))
             names = answer.column_names
             return Told(rows=None if names is None else tuple(answer), names=tuple(names or ()))
         except ErrorMessage as error:
@@ -86,6 +97,14 @@ class DriverDoor:
             if cause is None:
                 raise
             return Told(cause, str(error))
+
+    def _statement(self, said: Said, page_rows: int | None) -> Statement:
+        """The driver sends no bytes of values but with what it prepared."""
+        if not said.values and not said.prepared:
+            return SimpleStatement(said.text, fetch_size=page_rows)
+        bound = _Anywhere(self._session.prepare(said.text), fetch_size=page_rows)
+        bound.values = [UNSET_VALUE if value is UNSET else value for value in said.values]
+        return bound
 
 
 #: The driver's own exceptions for what nodes answer.

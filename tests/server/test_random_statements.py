@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from lockstep.sim.fuzz.changes import Batch, Change
+from lockstep.sim.fuzz.looks import FUNCTIONS
 from lockstep.sim.fuzz.play import Script, Step, Tally, draw_script, in_cql, play
 from lockstep.testing import Cluster
 from tests.server.driver_door import DriverDoor
@@ -17,8 +18,9 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module")
 def door() -> Iterator[DriverDoor]:
-    with Cluster(1) as cluster:
-        cluster.execute(f"CREATE KEYSPACE f WITH replication = {cluster.replication}")
+    with Cluster(1, settings={"functions": {"user_defined_functions_enabled": True}}) as cluster:
+        for statement in (f"CREATE KEYSPACE f WITH replication = {cluster.replication}", *FUNCTIONS):
+            cluster.execute(statement)
         session = cluster.connect()
         yield DriverDoor(session)
         session.cluster.shutdown()

@@ -22,6 +22,10 @@ QUICK = {
     "limit_of_rows": 0,
     "model_expires_late": 0,
     "model_bounds_closed": 0,
+    "model_limits_rows": 0,
+    "unset_is_null": 0,
+    "dropped_cells_count": 0,
+    "folds_once": 0,
 }
 
 
@@ -73,7 +77,7 @@ def test_no_bytes_and_no_statement_break_a_node() -> None:
 def test_a_node_that_breaks_on_bytes_is_noticed() -> None:
     levels = dict(enumerate(Consistency))
     with replaced((messages, "_level", lambda number: levels[number])):
-        _, wrong = garbage.run(2, 100, streams=3)
+        _, wrong = garbage.run(4, 100, streams=3)
     assert "KeyError" in wrong[0]
 
 

@@ -7,15 +7,16 @@ and then nothing was changed.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from lockstep.sim.fuzz import kinds
+from lockstep.cql.wire.messages import UNSET, Value
+from lockstep.sim.fuzz import conditional, kinds, wording
 from lockstep.sim.fuzz.facts import Cell, Content, Mark, Row, Seen
-from lockstep.sim.fuzz.relations import Relation, condition_holds, holds, where_text
+from lockstep.sim.fuzz.relations import Relation, holds, keys_of
+from lockstep.sim.fuzz.saying import Say
 from lockstep.sim.fuzz.tables import Column, Table
 
 INVALID: Final = 0x2200
@@ -33,7 +34,8 @@ class Moment(msgspec.Struct):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What is expected: an error's code, or rows; None are no rows at all. `applied` of a condition."""
+    """What is expected: an error's code, or rows; None are no rows at all. `applied` of a condition, whose
+    rows are those that are told with it."""
 
     error: int = 0
     rows: tuple[tuple[Any, ...], ...] | None = None
@@ -45,7 +47,10 @@ DONE: Final = Answer()
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """`how`: set, add, remove, prepend, put (of `key`), drop (of `key`, or of all of it), count."""
+    """`how`: set, add, remove, prepend, put (of `key`), drop (of `key`, or of all of it), count.
+
+    A value that is UNSET leaves the column as it is.
+    """
 
     column: str
     how: str
@@ -64,41 +69,68 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     as_json: str = ""
     conditions: tuple[Relation, ...] = ()
     exists: str = ""
+    way: int = 0
 
-    def text(self, table: Table) -> str:
-        return _TEXTS[self.verb](self, table)
+    def text(self, table: Table, say: Say) -> str:
+        return wording.text_of(self, table, say)
+
+    @property
+    def is_conditional(self) -> bool:
+        return bool(self.conditions or self.exists)
 
     def apply(self, content: Content, moment: Moment) -> Answer:
-        if self.conditions or self.exists:
-            return _conditional(self, content, moment)
+        if self.is_conditional:
+            return _decided((self,), content, moment, is_batch=False)
         stamp = moment.next_turn() if self.stamp is None else self.stamp
-        return _apply(self, content, stamp, moment)
+        return perform(self, content, stamp, moment)
 
 
 class Batch(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...]
     logged: bool = False
     stamp: int | None = None
+    way: int = 0
 
-    def text(self, table: Table) -> str:
-        head = "BEGIN BATCH" if self.logged else "BEGIN UNLOGGED BATCH"
-        using = "" if self.stamp is None else f" USING TIMESTAMP {self.stamp}"
-        return f"{head}{using} {'; '.join(change.text(table) for change in self.changes)}; APPLY BATCH"
+    def text(self, table: Table, say: Say) -> str:
+        return wording.batch_text(self, table, say)
 
     def apply(self, content: Content, moment: Moment) -> Answer:
+        if any(change.is_conditional for change in self.changes):
+            return _decided(self.changes, content, moment, is_batch=True)
         given = moment.next_turn() if self.stamp is None else self.stamp
         for change in self.changes:
             stamp = given if change.stamp is None else change.stamp
-            assert _apply(change, content, stamp, moment) is DONE
+            assert perform(change, content, stamp, moment) is DONE
         return DONE
 
 
 class Truncate(msgspec.Struct, frozen=True):
-    def text(self, table: Table) -> str:
+    def text(self, table: Table, say: Say) -> str:
         return f"TRUNCATE {table.path}"
 
     def apply(self, content: Content, moment: Moment) -> Answer:
         content.partitions.clear()
+        return DONE
+
+
+class Alter(msgspec.Struct, frozen=True):
+    """Adds a column, or drops one with all that it holds."""
+
+    add: Column | None = None
+    drop: str = ""
+
+    def text(self, table: Table, say: Say) -> str:
+        if self.add is None:
+            return f"ALTER TABLE {table.path} DROP {self.drop}"
+        return f"ALTER TABLE {table.path} ADD {self.add.name} {kinds.text(self.add.kind)}"
+
+    def changed(self, table: Table) -> Table:
+        left = tuple(column for column in table.columns if column.name != self.drop)
+        return msgspec.structs.replace(table, columns=left + ((self.add,) if self.add else ()))
+
+    def apply(self, content: Content, moment: Moment) -> Answer:
+        content.forget(self.drop)
+        content.table = self.changed(content.table)
         return DONE
 
 
@@ -107,111 +139,33 @@ class Wrong(msgspec.Struct, frozen=True):
 
     statement: str
     error: int
+    values: tuple[Value, ...] = ()
 
-    def text(self, table: Table) -> str:
+    def text(self, table: Table, say: Say) -> str:
         return self.statement
 
     def apply(self, content: Content, moment: Moment) -> Answer:
         return Answer(self.error)
 
 
-# ---- as text
-
-
-def _using(change: Change) -> str:
-    parts = [] if change.stamp is None else [f"TIMESTAMP {change.stamp}"]
-    parts += [] if change.ttl_s is None else [f"TTL {change.ttl_s}"]
-    return f" USING {' AND '.join(parts)}" if parts else ""
-
-
-def _given(change: Change) -> list[tuple[str, Any]]:
-    pairs = [(relation.columns[0], relation.value) for relation in change.where]
-    return pairs + [(part.column, part.value) for part in change.assignments]
-
-
-def _insert_text(change: Change, table: Table) -> str:
-    given = _given(change)
-    ending = f"{' IF NOT EXISTS' if change.exists else ''}{_using(change)}"
-    if change.as_json:
-        row = {name: kinds.plain_json(table.column(name).kind, value) for name, value in given}
-        return (
-            f"INSERT INTO {table.path} JSON {kinds.quoted(json.dumps(row))} DEFAULT {change.as_json}{ending}"
-        )
-    names = ", ".join(name for name, _ in given)
-    values = ", ".join(kinds.literal(table.column(name).kind, value) for name, value in given)
-    return f"INSERT INTO {table.path} ({names}) VALUES ({values}){ending}"
-
-
-def _update_text(change: Change, table: Table) -> str:
-    sets = ", ".join(_assignment_text(part, table) for part in change.assignments)
-    where = where_text(table, change.where)
-    return f"UPDATE {table.path}{_using(change)} SET {sets}{where}{_if_text(change, table)}"
-
-
-def _delete_text(change: Change, table: Table) -> str:
-    what = ", ".join(_dropped(part, table) for part in change.assignments)
-    where = where_text(table, change.where)
-    return (
-        f"DELETE {what}{' ' if what else ''}FROM {table.path}{_using(change)}{where}{_if_text(change, table)}"
-    )
-
-
-_TEXTS: Final = {"INSERT": _insert_text, "UPDATE": _update_text, "DELETE": _delete_text}
-
-
-def _if_text(change: Change, table: Table) -> str:
-    if change.exists:
-        return " IF EXISTS"
-    return " IF " + " AND ".join(c.text(table) for c in change.conditions) if change.conditions else ""
-
-
-def _assignment_text(part: Assignment, table: Table) -> str:
-    kind = table.column(part.column).kind
-    name = part.column
-    if part.how == "put":
-        held = kinds.literal(_part(kind, part.key), part.value)
-        return f"{_place(name, kind, part.key)} = {held}"
-    if part.how == "count":
-        return f"{name} = {name} {'-' if part.value < 0 else '+'} {abs(part.value)}"
-    if part.how == "set":
-        return f"{name} = {kinds.literal(kind, part.value)}"
-    if part.how == "prepend":
-        return f"{name} = {kinds.literal(kind, part.value)} + {name}"
-    of = kinds.Kind("set", kind.parts[:1]) if part.how == "remove" and kind.name == "map" else kind
-    sign = "+" if part.how == "add" else "-"
-    return f"{name} = {name} {sign} {kinds.literal(of, part.value)}"
-
-
-def _dropped(part: Assignment, table: Table) -> str:
-    return part.column if part.key is None else _place(part.column, table.column(part.column).kind, part.key)
-
-
-def _place(name: str, kind: kinds.Kind, key: Any) -> str:
-    if kind.name == "udt":
-        return f"{name}.{kind.fields[key]}"
-    return f"{name}[{kinds.literal(kinds.Kind('int') if kind.name == 'list' else kind.parts[0], key)}]"
-
-
-def _part(kind: kinds.Kind, key: Any) -> kinds.Kind:
-    return kind.parts[key] if kind.name == "udt" else kind.parts[-1]
-
-
 # ---- as facts
 
 
-def _keys(columns: Sequence[Column], where: Sequence[Relation]) -> list[tuple[Any, ...]]:
-    """All combinations that `=` and IN name."""
-    named = {r.columns[0]: r for r in where}
-    options = []
-    for column in columns:
-        relation = named[column.name]
-        options.append(tuple(relation.value) if relation.op == "IN" else (relation.value,))
-    return list(itertools.product(*options))
+def _decided(changes: Sequence[Change], content: Content, moment: Moment, *, is_batch: bool) -> Answer:
+    told = conditional.judged(changes, content, moment.now_s, is_batch=is_batch)
+    turn = moment.next_turn()
+    if told is not None:
+        return Answer(applied=False, rows=told)
+    for change in changes:
+        answer = perform(change, content, turn, moment)
+        if answer is not DONE:
+            return answer
+    return Answer(applied=True, rows=((),))
 
 
-def _apply(change: Change, content: Content, stamp: int, moment: Moment) -> Answer:
+def perform(change: Change, content: Content, stamp: int, moment: Moment) -> Answer:
     table = content.table
-    keys = _keys(table.of("partition"), change.where)
+    keys = keys_of(table.of("partition"), change.where)
     clustering = table.of("clustering")
     ranged = tuple(r for r in change.where if table.column(r.columns[0]).role == "clustering")
     if change.verb == "DELETE" and not change.assignments:
@@ -219,12 +173,13 @@ def _apply(change: Change, content: Content, stamp: int, moment: Moment) -> Answ
             _delete_rows(content, key, ranged, stamp)
         return DONE
     of_static = not ranged and bool(clustering)
-    clusterings = [()] if of_static else _keys(clustering, ranged)
+    clusterings = [()] if of_static else keys_of(clustering, ranged)
     failed = False
     writes = []
     for key, at in itertools.product(keys, clusterings):
-        static = [part for part in change.assignments if table.column(part.column).role == "static"]
-        regular = [part for part in change.assignments if part not in static]
+        given = [part for part in change.assignments if part.value is not UNSET]
+        static = [part for part in given if table.column(part.column).role == "static"]
+        regular = [part for part in given if part not in static]
         failed = failed or not _lists_fit(content, key, at, change.assignments, moment)
         writes.append((key, at, static, regular))
     if failed:
@@ -310,9 +265,8 @@ class _Pen:
 
     def write(self, part: Assignment) -> None:
         if part.how == "count":
-            rivals = self.row.cells.get((self.name, None), [])
-            count = (rivals[-1].value if rivals else 0) + part.value
-            self.row.cells[self.name, None] = [Cell(self.moment.next_turn(), count, b"", 0, 0)]
+            count = part.value + sum(cell.value for cell in self.row.cells.get(self.name, {}).get(None, ()))
+            self.row.cells[self.name] = {None: [Cell(self.moment.next_turn(), count, b"", 0, 0)]}
         elif part.key is not None:
             self._element(part)
         elif not self.kind.is_cells:
@@ -360,30 +314,3 @@ class _Pen:
             for place, held in enumerate(value):
                 path = (0, -turn, place) if part.how == "prepend" else (1, turn, place)
                 self.put(path, self.kind.parts[0], held)
-
-
-# ---- conditions
-
-
-def _conditional(change: Change, content: Content, moment: Moment) -> Answer:
-    table = content.table
-    key = _keys(table.of("partition"), change.where)[0]
-    clustering = table.of("clustering")
-    ranged = [r for r in change.where if table.column(r.columns[0]).role == "clustering"]
-    facts = content.partition(key)
-    static = content.static(facts, moment.now_s)
-    at = _keys(clustering, ranged)[0] if ranged or not clustering else None
-    seen = content.find(key, at, moment.now_s) if at is not None else (static if static.live else None)
-    values = {**static.values, **(seen.values if seen else {})}
-    if change.exists == "NOT":
-        applied = seen is None
-    elif change.exists:
-        applied = seen is not None
-    else:
-        applied = all(condition_holds(table, relation, values) for relation in change.conditions)
-    turn = moment.next_turn()
-    if applied:
-        answer = _apply(change, content, turn, moment)
-        if answer is not DONE:
-            return answer
-    return Answer(applied=applied)

@@ -13,9 +13,12 @@ import msgspec
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import Opcode
 from lockstep.cql.wire.messages import QueryParameters
+from lockstep.node.configuration import Configuration, FunctionsSection
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import Shape, SimCluster
 from lockstep.sim.cql_client import CqlClient, CqlError
+from lockstep.sim.fuzz.looks import FUNCTIONS
+from lockstep.sim.fuzz.saying import Said
 from lockstep.sim.fuzz.tables import KEYSPACE
 from lockstep.sim.world import World
 from lockstep.values.errors import LockstepError
@@ -47,12 +50,18 @@ class Told(msgspec.Struct, frozen=True):
     pages: int = 1
 
 
+class _Cluster(SimCluster):
+    def configuration(self, name: str) -> Configuration:
+        enabled = FunctionsSection(user_defined_functions_enabled=True)
+        return msgspec.structs.replace(super().configuration(name), functions=enabled)
+
+
 class Door:
     """`nodes` simulated nodes, all of them replicas of everything."""
 
     def __init__(self, seed: int, nodes: int = 1) -> None:
         self.world = World(seed)
-        self.cluster = SimCluster(self.world, Shape(founders=nodes, spares=0, tokens=4))
+        self.cluster = _Cluster(self.world, Shape(founders=nodes, spares=0, tokens=4))
         self.names = list(self.cluster.processes)
         self.client = self.world.process("client")
         self._clients: dict[str, CqlClient] = {}
@@ -62,6 +71,7 @@ class Door:
         for statement in (
             f"CREATE KEYSPACE {KEYSPACE} WITH replication = "
             f"{{'class': 'SimpleStrategy', 'replication_factor': {nodes}}}",
+            *FUNCTIONS,
         ):
             told = self.run(statement)
             assert not told.error, told.message
@@ -121,7 +131,10 @@ class Door:
     # ---- statements
 
     def run(self, text: str, page_rows: int = 0, node: str = "") -> Told:
-        task = self.client.submit(lambda runtime: self._ask(runtime, text, page_rows, node or self.names[0]))
+        return self.ask(Said(text), page_rows, node)
+
+    def ask(self, said: Said, page_rows: int = 0, node: str = "") -> Told:
+        task = self.client.submit(lambda runtime: self._ask(runtime, said, page_rows, node or self.names[0]))
         try:
             self.until(task.done, _REQUEST_S)
         except LockstepError as error:
@@ -133,14 +146,14 @@ class Door:
         told: Told = task.result()
         return told
 
-    async def _ask(self, runtime: Runtime, text: str, page_rows: int, node: str) -> Told:
+    async def _ask(self, runtime: Runtime, said: Said, page_rows: int, node: str) -> Told:
         try:
             client = self._clients.get(node)
             if client is None or client.closed:
                 host = self.cluster.processes[node].host
                 client = await CqlClient.connect(runtime, host, _CQL_PORT, _CONNECT_MS)
                 self._clients[node] = client
-            return await _pages(client, text, page_rows)
+            return await _pages(client, said, page_rows)
         except CqlError as error:
             return Told(error.code, error.body.message)
         except (OSError, TimeoutError) as error:
@@ -153,15 +166,22 @@ class Door:
             raise LockstepError(f"the simulated cluster failed: {first}") from first.error
 
 
-async def _pages(client: CqlClient, text: str, page_rows: int) -> Told:
+async def _pages(client: CqlClient, said: Said, page_rows: int) -> Told:
     rows: list[tuple[Any, ...]] = []
     state: bytes | None = None
     pages = 0
+    statement = await client.prepare(said.text) if said.prepared else None
     while True:
         parameters = QueryParameters(
-            consistency=Consistency.QUORUM, page_size=page_rows or None, paging_state=state
+            consistency=Consistency.QUORUM,
+            page_size=page_rows or None,
+            paging_state=state,
+            values=said.values,
         )
-        answer = await client.request(Opcode.QUERY, wire.query(4, text, parameters))
+        if statement is None:
+            answer = await client.request(Opcode.QUERY, wire.query(4, said.text, parameters))
+        else:
+            answer = await client.request(Opcode.EXECUTE, wire.execute(4, statement, None, parameters))
         if not isinstance(answer, wire.RowsResult):
             return Told()
         pages += 1

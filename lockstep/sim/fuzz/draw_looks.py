@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from lockstep.sim.fuzz import kinds
 from lockstep.sim.fuzz.draws import UNORDERED, Changes
 from lockstep.sim.fuzz.looks import AGGREGATES, Look, Selector, named_keys, needs_filtering
@@ -26,6 +28,9 @@ class Looks:
         self.draw, self.table, self._changes = draw, table, changes
 
     def next(self) -> Look:
+        return msgspec.structs.replace(self._look(), way=self._changes.way())
+
+    def _look(self) -> Look:
         if self.draw.random() < 0.08:
             return self._distinct()
         where = self._where()
@@ -99,6 +104,8 @@ class Looks:
             columns = tuple(c for c in columns if c.kind.name in _SUMMED)
         elif how in ("min", "max"):
             columns = tuple(c for c in columns if not c.kind.parts and c.kind.name != "duration")
+        elif how == "given":
+            columns = tuple(c for c in columns if c.kind.name == "int")
         if how == "rows" or not columns:
             return Selector("rows")
         return Selector(how, self.draw.choice(columns).name)
@@ -118,6 +125,8 @@ class Looks:
             return Selector("element", column.name, value[0] if column.kind.name == "map" else value)
         if chance < 0.7 and column.kind.name == "udt":
             return Selector("field", column.name, self.draw.randrange(len(column.kind.parts)))
+        if chance < 0.5 and column.kind.name == "int":
+            return Selector("halved", column.name)
         if chance < 0.7 and column.kind.name in ("int", "bigint", "varint"):
             return Selector("text", column.name)
         return Selector("column", column.name)
@@ -186,7 +195,10 @@ class Looks:
         return self.draw.choice((Relation(names, "IN", tuple(values)), Relation(names, "=", values[0])))
 
     def _filters(self) -> tuple[Relation, ...]:
-        column = self.draw.choice(self.table.of("static", "regular"))
+        fit = self.table.of("static", "regular")
+        if not fit:
+            return ()
+        column = self.draw.choice(fit)
         if self.table.indexes and self.draw.random() < 0.7:
             column = self.table.column(self.draw.choice(self.table.indexed))
         kind, value = column.kind, self._changes.one(column)

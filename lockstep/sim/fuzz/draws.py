@@ -10,15 +10,20 @@ from typing import Any, Final
 
 import msgspec
 
+from lockstep.cql.wire.messages import UNSET
 from lockstep.sim.fuzz import kinds
-from lockstep.sim.fuzz.changes import Assignment, Batch, Change, Truncate, Wrong
+from lockstep.sim.fuzz.changes import Alter, Assignment, Batch, Change, Truncate, Wrong
+from lockstep.sim.fuzz.refusals import draw_wrong
 from lockstep.sim.fuzz.relations import Relation
-from lockstep.sim.fuzz.tables import Column, Table
+from lockstep.sim.fuzz.saying import EVERY, PREPARED
+from lockstep.sim.fuzz.tables import Column, Table, draw_added
 from lockstep.sim.streams import Stream
 
 #: Timestamps of neighbouring statements overlap, and ties are common; slowly they rise.
 _STAMPS_WIDE: Final = 40
 _STAMPS_RISE: Final = 4
+#: How often the timestamp of the last statement is given again.
+_AGAIN: Final = 0.2
 _TTLS: Final = (0, 3, 6, 9, 30)
 _VERBS: Final = ("INSERT", "INSERT", "INSERT", "UPDATE", "UPDATE", "UPDATE", "DELETE")
 #: Columns of these are compared for order in conditions and filters.
@@ -31,6 +36,9 @@ class Changes:
     def __init__(self, draw: Stream, table: Table) -> None:
         self.draw, self.table = draw, table
         self.count = 0
+        self._last = 1000
+        self._added = 0
+        self._gone: list[Column] = []
 
     def next(self) -> Change | Batch | Truncate | Wrong:
         self.count += 1
@@ -38,21 +46,60 @@ class Changes:
         if chance < 0.01:
             return Truncate()
         if chance < 0.04:
-            return self.wrong()
+            return draw_wrong(self.draw, self.table)
+        if chance < 0.14:
+            found = self._batch()
+            return msgspec.structs.replace(
+                found, way=self.way(), changes=tuple(self._with_unset(change) for change in found.changes)
+            )
+        return self._with_unset(msgspec.structs.replace(self._one(chance), way=self.way()))
+
+    def _one(self, chance: float) -> Change:
         if self.table.counters:
             return self._counting()
-        if chance < 0.14:
-            return self._batch()
         if not self.table.stamped and chance < 0.45:
             return self._conditional()
         return self.change(self._stamp(), indexes=True)
 
+    def alter(self) -> Alter:
+        """The table is another one afterwards."""
+        kept = self.table.of("regular")
+        fit = [c for c in kept if c.name not in self.table.indexed] if len(kept) > 1 else []
+        if fit and not self.table.views and self.draw.random() < 0.5:
+            gone = self.draw.choice(fit)
+            self._gone.append(gone)
+            return Alter(drop=gone.name)
+        # What comes back hides what is older than its drop: only clocks know that of what they stamp.
+        if self._gone and not self.table.stamped and not self.table.counters and self.draw.random() < 0.6:
+            return Alter(self._gone.pop())
+        self._added += 1
+        return Alter(draw_added(self.draw, self.table, f"x{self._added}"))
+
     # ---- parts
+
+    def way(self) -> int:
+        """Which values are bound."""
+        if self.draw.random() < 0.6:
+            return 0
+        bound = EVERY if self.draw.random() < 0.5 else self.draw.randrange(EVERY)
+        return bound | (PREPARED if self.draw.random() < 0.5 else 0)
+
+    def _with_unset(self, change: Change) -> Change:
+        """Some of what a statement with bound values assigns may be unset."""
+        if change.as_json or change.verb == "DELETE" or self.draw.random() < 0.85:
+            return change
+        parts = tuple(
+            msgspec.structs.replace(part, value=UNSET) if self.draw.random() < 0.4 else part
+            for part in change.assignments
+        )
+        return msgspec.structs.replace(change, assignments=parts)
 
     def _stamp(self) -> int | None:
         if not self.table.stamped:
             return None
-        return 1000 + self.count * _STAMPS_RISE + self.draw.randrange(_STAMPS_WIDE)
+        if self.draw.random() >= _AGAIN:
+            self._last = 1000 + self.count * _STAMPS_RISE + self.draw.randrange(_STAMPS_WIDE)
+        return self._last
 
     def _ttl(self) -> int | None:
         return self.draw.choice(_TTLS) if self.draw.random() < 0.25 else None
@@ -202,6 +249,10 @@ class Changes:
         return Change(verb="DELETE", where=where, assignments=tuple(parts), stamp=stamp)
 
     def _batch(self) -> Batch:
+        if self.table.counters:
+            return Batch(tuple(self._counting() for _ in range(self.draw.randint(1, 4))))
+        if not self.table.stamped and self.draw.random() < 0.5:
+            return self._deciding_batch()
         stamp = self._stamp()
         own = stamp is not None and self.draw.random() < 0.5
         changes = tuple(
@@ -235,6 +286,22 @@ class Changes:
         columns = self._some(fit, 1)[:2]
         return msgspec.structs.replace(change, conditions=tuple(self._condition(c) for c in columns))
 
+    def _deciding_batch(self) -> Batch:
+        """Changes of one partition, some with conditions; those of one row would have to fit each other."""
+        key = self.equals("partition")
+        changes: list[Change] = []
+        for _ in range(self.draw.randint(1, 4)):
+            change = self._conditional()
+            if changes and self.draw.random() < 0.4:
+                change = self.change(None, indexes=False)
+            where = key + change.where[len(key) :]
+            known = any(known.where == where and known.is_conditional for known in changes)
+            static = len(where) == len(key) and bool(self.table.of("clustering")) and change.exists == "NOT"
+            if change.as_json or known or static or any(r.op == "IN" for r in change.where):
+                continue
+            changes.append(msgspec.structs.replace(change, where=where))
+        return Batch(tuple(changes), self.draw.random() < 0.5) if changes else self._deciding_batch()
+
     def _is_one_row(self, change: Change) -> bool:
         if any(relation.op != "=" for relation in change.where):
             return False
@@ -252,32 +319,3 @@ class Changes:
             return Relation((column.name,), "IN", values)
         ops = ("=", "=", "!=") if column.kind.name in UNORDERED else ("=", "=", "!=", "<", "<=", ">", ">=")
         return Relation((column.name,), self.draw.choice(ops), self.one(column))
-
-    # ---- what must be refused
-
-    def wrong(self) -> Wrong:
-        table, key = self.table, self.table.of("partition")[0]
-        value = kinds.literal(key.kind, self.one(key))
-        column = self.draw.choice(table.of("regular"))
-        texts = (
-            (f"SELECT nothing FROM {table.path}", 0x2200),
-            (f"SELECT * FROM {table.path}x", 0x2200),
-            (f"SELECT * FROM {table.path} WHERE", 0x2000),
-            (f"INSERT INTO {table.path} ({column.name}) VALUES (null)", 0x2200),
-            (f"INSERT INTO {table.path} ({key.name}, {key.name}) VALUES ({value}, {value})", 0x2200),
-            (f"UPDATE {table.path} SET {column.name} = null", 0x2000),
-            (f"UPDATE {table.path} SET {key.name} = {value} WHERE {key.name} = {value}", 0x2200),
-            (f"UPDATE {table.path} USING TTL -1 SET {column.name} = null WHERE {key.name} = {value}", 0x2200),
-            (f"DELETE {key.name} FROM {table.path} WHERE {key.name} = {value}", 0x2200),
-            (f"DELETE FROM {table.path} WHERE {column.name} = null", 0x2200),
-            (f"SELECT * FROM {table.path} WHERE {key.name} = null", 0x2200),
-            (f"SELECT * FROM {table.path} LIMIT 0", 0x2200),
-            (f"SELECT {column.name}[1].x FROM {table.path}", 0x2200),
-            (f"SELECT {column.name} FROM {table.path} GROUP BY {column.name}", 0x2200),
-            (f"SELECT * FROM {table.path} ORDER BY {column.name} ASC", 0x2200),
-            (f"SELECT DISTINCT {column.name} FROM {table.path}", 0x2200),
-            (f"INSERT INTO {table.path} JSON '[1]'", 0x2200),
-            (f"CREATE TABLE {table.path} (a int PRIMARY KEY)", 0x2400),
-        )
-        statement, error = self.draw.choice(texts)
-        return Wrong(statement, error)

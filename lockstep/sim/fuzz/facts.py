@@ -35,17 +35,17 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Row:
-    """Facts of one row. Places of cells are (column, path); paths of lists sort as their elements do."""
+    """Facts of one row: cells by column and path; paths of lists sort as their elements do."""
 
     def __init__(self, clustering: tuple[Any, ...]) -> None:
         self.clustering = clustering
         self.marks: list[Mark] = []
         self.deletions: list[int] = []
-        self.cells: dict[tuple[str, Any], list[Cell]] = {}
+        self.cells: dict[str, dict[Any, list[Cell]]] = {}
         self.columns: dict[str, list[int]] = {}
 
     def put(self, column: str, path: Any, cell: Cell) -> None:
-        self.cells.setdefault((column, path), []).append(cell)
+        self.cells.setdefault(column, {}).setdefault(path, []).append(cell)
 
 
 class Seen(msgspec.Struct):
@@ -83,6 +83,13 @@ class Content:
         place = _wires(self.table.of("clustering"), clustering)
         return self.partition(key).rows.setdefault(place, Row(clustering))
 
+    def forget(self, column: str) -> None:
+        """The column is dropped, and comes back empty."""
+        for facts in self.partitions.values():
+            for row in (*facts.rows.values(), facts.static):
+                row.cells.pop(column, None)
+                row.columns.pop(column, None)
+
     def token(self, key: tuple[Any, ...]) -> int:
         return token_of(self.key_bytes(key))
 
@@ -100,22 +107,24 @@ class Content:
         columns = self.table.of("clustering")
         found = []
         for row in sorted(facts.rows.values(), key=lambda row: rank(columns, row.clustering)):
-            covers = [stamp for covers, stamp in facts.ranges if covers(row.clustering)]
-            seen = self.see(row, [*facts.deletions, *covers], self.table.of("regular"), now_s)
+            seen = self._row(facts, row, now_s)
             if seen.live:
                 found.append((row.clustering, seen))
         return found
+
+    def _row(self, facts: Facts, row: Row, now_s: int) -> Seen:
+        covers = [stamp for covers, stamp in facts.ranges if covers(row.clustering)]
+        return self.see(row, [*facts.deletions, *covers], self.table.of("regular"), now_s)
 
     def static(self, facts: Facts, now_s: int) -> Seen:
         return self.see(facts.static, facts.deletions, self.table.of("static"), now_s)
 
     def find(self, key: tuple[Any, ...], clustering: tuple[Any, ...], now_s: int) -> Seen | None:
         """One row, when it is visible."""
-        place = _wires(self.table.of("clustering"), clustering)
-        for known, seen in self.rows(self.partition(key), now_s):
-            if _wires(self.table.of("clustering"), known) == place:
-                return seen
-        return None
+        facts = self.partition(key)
+        row = facts.rows.get(_wires(self.table.of("clustering"), clustering))
+        seen = None if row is None else self._row(facts, row, now_s)
+        return seen if seen is not None and seen.live else None
 
     def see(self, row: Row, deletions: list[int], columns: tuple[Column, ...], now_s: int) -> Seen:
         """What is left of a row under its own and outer deletions."""
@@ -127,9 +136,8 @@ class Content:
             gone = max([covered, *row.columns.get(column.name, ())])
             cells = [
                 (path, winner)
-                for (name, path), rivals in row.cells.items()
-                if name == column.name
-                for winner in [max(rivals, key=_strength)]
+                for path, rivals in row.cells.get(column.name, {}).items()
+                for winner in [rivals[0] if len(rivals) == 1 else max(rivals, key=_strength)]
                 if winner.stamp > gone and winner.value is not None and not _over(winner, now_s)
             ]
             seen.cells[column.name] = _sorted_cells(column.kind, cells)

@@ -20,6 +20,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.sim.fuzz.door import Door
 from lockstep.sim.fuzz.draw_looks import Looks
 from lockstep.sim.fuzz.draws import Changes
+from lockstep.sim.fuzz.saying import Binder
 from lockstep.sim.fuzz.tables import draw_table
 from lockstep.sim.streams import Stream, stream
 from lockstep.values.errors import LockstepError
@@ -253,7 +254,7 @@ def run(seed: int, cases: int, streams: int = STREAMS) -> tuple[dict[str, int], 
         looks = Looks(draw, table, changes)
         for number in range(cases):
             if number % 3 == 2:
-                drawn = draw.choice((changes.next, looks.next))().text(table)
+                drawn = draw.choice((changes.next, looks.next))().text(table, Binder(0))
                 name, problem = "garbled statement", statement_problem(door, garble_text(draw, drawn))
             else:
                 case = flood(streams) if number == 0 else draw_case(draw)

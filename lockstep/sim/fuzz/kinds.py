@@ -141,7 +141,9 @@ def _uuid(draw: Stream, version: int) -> bytes:
 
 
 _WORDS: Final = ("a", "b", "ab", "", "B", "\u00e9", "zz", "it's", "10", "\u6f22", "a b", "\U0001f600")
-_ADDRESSES: Final = ("1.2.3.4", "255.0.0.1", "::1", "fe80::2", "10.0.0.1")
+_ADDRESSES: Final = {
+    text: ipaddress.ip_address(text).packed for text in ("1.2.3.4", "255.0.0.1", "::1", "fe80::2", "10.0.0.1")
+}
 _SCALAR_VALUES: Final[dict[str, Callable[[Stream], Any]]] = {
     **{name: lambda draw, bits=bits: _whole(draw, bits) for name, bits in WHOLE.items()},  # type: ignore[misc]
     "varint": lambda draw: draw.choice((0, 1, -1, 127, 128, -128, -129, 1 << 70, -(1 << 70), 255)),
@@ -156,7 +158,7 @@ _SCALAR_VALUES: Final[dict[str, Callable[[Stream], Any]]] = {
     "double": lambda draw: draw.choice((0.0, 1.0, -1.0, 1.5, 1e300, -2.25, 0.1)),
     "float": lambda draw: draw.choice((0.0, 1.0, -1.0, 1.5, 2.0**60, -2.25)),
     "duration": lambda draw: draw.choice(((0, 0, 1), (1, 2, 3), (-1, -2, -3), (12, 0, 0), (0, 30, 10**9))),
-    "inet": lambda draw: draw.choice(_ADDRESSES),
+    "inet": lambda draw: draw.choice(tuple(_ADDRESSES)),
     "time": lambda draw: draw.choice((0, 1, 10**9, 86_399_999_999_999)),
     "timestamp": lambda draw: draw.choice((0, 1, -1, 1_700_000_000_123, -5_000_000_000, 10**12)),
     "timeuuid": lambda draw: _uuid(draw, 1),
@@ -275,7 +277,7 @@ def _signed_bytes(data: bytes) -> tuple[int, ...]:
 
 _ORDERS: Final[dict[str, Callable[[Any], Any]]] = {
     "text": lambda value: value.encode(),
-    "inet": lambda value: ipaddress.ip_address(value).packed,
+    "inet": _ADDRESSES.__getitem__,
     "uuid": _uuid_order,
     "timeuuid": lambda value: (_time_of(value), _signed_bytes(value[8:])),
 }

@@ -15,13 +15,24 @@ from lockstep.sim.fuzz import kinds
 from lockstep.sim.fuzz.changes import INVALID, Answer, Moment
 from lockstep.sim.fuzz.facts import Content, Facts, Seen
 from lockstep.sim.fuzz.relations import Relation, holds, where_text
-from lockstep.sim.fuzz.tables import Column, Table, rank
+from lockstep.sim.fuzz.saying import INT, Say
+from lockstep.sim.fuzz.tables import KEYSPACE, Column, Table, rank, star
 
-AGGREGATES: Final = ("rows", "count", "min", "max", "sum", "avg")
+AGGREGATES: Final = ("rows", "count", "min", "max", "sum", "avg", "given")
+#: Functions of users: half of a number, and how many are not null.
+FUNCTIONS: Final = (
+    f"CREATE FUNCTION {KEYSPACE}.halved (x int) RETURNS NULL ON NULL INPUT RETURNS int LANGUAGE python "
+    "AS 'return x // 2'",
+    f"CREATE FUNCTION {KEYSPACE}.one_more (held int, x int) CALLED ON NULL INPUT RETURNS int LANGUAGE python "
+    "AS 'return held + (x is not None)'",
+    f"CREATE AGGREGATE {KEYSPACE}.given (int) SFUNC one_more STYPE int INITCOND 0",
+)
+
+_OF_USERS: Final = ("halved", "given")
 
 
 class Selector(msgspec.Struct, frozen=True):
-    """`how`: column, writetime, ttl, token, text (a cast), element, field, or one of AGGREGATES."""
+    """`how`: column, writetime, ttl, token, text (a cast), element, field, halved, or one of AGGREGATES."""
 
     how: str
     column: str = ""
@@ -41,7 +52,7 @@ class Selector(msgspec.Struct, frozen=True):
             return f"{self.column}[{kinds.literal(kind.parts[0], self.key)}]"
         if self.how == "field":
             return f"{self.column}.{kind.fields[self.key]}"
-        return f"{self.how}({self.column})"
+        return f"{f'{KEYSPACE}.' if self.how in _OF_USERS else ''}{self.how}({self.column})"
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,19 +68,20 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool = False
     filtering: bool = False
     page_rows: int = 0
+    way: int = 0
 
-    def text(self, table: Table) -> str:
+    def text(self, table: Table, say: Say) -> str:
         chosen = ", ".join(selector.text(table) for selector in self.selectors) or "*"
         parts = [f"SELECT {'JSON ' if self.as_json else ''}{'DISTINCT ' if self.distinct else ''}{chosen}"]
-        parts.append(f" FROM {table.path}{where_text(table, self.where)}")
+        parts.append(f" FROM {table.path}{where_text(table, self.where, say)}")
         if self.group:
             names = [c.name for c in table.of("partition", "clustering")]
             parts.append(f" GROUP BY {', '.join(names[: self.group])}")
         if self.backward:
             orders = [f"{c.name} {'ASC' if c.reversed else 'DESC'}" for c in table.of("clustering")]
             parts.append(f" ORDER BY {', '.join(orders)}")
-        parts.append(f" PER PARTITION LIMIT {self.per_partition}" if self.per_partition else "")
-        parts.append(f" LIMIT {self.limit}" if self.limit else "")
+        parts.append(f" PER PARTITION LIMIT {say(INT, self.per_partition)}" if self.per_partition else "")
+        parts.append(f" LIMIT {say(INT, self.limit)}" if self.limit else "")
         parts.append(" ALLOW FILTERING" if self.filtering else "")
         return "".join(parts)
 
@@ -251,13 +263,6 @@ def _single(selectors: Sequence[Selector], row: Found, table: Table) -> tuple[An
     return tuple(_selected(selector, row, table) for selector in selectors)
 
 
-def star(table: Table) -> list[str]:
-    """What `*` stands for: keys as they are, then static and regular columns by name."""
-    fixed = [column.name for column in table.of("partition", "clustering")]
-    statics = sorted(column.name for column in table.of("static"))
-    return fixed + statics + sorted(column.name for column in table.of("regular"))
-
-
 def _selected(selector: Selector, row: Found, table: Table) -> Any:
     how, held = selector.how, row.of(selector.column)
     if how == "token":
@@ -274,6 +279,8 @@ def _selected(selector: Selector, row: Found, table: Table) -> Any:
     kind = table.column(selector.column).kind
     if how == "text":
         return str(held)
+    if how == "halved":
+        return held // 2
     if how == "field":
         return held[selector.key]
     wanted = kinds.wire(kind.parts[0], selector.key)
@@ -292,7 +299,7 @@ def _aggregate(selector: Selector, rows: list[Found], table: Table) -> Any:
     if how == "rows":
         return len(rows)
     held = [row.of(selector.column) for row in rows if row.of(selector.column) is not None]
-    if how == "count":
+    if how in ("count", "given"):
         return len(held)
     kind = table.column(selector.column).kind
     if how in ("min", "max"):

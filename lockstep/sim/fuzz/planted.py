@@ -11,20 +11,27 @@ from typing import Any, Final
 
 from lockstep.cql import ranges as ranges_module
 from lockstep.cql import select as select_module
+from lockstep.cql.conditional import ConditionalRequest
 from lockstep.cql.results import PageBuilder
+from lockstep.cql.user_calls import UserCalls
+from lockstep.cql.wire import messages as messages_module
 from lockstep.replication import page as page_module
 from lockstep.schema.clustering import slice_for
 from lockstep.sim.fuzz import facts as facts_module
 from lockstep.sim.fuzz import looks as looks_module
 from lockstep.sim.fuzz import relations as relations_module
 from lockstep.sim.planted.plant import Planted
+from lockstep.sim.planted.views import VIEWS
 from lockstep.sim.replaced import replaced
 from lockstep.storage import reconcile as reconcile_module
+from lockstep.storage import visible as visible_module
+from lockstep.storage.indexes import Indexes
 from lockstep.storage.visible import live_view
 from lockstep.values.rows import Cell, Slice
 
 _SCENARIO: Final = "fuzz"
 _Context = contextlib.AbstractContextManager[None]
+_VIEWS: Final = {planted.name: planted.plant for planted in VIEWS}
 
 
 def _smaller_value() -> _Context:
@@ -108,6 +115,66 @@ def _marker_stays() -> _Context:
     return replaced((reconcile_module, "_liveness_rank", rank))
 
 
+def _unset_is_null() -> _Context:
+    read = messages_module._read_values
+
+    def values(body: bytes, at: int, count: int) -> tuple[tuple[Any, ...], int]:
+        found, end = read(body, at, count)
+        return tuple(None if value is messages_module.UNSET else value for value in found), end
+
+    return replaced((messages_module, "_read_values", values))
+
+
+def _batch_asks_once() -> _Context:
+    """Of a batch only the first condition of a row is looked at."""
+    take = ConditionalRequest._take
+
+    def first(self: Any, plan: Any, conditions: Any, values: Any) -> None:
+        if not self._rows:
+            take(self, plan, conditions, values)
+
+    return replaced((ConditionalRequest, "_take", first))
+
+
+def _refusal_is_bare() -> _Context:
+    """Who is refused is not told why."""
+    refuse = ConditionalRequest._refusal
+    return replaced((ConditionalRequest, "_refusal", lambda self, records: refuse(self, ())))
+
+
+def _dropped_cells_count() -> _Context:
+    """Rows live on by the cells of columns that were dropped."""
+    is_live = visible_module.row_is_live
+    return replaced((visible_module, "row_is_live", lambda row, now_s, dropped=(): is_live(row, now_s)))
+
+
+def _index_of_first_row() -> _Context:
+    """A mutation of several rows is indexed by its first entry."""
+    entries = Indexes.entries
+    return replaced((Indexes, "entries", lambda self, *of: entries(self, *of)[:1]))
+
+
+def _later_pages_anew() -> _Context:
+    """The limit of a partition begins anew on each page."""
+    original = PageBuilder.__init__
+
+    def init(self: Any, plan: Any) -> None:
+        original(self, plan)
+        self._partition_rows = 0
+
+    return replaced((PageBuilder, "__init__", init))
+
+
+def _folds_once() -> _Context:
+    """Of several rows the first alone is folded."""
+    fold = UserCalls.fold
+
+    def anew(self: Any, code: Any, state: Any, rows: Any) -> Any:
+        return fold(self, code, state, rows[:1])
+
+    return replaced((UserCalls, "fold", anew))
+
+
 def _model_deletes_less() -> _Context:
     """In the model: a deletion does not cover what has its own timestamp."""
     see = facts_module.Content.see
@@ -159,6 +226,14 @@ PLANTS: Final[dict[str, Planted]] = {
         _planted("falling_is_rising", "slices of falling columns are turned round", _falling_is_rising),
         _planted("limit_of_rows", "LIMIT of groups counts their rows", _limit_of_rows),
         _planted("marker_stays", "a row outlives the marker that expires", _marker_stays),
+        _planted("unset_is_null", "what is unset is deleted", _unset_is_null),
+        _planted("batch_asks_once", "a batch looks at its first condition", _batch_asks_once),
+        _planted("refusal_is_bare", "a refused condition shows no row", _refusal_is_bare),
+        _planted("dropped_cells_count", "a row lives on by a dropped column", _dropped_cells_count),
+        _planted("index_of_first_row", "an index lacks values of a mutation", _index_of_first_row),
+        _planted("later_pages_anew", "a limit of partitions begins anew on each page", _later_pages_anew),
+        _planted("folds_once", "a user's aggregate takes one row", _folds_once),
+        _planted("view_old_row_kept", "a row is at two keys of a view", _VIEWS["view_old_row_kept"]),
         _planted("model_deletes_less", "the model spares what a deletion covers", _model_deletes_less),
         _planted("model_expires_late", "the model lets things live too long", _model_expires_late),
         _planted("model_bounds_closed", "the model closes open bounds", _model_bounds_closed),

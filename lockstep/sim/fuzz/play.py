@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
 from lockstep.sim.fuzz import kinds
-from lockstep.sim.fuzz.changes import Answer, Batch, Change, Moment, Truncate, Wrong
+from lockstep.sim.fuzz.changes import Alter, Answer, Batch, Change, Moment, Truncate, Wrong
 from lockstep.sim.fuzz.door import NOT_DONE, UNKNOWN, Door, Told
 from lockstep.sim.fuzz.draw_looks import Looks
 from lockstep.sim.fuzz.draws import Changes
 from lockstep.sim.fuzz.facts import Content
-from lockstep.sim.fuzz.looks import Look, star
-from lockstep.sim.fuzz.tables import Table, draw_table
-from lockstep.sim.streams import stream
+from lockstep.sim.fuzz.looks import Look
+from lockstep.sim.fuzz.saying import Binder, Said, shown
+from lockstep.sim.fuzz.tables import Table, draw_table, star
+from lockstep.sim.fuzz.views import ViewLook, draw_views, table_of
+from lockstep.sim.streams import Stream, stream
 
 #: Statements of one table: enough that its few rows are written many times over.
 SCRIPT_STATEMENTS: Final = 400
@@ -41,7 +43,7 @@ class Fault(msgspec.Struct, frozen=True):
     node: int = 1
 
 
-Statement: TypeAlias = Change | Batch | Truncate | Wrong | Look
+Statement: TypeAlias = Change | Batch | Truncate | Wrong | Alter | Look | ViewLook
 Step: TypeAlias = Statement | Wait | Fault
 
 
@@ -49,6 +51,14 @@ class Script(msgspec.Struct, frozen=True):
     table: Table
     steps: tuple[Step, ...]
     nodes: int = 1
+
+    def with_tables(self) -> Iterator[tuple[Table, Step]]:
+        """Each step with the table as it is then."""
+        table = self.table
+        for step in self.steps:
+            yield table, step
+            if isinstance(step, Alter):
+                table = step.changed(table)
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -61,6 +71,12 @@ class Difference(msgspec.Struct, frozen=True):
     #: Which sort of difference it is: shrinking keeps to it.
     sort: str
 
+    def statement(self) -> str:
+        """The one that was answered so."""
+        table, step = list(self.script.with_tables())[self.index]
+        assert not isinstance(step, Wait | Fault)
+        return step.text(table, shown)
+
 
 class Doorway(Protocol):
     """What runs statements: simulated nodes, or a driver's session."""
@@ -69,7 +85,8 @@ class Doorway(Protocol):
     def settle(self) -> None: ...
     def wait(self, seconds: int) -> None: ...
     def rest(self) -> None: ...
-    def run(self, text: str, page_rows: int = 0, node: str = "") -> Told: ...
+    def run(self, text: str) -> Told: ...
+    def ask(self, said: Said, page_rows: int = 0) -> Told: ...
     def strike(self, what: str, node: int) -> None: ...
 
 
@@ -86,6 +103,9 @@ class Tally(msgspec.Struct):
 def draw_script(seed: int, number: int, *, statements: int = SCRIPT_STATEMENTS, nodes: int = 1) -> Script:
     draw = stream(seed, f"fuzz/{number}")
     table = draw_table(draw, number)
+    # With a node down a view may be behind.
+    if nodes == 1 and not table.counters and draw.random() < 0.25:
+        table = msgspec.structs.replace(table, views=draw_views(draw, table.name, table.columns))
     changes = Changes(draw, table)
     looks = Looks(draw, table, changes)
     steps: list[Step] = []
@@ -95,9 +115,21 @@ def draw_script(seed: int, number: int, *, statements: int = SCRIPT_STATEMENTS, 
             steps.append(Wait(draw.randint(1, 6)))
         elif nodes > 1 and chance < 0.06:
             steps.append(Fault(draw.choice(("kill", "pause", "cut", "mend")), draw.randint(2, nodes)))
+        elif chance < 0.07:
+            altered = changes.alter()
+            steps.append(altered)
+            changes.table = looks.table = altered.changed(changes.table)
+        elif changes.table.views and chance < 0.16:
+            steps.append(_view_look(draw, changes.table))
         else:
             steps.append(looks.next() if chance > 0.55 else changes.next())
     return Script(table, tuple(steps), nodes)
+
+
+def _view_look(draw: Stream, table: Table) -> ViewLook:
+    number = draw.randrange(len(table.views))
+    view = table_of(table, number)
+    return ViewLook(number, Looks(draw, view, Changes(draw, view)).next())
 
 
 def play(script: Script, door: Doorway, tally: Tally | None = None) -> Difference | None:
@@ -120,23 +152,43 @@ def play(script: Script, door: Doorway, tally: Tally | None = None) -> Differenc
         if isinstance(step, Fault):
             door.strike(step.what, step.node)
             continue
+        if isinstance(step, ViewLook):
+            door.rest()
         door.settle()
         moment.now_s = door.now_s()
-        told = door.run(step.text(table), step.page_rows if isinstance(step, Look) else 0)
+        told = door.ask(said(step, content.table), _page_rows(step))
         tally.statements += 1
         tally.pages += told.pages
         tally.rows += len(told.rows or ())
         if script.nodes > 1 and told.error in (*UNKNOWN, *NOT_DONE):
             tally.unknown += 1
-            if told.error in NOT_DONE or isinstance(step, Look):
+            if told.error in NOT_DONE or isinstance(step, Look | ViewLook):
                 continue
             return None
         tally.refused += bool(told.error)
         answer = step.apply(content, moment)
-        sort = difference(table, step, answer, told)
+        sort = difference(content.table, step, answer, told)
         if sort:
             return Difference(script, index, _shown(answer), _told(told), sort)
     return None
+
+
+def said(step: Statement, table: Table) -> Said:
+    """As it is sent."""
+    if isinstance(step, Wrong):
+        return Said(step.statement, step.values)
+    way = 0
+    if isinstance(step, ViewLook):
+        way = step.look.way
+    elif not isinstance(step, Truncate | Alter):
+        way = step.way
+    binder = Binder(way)
+    return binder.said(step.text(table, binder))
+
+
+def _page_rows(step: Statement) -> int:
+    look = step.look if isinstance(step, ViewLook) else step
+    return look.page_rows if isinstance(look, Look) else 0
 
 
 def difference(table: Table, step: Statement, answer: Answer, told: Told) -> str:
@@ -147,13 +199,17 @@ def difference(table: Table, step: Statement, answer: Answer, told: Told) -> str
         return ""
     if answer.applied is not None:
         applied = bool(told.rows) and told.rows is not None and told.rows[0][0]
-        return "" if applied == answer.applied else "applied"
+        if applied != answer.applied or not told.rows:
+            return "applied"
+        return "" if plain([row[1:] for row in told.rows]) == plain(answer.rows) else "rows of conditions"
     if (answer.rows is None) != (told.rows is None):
         return "kind"
     if answer.rows is None or told.rows is None:
         return ""
-    if isinstance(step, Look) and step.as_json:
-        wanted = [_json_row(table, row) for row in answer.rows]
+    look = step.look if isinstance(step, ViewLook) else step
+    if isinstance(look, Look) and look.as_json:
+        asked = table_of(table, step.number) if isinstance(step, ViewLook) else table
+        wanted = [_json_row(asked, row) for row in answer.rows]
         return "" if [json.loads(row[0]) for row in told.rows] == wanted else "json"
     if plain(answer.rows) == plain(told.rows):
         return ""
@@ -182,7 +238,7 @@ def _shown(answer: Answer) -> str:
     if answer.error:
         return f"error {answer.error:#06x}"
     if answer.applied is not None:
-        return f"applied: {answer.applied}"
+        return f"applied: {answer.applied}, {_rows(answer.rows or ())}"
     return "no rows" if answer.rows is None else _rows(answer.rows)
 
 
@@ -198,17 +254,24 @@ def _rows(rows: Sequence[Sequence[Any]]) -> str:
 
 def in_cql(found: Difference) -> str:
     """The script up to the difference, as statements and comments."""
-    table = found.script.table
-    lines = [f"{text};" for text in table.statements()]
-    for index, step in enumerate(found.script.steps[: found.index + 1]):
+    lines = [f"{text};" for text in found.script.table.statements()]
+    for index, (table, step) in enumerate(list(found.script.with_tables())[: found.index + 1]):
         if isinstance(step, Wait):
             lines.append(f"-- wait {step.seconds} s")
         elif isinstance(step, Fault):
             lines.append(f"-- {step.what} n{step.node}")
         else:
-            page = f"  -- pages of {step.page_rows}" if isinstance(step, Look) and step.page_rows else ""
-            lines.append(f"{step.text(table)};{page}{'  -- differs' if index == found.index else ''}")
+            page = f"  -- pages of {_page_rows(step)}" if _page_rows(step) else ""
+            ending = "  -- differs" if index == found.index else ""
+            lines.append(f"{step.text(table, shown)};{_bound(step, table)}{page}{ending}")
     return "\n".join([*lines, f"-- expected {found.expected}", f"-- answered {found.told}"])
+
+
+def _bound(step: Statement, table: Table) -> str:
+    sent = said(step, table)
+    if not sent.values and not sent.prepared:
+        return ""
+    return f"  -- {'prepared' if sent.prepared else 'sent'} with {len(sent.values)} values"
 
 
 def fresh(script: Script) -> Difference | None:

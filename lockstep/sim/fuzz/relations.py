@@ -5,12 +5,14 @@ Invariant: a comparison with what is null never holds, except `=` and `!=` with 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.saying import BIGINT, INT, Say
 from lockstep.sim.fuzz.tables import Column, Table
 
 
@@ -26,36 +28,46 @@ class Relation(msgspec.Struct, frozen=True):
     token: bool = False
     key: Any = None
 
-    def text(self, table: Table) -> str:
+    def text(self, table: Table, say: Say) -> str:
         shown = [table.column(name) for name in self.columns]
         one = shown[0].kind
         if self.token:
-            return f"token({', '.join(self.columns)}) {self.op} {self.value}"
+            return f"token({', '.join(self.columns)}) {self.op} {say(BIGINT, self.value)}"
         if self.key is not None:
-            element = kinds.Kind("int") if one.name == "list" else one.parts[0]
+            element = INT if one.name == "list" else one.parts[0]
             held = one.parts[-1]
-            place = f"{shown[0].name}[{kinds.literal(element, self.key)}]"
-            return f"{place} {self.op} {kinds.literal(held, self.value)}"
+            place = f"{shown[0].name}[{say(element, self.key)}]"
+            return f"{place} {self.op} {say(held, self.value)}"
         if self.op == "CONTAINS":
-            return f"{shown[0].name} CONTAINS {kinds.literal(one.parts[-1], self.value)}"
+            return f"{shown[0].name} CONTAINS {say(one.parts[-1], self.value)}"
         if self.op == "CONTAINS KEY":
-            return f"{shown[0].name} CONTAINS KEY {kinds.literal(one.parts[0], self.value)}"
+            return f"{shown[0].name} CONTAINS KEY {say(one.parts[0], self.value)}"
         if len(shown) == 1 and self.op == "IN":
-            return f"{shown[0].name} IN ({', '.join(kinds.literal(one, value) for value in self.value)})"
+            return f"{shown[0].name} IN ({', '.join(say(one, value) for value in self.value)})"
         if len(shown) == 1:
-            return f"{shown[0].name} {self.op} {kinds.literal(one, self.value)}"
+            return f"{shown[0].name} {self.op} {say(one, self.value)}"
         left = f"({', '.join(self.columns)})"
         if self.op == "IN":
-            return f"{left} IN ({', '.join(_several(shown, value) for value in self.value)})"
-        return f"{left} {self.op} {_several(shown, self.value)}"
+            return f"{left} IN ({', '.join(_several(shown, value, say) for value in self.value)})"
+        return f"{left} {self.op} {_several(shown, self.value, say)}"
 
 
-def _several(columns: Sequence[Column], values: Sequence[Any]) -> str:
-    return f"({', '.join(kinds.literal(c.kind, v) for c, v in zip(columns, values, strict=True))})"
+def _several(columns: Sequence[Column], values: Sequence[Any], say: Say) -> str:
+    return f"({', '.join(say(c.kind, v) for c, v in zip(columns, values, strict=True))})"
 
 
-def where_text(table: Table, relations: Sequence[Relation]) -> str:
-    return " WHERE " + " AND ".join(r.text(table) for r in relations) if relations else ""
+def where_text(table: Table, relations: Sequence[Relation], say: Say) -> str:
+    return " WHERE " + " AND ".join(r.text(table, say) for r in relations) if relations else ""
+
+
+def keys_of(columns: Sequence[Column], where: Sequence[Relation]) -> list[tuple[Any, ...]]:
+    """All combinations that `=` and IN name."""
+    named = {r.columns[0]: r for r in where}
+    options = []
+    for column in columns:
+        relation = named[column.name]
+        options.append(tuple(relation.value) if relation.op == "IN" else (relation.value,))
+    return list(itertools.product(*options))
 
 
 def holds(table: Table, relation: Relation, of: Callable[[str], Any], token: int) -> bool:

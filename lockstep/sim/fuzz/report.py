@@ -69,10 +69,9 @@ def _text(order: Order, number: int, difference: Difference) -> str:
     head = f"{where}: {difference.sort}\n  {again} --shrink"
     if order.shrink or difference.index < 0:
         return f"{head}\n{in_cql(shown)}"
-    step = difference.script.steps[difference.index]
-    assert hasattr(step, "text")
-    text = step.text(difference.script.table)
-    return f"{head}\n  {text}\n  expected {difference.expected}\n  answered {difference.told}"
+    return (
+        f"{head}\n  {difference.statement()}\n  expected {difference.expected}\n  answered {difference.told}"
+    )
 
 
 def planted(seed: int, seeds: int, only: str, told: Callable[[str], None]) -> bool:

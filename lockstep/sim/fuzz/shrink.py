@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from lockstep.sim.fuzz.changes import Batch, Change
+from lockstep.sim.fuzz.changes import Alter, Batch, Change
 from lockstep.sim.fuzz.looks import Look
 from lockstep.sim.fuzz.play import Difference, Script, Step, fresh
+from lockstep.sim.fuzz.views import ViewLook
 
 
 def shrunk(found: Difference, tries: int = 400) -> Difference:
@@ -49,7 +50,11 @@ class _Shrinking:
         while start > -size:
             steps = self.best.script.steps
             first = max(start, 0)
-            if first + 1 < len(steps) and self._try(steps[:first] + steps[first + size :]):
+            # What comes after a change of the table needs the table that it made.
+            window = steps[first : first + size]
+            kept = tuple(step for step in window if isinstance(step, Alter))
+            left = steps[:first] + kept + steps[first + size :]
+            if first + 1 < len(steps) and len(left) < len(steps) and self._try(left):
                 gone = True
             start -= size
         return gone
@@ -79,12 +84,18 @@ def _simpler(step: Step) -> list[Step]:
             found += [change(step, assignments=parts[:i] + parts[i + 1 :]) for i in range(len(parts))]
         if step.ttl_s is not None:
             found.append(change(step, ttl_s=None))
+        if step.way:
+            found.append(change(step, way=0))
     elif isinstance(step, Batch):
         parts_of = step.changes
+        if step.way:
+            found.append(change(step, way=0))
         if len(parts_of) > 1:
             found += [change(step, changes=parts_of[:i] + parts_of[i + 1 :]) for i in range(len(parts_of))]
+    elif isinstance(step, ViewLook):
+        return [change(step, look=look) for look in _simpler(step.look)]
     elif isinstance(step, Look):
-        plainer: list[dict[str, object]] = [{"limit": 0}, {"per_partition": 0}, {"page_rows": 0}]
+        plainer: list[dict[str, object]] = [{"limit": 0}, {"per_partition": 0}, {"page_rows": 0}, {"way": 0}]
         plainer += [{"backward": False}, {"group": 0}, {"selectors": step.selectors[:1]}]
         for fields in plainer:
             if any(getattr(step, name) != value for name, value in fields.items()):

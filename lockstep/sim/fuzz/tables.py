@@ -28,6 +28,27 @@ class Column(msgspec.Struct, frozen=True):
     pool: tuple[Any, ...] = ()
 
 
+class View(msgspec.Struct, frozen=True):
+    """A materialized view. `shown` are its columns, () all of them; `falling` lie in descending order."""
+
+    name: str
+    partition: tuple[str, ...]
+    clustering: tuple[str, ...]
+    shown: tuple[str, ...] = ()
+    falling: tuple[str, ...] = ()
+
+    def statement(self, path: str) -> str:
+        key = [*self.partition, *self.clustering]
+        where = " AND ".join(f"{name} IS NOT NULL" for name in key)
+        clustering = "".join(f", {name}" for name in self.clustering)
+        orders = [f"{name} {'DESC' if name in self.falling else 'ASC'}" for name in self.clustering]
+        ending = f" WITH CLUSTERING ORDER BY ({', '.join(orders)})" if orders else ""
+        return (
+            f"CREATE MATERIALIZED VIEW {KEYSPACE}.{self.name} AS SELECT {', '.join(self.shown) or '*'} "
+            f"FROM {path} WHERE {where} PRIMARY KEY (({', '.join(self.partition)}){clustering}){ending}"
+        )
+
+
 class Table(msgspec.Struct, frozen=True):
     """`stamped`: writes carry timestamps; without, nodes give them and conditions (IF) are drawn."""
 
@@ -39,6 +60,7 @@ class Table(msgspec.Struct, frozen=True):
     stamped: bool = True
     #: (column, CUSTOM or nothing): secondary indexes.
     indexes: tuple[tuple[str, bool], ...] = ()
+    views: tuple[View, ...] = ()
 
     def of(self, *roles: str) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.role in roles)
@@ -71,7 +93,8 @@ class Table(msgspec.Struct, frozen=True):
             options.append(f"CLUSTERING ORDER BY ({orders})")
         ending = f" WITH {' AND '.join(options)}" if options else ""
         create = f"CREATE TABLE {self.path} ({columns}, PRIMARY KEY (({key}){rest})){ending}"
-        return (*users, create, *self._index_statements())
+        views = [view.statement(self.path) for view in self.views]
+        return (*users, create, *self._index_statements(), *views)
 
     def _index_statements(self) -> list[str]:
         found = []
@@ -112,6 +135,13 @@ def rank(columns: Sequence[Column], values: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
+def star(table: Table) -> list[str]:
+    """What `*` stands for: keys as they are, then static and regular columns by name."""
+    fixed = [column.name for column in table.of("partition", "clustering")]
+    statics = sorted(column.name for column in table.of("static"))
+    return fixed + statics + sorted(column.name for column in table.of("regular"))
+
+
 def draw_table(draw: Stream, number: int, choice: str = "") -> Table:
     """`choice` keeps to one sort of tables: stamped, clocked or counters."""
     sort = choice or draw.choice(("stamped", "stamped", "stamped", "clocked", "clocked", "counters"))
@@ -137,6 +167,11 @@ def draw_table(draw: Stream, number: int, choice: str = "") -> Table:
         stamped=sort == "stamped",
         indexes=() if counters else _indexes(draw, columns),
     )
+
+
+def draw_added(draw: Stream, table: Table, name: str) -> Column:
+    """A regular column that an altered table gets."""
+    return _column(draw, name, "regular", _held(draw, table.users, "counters" if table.counters else ""))
 
 
 def _indexes(draw: Stream, columns: Sequence[Column]) -> tuple[tuple[str, bool], ...]:
