@@ -170,6 +170,8 @@ class StreamBuild:
         try:
             try:
                 async with self._gate:
+                    if self.closed:
+                        return
                     summary, finish = await self._fill(place.stretch, begun.path)
             finally:
                 place.filling = False

@@ -7,13 +7,13 @@ What is fixed for a stream is removed when the stream ends, or at the node's nex
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
 
 from lockstep.runtime.ports import Helpers, Runtime
 from lockstep.storage import keys
 from lockstep.storage.sorted_file import FileSummary
-from lockstep.values.errors import LockstepError, StorageError
+from lockstep.values.errors import DiskRefused, StorageError
 from lockstep.values.limits import (
     HELPERS_MAX,
     STREAM_FILES_AHEAD_MAX,
@@ -32,7 +32,7 @@ class FixedContent(Protocol):
 
     def built(self, answer: bytes) -> tuple[FileSummary, bool]: ...
 
-    async def close(self) -> None: ...
+    def close(self) -> Coroutine[Any, Any, None]: ...
 
 
 class Fixing(Protocol):
@@ -66,7 +66,12 @@ class HelpedBuilds:
         # The store wants the directory above to be there.
         self._runtime.disk.append(path, b"")
         self._runtime.disk.remove(path)
-        content = await self._fixing.fixed(table_id, left, path)
+        try:
+            content = await self._fixing.fixed(table_id, left, path)
+        except DiskRefused:
+            # If the disk refuses everything, whoever builds here says so.
+            self.heard(failed=True)
+            return None
         if content is None:
             return None
         work = _Work(self, helpers, content, table_id, from_key, self._file_bytes)
@@ -155,14 +160,8 @@ class HelpedStretches:
         self._bytes = max(1, self._bytes + size_bytes)
 
     def close(self) -> None:
-        self._runtime.tasks.spawn(self._close(), "stream.unfix")
-
-    async def _close(self) -> None:
-        try:
-            await self._work.content.close()
-        except LockstepError:
-            # The disk refuses; the node's next start tries again.
-            self._runtime.probes.reach("stream.source.not_removed")
+        # Links may be a file's last ones by now: removing that takes time.
+        self._runtime.tasks.spawn(self._work.content.close(), "stream.unfix")
 
 
 #: How much wider than the one before a stretch may be: parts of a range may be almost empty.

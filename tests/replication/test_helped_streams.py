@@ -245,6 +245,20 @@ def test_where_helpers_die_again_and_again_files_are_built_without_them(tmp_path
     between(tmp_path, test)
 
 
+def test_where_nothing_can_be_fixed_files_are_built_without_helpers(tmp_path: Path) -> None:
+    async def test(source: RealNode, target: RealNode) -> None:
+        (source.root / "streams" / "out-fixed-1.tmp" / "in the way").mkdir(parents=True)
+        (source.root / "streams" / "out-fixed-1.tmp" / "in the way" / "file").touch()
+        await target.copy(source)
+        assert target.pairs() == source.pairs() and "stream.source.block" in source.probes.reached
+        assert not source.helpers._all
+        (source.root / "streams" / "out-fixed-1.tmp" / "in the way" / "file").unlink()
+        (source.root / "streams" / "out-fixed-1.tmp" / "in the way").rmdir()
+        (source.root / "streams" / "out-fixed-1.tmp").rmdir()
+
+    between(tmp_path, test)
+
+
 @pytest.mark.parametrize("runs", [1, 3])
 def test_a_session_that_closes_ends_helpers_and_leaves_nothing(tmp_path: Path, runs: int) -> None:
     async def test(source: RealNode, target: RealNode) -> None:

@@ -43,6 +43,7 @@ class PlannedStretch:
     async def fill(self, path: str) -> tuple[FileSummary, Callable[[], Awaitable[None]]]:
         of = self._of
         of.filling += 1
+        of.begun += 1
         of.most = max(of.most, of.filling)
         key = of.key_of(self)
         await of.pause()
@@ -66,7 +67,7 @@ class Planned:
         self.stretches = [PlannedStretch(self, list(files)) for files in plan]
         self._left = list(self.stretches)
         self._made: dict[int, int] = {}
-        self.filling = self.most = 0
+        self.filling = self.most = self.begun = 0
         self.closed = False
 
     def key_of(self, stretch: PlannedStretch) -> int:
@@ -139,15 +140,16 @@ def test_a_build_that_is_closed_at_any_time_leaves_nothing(turns: int) -> None:
     async def test() -> None:
         disk = LossyDisk()
         runtime = msgspec.structs.replace(real_runtime(), disk=disk)
-        build = StreamBuild(
-            runtime, "streams/out-1", Planned([[1, 1]] * 4, turns, 2, 4, disk), asyncio.Semaphore(2)
-        )
+        stretches = Planned([[1, 1]] * 4, turns, 2, 4, disk)
+        build = StreamBuild(runtime, "streams/out-1", stretches, asyncio.Semaphore(1))
         build.go_on()
         for _ in range(turns):
             await asyncio.sleep(0)
         build.close()
-        for _ in range(20):
+        filling = stretches.begun
+        for _ in range(40):
             await asyncio.sleep(0)
+        assert stretches.begun == filling, "nothing begins any more"
         assert not disk.names("streams") and not build.files and not build.comes(build.numbered)
 
     run(test)
