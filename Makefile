@@ -18,7 +18,7 @@ SEEDS ?= 20
 SEED ?= 1
 ARGS ?=
 
-.PHONY: help demo test check format sim sim-planted conformance conformance-clients conformance-cqlsh bench package reference lock clean setup setup-spark
+.PHONY: help demo test check format sim sim-planted conformance conformance-clients conformance-cqlsh bench proof package reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,9 @@ bench: $(VENV)/.stamp-dev ## benchmarks; results under bench/results
 
 package: $(VENV)/.stamp-dev ## build the wheel, install it into a fresh environment, and have it serve
 	$(BIN)/python bench/package.py
+
+proof: $(VENV)/.stamp-dev ## a million requests to real nodes that are killed, stopped and cut off, and what came of each
+	nice -n 5 $(BIN)/python bench/proof.py $(ARGS)
 
 reference: $(VENV)/.stamp-dev ## write docs/reference anew from the code
 	$(BIN)/python docs/reference/generate.py

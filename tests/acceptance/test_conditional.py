@@ -1,4 +1,5 @@
-"""Eight clients count on one row by conditional writes while real nodes die, stop and are cut off."""
+"""What clients are promised while real nodes die, stop and are cut off: eight count on one row by conditional
+writes, others write and read registers at QUORUM. `make proof` tries the same with a million requests."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from cassandra.cluster import Session
 from cassandra.policies import FallthroughRetryPolicy
 from cassandra.query import PreparedStatement
 
+from bench.proof_checks import Access, check_atomic
 from lockstep.local.clusters import LocalCluster
 from lockstep.sim.checkers.decisions import Decided, check_decisions
 from lockstep.sim.history import Outcome
@@ -23,6 +25,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 FIRST = "127.0.103.1"
 POINTS = ["127.0.103.1", "127.0.103.2", "127.0.103.3"]
 CLIENTS = 8
+#: Clients of registers, and how many of those there are.
+ACCESSORS, REGISTERS = 4, 3
 #: Increments that must come to pass in all; there are many more requests.
 INCREMENTS = 100
 
@@ -35,6 +39,47 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         yield made
 
 
+def prepared(session: Session, text: str) -> PreparedStatement:
+    """A statement that the driver never sends twice."""
+    made = session.prepare(text)
+    made.consistency_level = ConsistencyLevel.QUORUM
+    made.retry_policy = FallthroughRetryPolicy()
+    made.is_idempotent = False
+    return made
+
+
+class Registers:
+    """Clients write values of their own and read in turns."""
+
+    def __init__(self, session: Session, ended: threading.Event) -> None:
+        self.session = session
+        self.ended = ended
+        self.accesses: list[Access] = []
+        self._read = prepared(session, "SELECT v FROM c.r WHERE k = ?")
+        self._write = prepared(session, "INSERT INTO c.r (k, v) VALUES (?, ?)")
+
+    def run(self, client: str) -> None:
+        number = 0
+        while not self.ended.wait(0.005):
+            number += 1
+            self.ask(client, number // 2 % REGISTERS, f"{client}/{number}" if number % 2 else None)
+
+    def ask(self, client: str, key: int, value: str | None) -> None:
+        start_ns = time.monotonic_ns()
+        outcome, writes = Outcome.OK, value is not None
+        try:
+            if writes:
+                self.session.execute(self._write, (key, value), timeout=5)
+            else:
+                row = self.session.execute(self._read, (key,), timeout=5).one()
+                value = row and row.v
+        except (Unavailable, InvalidRequest):
+            outcome = Outcome.FAILED
+        except Exception:
+            outcome = Outcome.UNKNOWN
+        self.accesses.append(Access(client, str(key), writes, value, start_ns, time.monotonic_ns(), outcome))
+
+
 class Counting:
     """A register holds `number/client/request`; a client sets one that is higher by one."""
 
@@ -42,18 +87,12 @@ class Counting:
         self.session = session
         self.events: list[Decided] = []
         self.ended = threading.Event()
-        self._read = self._prepared("SELECT v FROM c.t WHERE k = 1")
+        self._read = prepared(session, "SELECT v FROM c.t WHERE k = 1")
         self._read.consistency_level = ConsistencyLevel.SERIAL
-        self._first = self._prepared("INSERT INTO c.t (k, v) VALUES (1, ?) IF NOT EXISTS")
-        self._next = self._prepared("UPDATE c.t SET v = ? WHERE k = 1 IF v = ?")
-
-    def _prepared(self, text: str) -> PreparedStatement:
-        made = self.session.prepare(text)
-        made.consistency_level = ConsistencyLevel.QUORUM
-        made.serial_consistency_level = ConsistencyLevel.SERIAL
-        made.retry_policy = FallthroughRetryPolicy()
-        made.is_idempotent = False
-        return made
+        self._first = prepared(session, "INSERT INTO c.t (k, v) VALUES (1, ?) IF NOT EXISTS")
+        self._next = prepared(session, "UPDATE c.t SET v = ? WHERE k = 1 IF v = ?")
+        for statement in (self._first, self._next):
+            statement.serial_consistency_level = ConsistencyLevel.SERIAL
 
     def run(self, client: str) -> None:
         known: bytes | None = None
@@ -102,15 +141,18 @@ class Counting:
         return sum(event.applied for event in list(self.events))
 
 
-def test_increments_under_faults_are_linearizable(cluster: LocalCluster) -> None:
+def test_increments_and_registers_are_linearizable_under_faults(cluster: LocalCluster) -> None:
     driver = connect(POINTS)
     session = driver.connect()
     session.execute(
         "CREATE KEYSPACE c WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
     )
-    session.execute("CREATE TABLE c.t (k int PRIMARY KEY, v text)")
+    for table in "tr":
+        session.execute(f"CREATE TABLE c.{table} (k int PRIMARY KEY, v text)")
     counting = Counting(session)
+    registers = Registers(session, counting.ended)
     clients = [threading.Thread(target=counting.run, args=(f"c{n}",)) for n in range(CLIENTS)]
+    clients += [threading.Thread(target=registers.run, args=(f"r{n}",)) for n in range(ACCESSORS)]
     for client in clients:
         client.start()
     try:
@@ -120,7 +162,11 @@ def test_increments_under_faults_are_linearizable(cluster: LocalCluster) -> None
         for client in clients:
             client.join(30)
     last = counting.look("last")
+    for key in range(REGISTERS):
+        registers.ask("last", key, None)
     driver.shutdown()
+    assert [access.outcome for access in registers.accesses[-REGISTERS:]] == [Outcome.OK] * REGISTERS
+    assert check_atomic(registers.accesses) > INCREMENTS
     assert last is not None
     check_decisions(counting.events)
     # The number is how many increments there were: none was lost, and none counted twice.
