@@ -2,7 +2,8 @@
 
 Invariants. The check of the epoch, the step of the acceptor, what it writes, and what a promise reads are one
 synchronous step. Nothing is answered before it is durable, and nothing when the replica group changed since
-the request was planned. What is known here as decided was applied before that is stored.
+the request was planned. What is known here as decided was applied before that is stored; nothing is applied
+that is older than what a repair lets this node purge and its sender does not know of.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 from lockstep.consensus import paxos
 from lockstep.consensus.paxos import NO_BALLOT, Acceptor
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.purging import purge_before_s
 from lockstep.replication import verbs
 from lockstep.replication.ballot_messages import (
     CommitReply,
@@ -42,7 +44,9 @@ from lockstep.replication.replica import CatchUp
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import decoder
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
+from lockstep.values.limits import PURGE_AGE_S_MIN
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
+from lockstep.values.tokens import Range
 
 MUTATION = decoder(Mutation)
 
@@ -143,6 +147,7 @@ class BallotService:
         after = paxos.commit(before, request.proposal)
         value, sequence = request.proposal.value, 0
         if value:
+            self._require_unpurged(request)
             sequence = self._engine.apply(MUTATION.decode(value))
         if after is not before or not value:
             # Later in the store's log: a crash never leaves this without what it speaks of.
@@ -151,6 +156,18 @@ class BallotService:
         await self._engine.synced(sequence)
         self._fence(request)
         return CommitReply(epoch)
+
+    def _require_unpurged(self, request: CommitRequest) -> None:
+        """StaleEpoch when deletions later than what was decided may be gone here, and who brings it need not know."""
+        cluster, place = self._metadata(), request.place
+        table = cluster.table(place.table_id)
+        if table is None or request.epoch >= cluster.epoch:
+            return
+        now_s = self._runtime.clock.wall_us() // 1_000_000
+        purged_s = purge_before_s(cluster, table, Range(place.token - 1, place.token), now_s)
+        if request.proposal.origin.time_us // 1_000_000 < min(purged_s, now_s - PURGE_AGE_S_MIN):
+            self._refusals.refused(WRITE, STALE_TABLE)
+            raise StaleEpoch(cluster.epoch, STALE_TABLE)
 
     # -- what is stored ---------------------------------------------------------------------------
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from lockstep.consensus.paxos import Ballot, Proposal
 from lockstep.node.node import Node
-from lockstep.replication.ballot_messages import Place, ProposeRequest
+from lockstep.replication.ballot_messages import CommitRequest, Place, ProposeRequest
 from lockstep.replication.ballot_rounds import Patience
 from lockstep.replication.conditional import Decision
 from lockstep.values.codec import encode
+from lockstep.values.errors import StaleEpoch
 from lockstep.values.ids import MUTATION_ID_BYTES, Consistency
 from lockstep.values.limits import PURGE_AGE_S_MIN
 from lockstep.values.rows import ALL_ROWS, Cell, Deletion, Liveness, Mutation, ReadCommand, ReadResult, Row
@@ -75,20 +76,23 @@ def test_what_was_deleted_and_purged_since_does_not_return() -> None:
         town.start(2)
 
 
-def accept(town: Town, number: int) -> int:
-    """As if a coordinator had died when one replica had accepted; the time of the ballot."""
+def proposed(town: Town) -> tuple[Place, Proposal]:
     asked, at_us = command(town), now_s(town) * 1_000_000
     at = Ballot(at_us, 1)
+    return Place(asked.table_id, asked.right, NAME), Proposal(at, at, encode(inserted(asked, at_us)))
+
+
+def accept(town: Town, number: int) -> int:
+    """As if a coordinator had died when one replica had accepted; the time of the ballot."""
+    place, proposal = proposed(town)
 
     async def work(node: Node) -> None:
         epoch = node.cluster.epoch
-        place = Place(asked.table_id, asked.right, NAME)
-        proposal = Proposal(at, at, encode(inserted(asked, at_us)))
         reply = await node.conditionals.ballots.answer(ProposeRequest(epoch, epoch, place, proposal))
         assert reply.accepted
 
     done(town, town.begin(number, work))
-    return at_us
+    return proposal.origin.time_us
 
 
 def leave_undecided_what_is_deleted_and_purged() -> None:
@@ -120,3 +124,20 @@ def test_what_was_left_undecided_lately_is_finished() -> None:
         town.process(2).crash()
         assert rows_seen(town, 1) == 1
         town.start(2)
+
+
+def test_who_knows_of_no_repair_brings_nothing_that_may_be_purged_by_it() -> None:
+    with purging_town(PURGE_AGE_S_MIN) as town:
+        place, proposal = proposed(town)
+        town.wait(PURGE_AGE_S_MIN + 15)
+
+        async def commit(node: Node, epochs_behind: int) -> None:
+            epoch = node.cluster.epoch - epochs_behind
+            await node.conditionals.ballots.answer(CommitRequest(epoch, epoch, place, proposal))
+
+        behind = town.finish(town.begin(1, lambda node: commit(node, 1)))
+        assert isinstance(behind.error, StaleEpoch)
+        assert pairs(town, 1) == 0
+        # Who knows what this node knows has judged by it.
+        done(town, town.begin(1, lambda node: commit(node, 0)))
+        assert pairs(town, 1) == 2
