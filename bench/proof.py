@@ -131,10 +131,21 @@ def load(operations: int, seed: int, level: str, skew_s: float) -> dict[str, Any
             tell("reads all rows back")
             for client in clients:
                 client.ask("read back")
+            broken = faults_told(cluster)
         finally:
             for client in clients:
                 client.close()
-    return {"seconds": seconds, "counts": counts, "struck": faults.struck}
+    return {"seconds": seconds, "counts": counts, "struck": faults.struck, "broken": broken}
+
+
+def faults_told(cluster: Cluster) -> list[str]:
+    """What nodes logged of defects of their own."""
+    return [
+        f"{node.name}: {line}"
+        for node in cluster.nodes
+        for line in node.log_path.read_text(errors="replace").splitlines()
+        if any(mark in line for mark in ("Traceback", "cql.fault", "task.fault"))
+    ]
 
 
 def lines(path: Path) -> Iterator[list[Any]]:
@@ -219,6 +230,9 @@ def main() -> int:
     figures = load(given.operations, given.seed, given.level, given.skew)
     shutil.rmtree(HOME / "cluster")
     print(f"{figures['seconds']:.0f} s; struck: {figures['struck']}; told: {figures['counts']}")
+    if figures["broken"]:
+        print("\n".join(["nodes told of defects:", *figures["broken"]]), file=sys.stderr)
+        return 1
     try:
         judged = judge(sorted(HOME.glob("*.jsonl")))
     except Violation as found:
