@@ -13,6 +13,10 @@ from lockstep.schema.table_options import option, option_map
 from lockstep.values.tokens import Range
 
 
+def decided_by_repairs(table: Table) -> bool:
+    return option_map(option(table.options, "tombstone_gc"))["mode"] == "repair"
+
+
 def purge_before_s(cluster: ClusterMetadata, table: Table, tokens: Range, now_s: int) -> int:
     """Tombstones made, and content expired, before this second may go; 0: none may."""
     wanted = option_map(option(table.options, "tombstone_gc"))

@@ -23,7 +23,7 @@ from lockstep.replication.batch_records import (
 )
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.hint_store import RecordStore
-from lockstep.replication.hints import EXPIRED, Hints
+from lockstep.replication.hints import EXPIRED, OUTLIVED, Hints
 from lockstep.replication.internode import Internode, Respond
 from lockstep.replication.owed import begin_owed
 from lockstep.replication.writes import Writes
@@ -181,13 +181,15 @@ class BatchStore:
             gc_grace_s = self._hints.gc_grace_s(mutation.table_id)
             if gc_grace_s is None:
                 continue
-            if age_us <= gc_grace_s * 1_000_000:
+            is_past = self._hints.outlived(mutation, batch.created_us)
+            if age_us <= gc_grace_s * 1_000_000 and not is_past:
                 owed.append(mutation)
                 continue
-            self._hints.dropped[EXPIRED] += 1
+            reason = OUTLIVED if is_past else EXPIRED
+            self._hints.dropped[reason] += 1
             plan = self._hints.plans.write_plan(mutation.table_id, mutation.token, Consistency.ONE)
             marks = [
-                self._hints.mark_of(EXPIRED, target.node, mutation, batch.created_us)
+                self._hints.mark_of(reason, target.node, mutation, batch.created_us)
                 for target in plan.targets
             ]
             self._hints.store.mark(marks)

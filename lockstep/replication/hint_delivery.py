@@ -166,7 +166,8 @@ class HintDelivery:
         if gc_grace_s is None:
             return Fate.GONE, None
         age_us = self._runtime.clock.wall_us() - hint.created_us
-        if age_us > min(gc_grace_s, hint.gc_grace_s) * 1_000_000:
+        is_late = age_us > min(gc_grace_s, hint.gc_grace_s) * 1_000_000
+        if is_late or self._hints.outlived(mutation, hint.created_us):
             return Fate.EXPIRED, None
         plan = self._plans.write_plan(mutation.table_id, mutation.token, Consistency.ONE)
         is_target = any(one.node == target for one in plan.targets)

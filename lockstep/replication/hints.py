@@ -1,8 +1,9 @@
 """Hints: a coordinator keeps, durably, what a replica did not acknowledge, until that replica has it.
 
 Invariants. Whoever did not acknowledge a write of a plan has a hint here, or its range is marked as lacking
-writes. Nothing is sent that is older than the table's gc_grace_seconds, so a hint never brings back what a
-purged tombstone deleted. Limits refuse a hint; they never take one back.
+writes. Nothing is sent that is older than the table's gc_grace_seconds, or than what a recorded repair lets
+go of, so a hint never brings back what a purged tombstone deleted. Limits refuse a hint; they never take one
+back.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from lockstep.metadata.purging import decided_by_repairs, purge_before_s
 from lockstep.metadata.repairs import TableRepairs
 from lockstep.replication.hint_records import DroppedHints, Hint
 from lockstep.replication.hint_store import HintStore
@@ -19,6 +21,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import InvalidRequest, LockstepError
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.rows import Mutation
+from lockstep.values.tokens import Range
 
 GC_GRACE_S_DEFAULT = 864_000
 #: Why hints were not kept, or given up.
@@ -28,7 +31,8 @@ FULL_FOR_NODE = "as many bytes of hints as one node may have"
 FULL = "as many bytes of hints as are allowed"
 REFUSED = "the disk took no hint"
 EXPIRED = "older than gc_grace_seconds"
-REASONS = (DISABLED, WINDOW, FULL_FOR_NODE, FULL, REFUSED, EXPIRED)
+OUTLIVED = "older than what a repair lets go of"
+REASONS = (DISABLED, WINDOW, FULL_FOR_NODE, FULL, REFUSED, EXPIRED, OUTLIVED)
 
 
 class HintPolicy(msgspec.Struct, frozen=True):
@@ -135,6 +139,17 @@ class Hints:
             return None
         return int(table.option("gc_grace_seconds", str(GC_GRACE_S_DEFAULT)))
 
+    def outlived(self, mutation: Mutation, created_us: int) -> bool:
+        """Whether what deleted a write may be purged since a recorded repair. Repairs ask who keeps what; but
+        what is handed over may be with neither node when each is asked."""
+        cluster = self.plans.cluster
+        table = cluster.table(mutation.table_id)
+        if table is None or not decided_by_repairs(table):
+            return False
+        now_s = self._runtime.clock.wall_us() // 1_000_000
+        before_s = purge_before_s(cluster, table, Range(mutation.token - 1, mutation.token), now_s)
+        return created_us // 1_000_000 < before_s
+
     def oldest_us(self) -> int | None:
         """When the oldest hint that is still to be delivered was left; None without hints.
 
@@ -192,6 +207,7 @@ class Hints:
 
     def expired(self, node: NodeId, hint: Hint) -> DroppedHints:
         """Count a hint that is too old to be sent; the mark to write as it is deleted."""
-        self.dropped[EXPIRED] += 1
+        reason = OUTLIVED if self.outlived(hint.mutation, hint.created_us) else EXPIRED
+        self.dropped[reason] += 1
         self._runtime.probes.reach("hints.expired")
-        return self.mark_of(EXPIRED, node, hint.mutation, hint.created_us)
+        return self.mark_of(reason, node, hint.mutation, hint.created_us)

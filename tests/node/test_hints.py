@@ -12,13 +12,16 @@ from lockstep.metadata.repairs import Repaired, TableRepairs
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.replication.hints import DISABLED, EXPIRED, WINDOW
-from lockstep.schema.changes import AlterOptions
+from lockstep.schema.changes import AddColumns, AlterOptions, CreateTable, DropColumns, NewColumn
+from lockstep.schema.model import ColumnKind, Table
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.history import Change, Look
+from lockstep.sim.probes import CrashRule
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import Unavailable
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.tokens import Range
+from lockstep.values.rows import Cell, Mutation, Row
+from lockstep.values.tokens import FULL_RING, Range, token_of
 from tests.node.support import Outcome, Town, leave
 from tests.node.test_requests_while_moving import founded, table_of
 
@@ -220,3 +223,108 @@ def test_a_node_that_leaves_hands_its_hints_over() -> None:
         assert pending(town, 1) == 0 and pending(town, 2, 4) >= mine
         back(town, 3)
         town.until(lambda: pending(town, 2, 4) == 0)
+
+
+def test_hints_go_to_the_next_one_when_who_takes_them_dies() -> None:
+    with founded(9) as town:
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        leaver = NodeId(town.node(1).node_id)
+        assert town.finish(town.submit(2, leave(leaver))).error is None
+        away(town, 3, [1, 2, 4])
+        ids = {town.node(number).node_id: number for number in (2, 4)}
+        heirs = [ids[target.node] for target in town.node(1).hint_delivery._heirs()]
+        assert sorted(heirs) == [2, 4]
+        crash = CrashRule(label="hints.taken_over", process=f"n{heirs[0]}", hit=1, kind="power")
+        town.world.probes.add(crash)
+        write_all(town, 1)
+        assert pending(town, 1) > 0
+        given = town.begin(1, lambda node: node.hint_delivery.hand_over())
+        town.until(lambda: given.done and not town.process(heirs[0]).alive)
+        assert given.value is True
+        assert pending(town, 1) == 0 and pending(town, heirs[1]) > 0
+        back(town, heirs[0])
+        back(town, 3)
+        town.until(lambda: town.state_of(int(leaver)) is NodeState.LEFT)
+        town.until(lambda: pending(town, 2, 4) == 0)
+        assert held(town, 3) == held(town, 4) == held(town, 2) > 0, "writes ended when too few were alive"
+
+
+def test_hints_outlive_changes_of_their_table() -> None:
+    """A column is dropped and comes back under its name while hints with its cells wait; the rows arrive, and
+    the column is empty on all replicas alike."""
+    with founded(10) as town:
+        away(town, 3)
+        assert write_all(town, 1).error is None
+        wall_us = town.node(1).runtime.clock.wall_us()
+        old = table_of(town.node(1)).by_name["v"].id
+        for change in (
+            DropColumns("ks", "t", ("v",), wall_us),
+            AddColumns("ks", "t", (NewColumn("v", "text"),)),
+            AlterOptions("ks", "t", (("comment", "again"),)),
+        ):
+            assert town.finish(town.submit(1, ChangeSchema(change))).error is None
+        assert pending(town, 1) == COUNT
+        back(town, 3)
+        town.until(lambda: pending(town, 1) == 0)
+        assert held(town, 3) == COUNT
+        assert table_of(town.node(3)).by_name["v"].id != old
+        assert write_all(town, 3).error is None
+        assert town.node(1).hint_delivery.failed == 0
+
+
+def test_hints_of_counters_outlive_a_wipe_of_the_node_that_counted() -> None:
+    """What it counts then is beside what the hint brings, and each is counted once."""
+    with founded(11) as town:
+        columns = (NewColumn("pk", "blob", ColumnKind.PARTITION_KEY, 0), NewColumn("n", "counter"))
+        made = CreateTable("ks", "counts", "00000000-0000-4000-8000-000000000003", columns)
+        assert town.finish(town.submit(1, ChangeSchema(made))).error is None
+        town.agreed(1, 2, 3)
+        away(town, 3)
+        count(town, 1, 5)
+        assert pending(town, 1) == 1
+
+        async def wipe(node: Node) -> None:
+            await node.engine.synced(node.engine.forget([counts_of(node).id], FULL_RING))
+
+        assert town.finish(town.begin(1, wipe)).error is None
+        count(town, 1, 2)
+        back(town, 3)
+        town.until(lambda: pending(town, 1) == 0)
+        assert counted_at(town, 3) == counted_at(town, 2) == 7
+        assert counted_at(town, 1) == 2, "nobody has brought it what it lost"
+        count(town, 3, 10)
+        assert counted_at(town, 3) == counted_at(town, 2) == 17
+
+
+def counts_of(node: Node) -> Table:
+    found = node.cluster.schema.table("ks", "counts")
+    assert found is not None
+    return found
+
+
+def count(town: Town, number: int, amount: int) -> None:
+    """Add to the one counter through a node, which counts itself."""
+
+    async def work(node: Node) -> None:
+        table = counts_of(node)
+        cell = Cell(table.by_name["n"].id, amount.to_bytes(8, "big", signed=True), 1)
+        row = Row(b"", cells=(cell,))
+        change = Mutation(table.id, token_of(b"k"), b"k", node.new_mutation_id(), 1, rows=(row,))
+        await node.counters.change(change, QUORUM, TIMEOUT_MS)
+
+    outcome = town.finish(town.begin(number, work))
+    assert outcome.error is None, outcome.error
+    town.wait(0.2)
+
+
+def counted_at(town: Town, number: int) -> int:
+    """What a node has of the counter by itself."""
+
+    async def work(node: Node) -> int:
+        command = command_for(Look("counts", b"k", None, ONE, TIMEOUT_MS), counts_of(node), 1, None)
+        found = (await node.engine.read(command)).partitions
+        cells = [cell for partition in found for row in partition.rows for cell in row.cells]
+        return sum(int.from_bytes(cell.value or b"", "big", signed=True) for cell in cells)
+
+    return int(town.finish(town.begin(number, work)).value)

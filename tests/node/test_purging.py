@@ -12,12 +12,16 @@ from lockstep.metadata.purging import purge_before_s
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node import purging
 from lockstep.node.node import Node
+from lockstep.replication import verbs
+from lockstep.replication.hint_delivery import HandedOver
+from lockstep.replication.hint_records import Hint
+from lockstep.replication.hints import OUTLIVED
 from lockstep.schema.changes import AlterOptions
 from lockstep.sim.replaced import replaced
 from lockstep.storage.store import Family
 from lockstep.topology.repairs import BeginRepair
-from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.rows import ALL_ROWS, Deletion, ReadCommand
+from lockstep.values.ids import MUTATION_ID_BYTES, Consistency, NodeId
+from lockstep.values.rows import ALL_ROWS, Cell, Deletion, Liveness, Mutation, ReadCommand, Row
 from lockstep.values.tokens import FULL_RING, token_of
 from tests.node.support import Town, keyspace, table
 from tests.node.test_repairs import NODES, done, part, repair, table_id, write
@@ -169,3 +173,29 @@ def read_all(town: Town) -> None:
             await node.coordinator.read(command, Consistency.ALL, 2000)
 
     done(town, town.begin(2, work))
+
+
+def test_hints_of_a_node_that_left_bring_nothing_back_that_a_repair_let_go(town: Town) -> None:
+    """A repair does not ask it any more, and the one who takes its hints was asked before."""
+    set_mode(town, "repair")
+    delete_everywhere(town)
+    created_us = now_s(town) * 1_000_000
+    town.wait(2)
+    repair(town)
+    town.until(lambda: not any(pairs(town, number) for number in NODES))
+    key = (3).to_bytes(4, "big")
+    row = Row(b"\x00", Liveness(1003), None, (Cell(2, b"1003", 1003),))
+    late = Mutation(table_id(town.newest), token_of(key), key, bytes(MUTATION_ID_BYTES), 1003, rows=(row,))
+    hint = Hint(created_us, town.newest.epoch, GRACE_S, late)
+
+    async def hand_over(node: Node) -> None:
+        heir = node.cluster.directory.by_id[NodeId(2)]
+        body = HandedOver(((NodeId(3), hint),))
+        await node.internode.request((heir.address, heir.internode_port), verbs.HINTS_HANDOVER, body, 1000)
+
+    done(town, town.begin(1, hand_over))
+    town.until(lambda: town.node(2).hints.store.count() == 0)
+    town.wait(1)
+    assert not any(pairs(town, number) for number in NODES)
+    assert town.node(2).hints.dropped[OUTLIVED] == 1
+    assert {(mark.node, mark.reason) for mark in town.node(2).hints.store.marks()} == {(3, OUTLIVED)}
