@@ -31,6 +31,7 @@ from lockstep.sim.data_centres import DataCentreWatch
 from lockstep.sim.deciding import DecidingLoad
 from lockstep.sim.door import KEYSPACE, DoorClient
 from lockstep.sim.history import Change, Event, Look, Outcome
+from lockstep.sim.indexing import IndexingLoad
 from lockstep.sim.kind_operators import KindOperators
 from lockstep.sim.metadata_operators import MetadataOperators
 from lockstep.sim.nemesis import Nemesis, draw_swarm
@@ -104,6 +105,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     deciding: int = 0
     #: How many clients that write rows which materialized views are made from.
     viewing: int = 0
+    #: How many clients that write rows which secondary indexes find.
+    indexing: int = 0
     #: How many data centres, one of these; there are this many times as many founders and spares.
     dcs: tuple[int, ...] = (1,)
     #: At which levels clients mostly ask, and at which they sometimes do; empty leaves it to the load.
@@ -198,6 +201,7 @@ class Run:
             (BatchingLoad, scenario.batching),
             (DecidingLoad, scenario.deciding),
             (ViewingLoad, scenario.viewing),
+            (IndexingLoad, scenario.indexing),
         )
         self.sides = [load(self.operators, clients) for load, clients in loads if clients]
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))

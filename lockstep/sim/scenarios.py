@@ -285,6 +285,26 @@ SCENARIOS: dict[str, Scenario] = {
             ),
         ),
         Scenario(
+            name="indexes",
+            chaos_s=12.0,
+            founders=(3, 3, 4),
+            factors=(3, 3, 2),
+            spares=3,
+            busy_s=0.8,
+            clients=1,
+            indexing=4,
+            duplicate=(0.0, 0.05),
+            faults=(
+                *("kill", "power", "all_down", "pause", "slow_node", "partition", "latency", "flapping"),
+                *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
+                *("loss", "slow_disk"),
+            ),
+            sometimes=(
+                *("index.built", "index.stale_removed", "index.confirmed"),
+                *("join completed", "decommission completed"),
+            ),
+        ),
+        Scenario(
             name="batches",
             chaos_s=12.0,
             founders=(3,),

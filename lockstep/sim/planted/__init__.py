@@ -8,6 +8,7 @@ from lockstep.sim.planted.counters import COUNTERS
 from lockstep.sim.planted.data import DATA
 from lockstep.sim.planted.decisions import DECISIONS
 from lockstep.sim.planted.decisions import DIRECTED as _DECISIONS_DIRECTED
+from lockstep.sim.planted.indexes import INDEXES
 from lockstep.sim.planted.log import LOG
 from lockstep.sim.planted.owed import DIRECTED as _OWED_DIRECTED
 from lockstep.sim.planted.owed import OWED
@@ -34,6 +35,7 @@ REGISTRY: dict[str, Planted] = {
         *PURGING,
         *OWED,
         *VIEWS,
+        *INDEXES,
     )
 }
 #: Those that a test brings about; no seed is looked for.
