@@ -158,7 +158,7 @@ class BallotService:
         return CommitReply(epoch)
 
     def _require_unpurged(self, request: CommitRequest) -> None:
-        """StaleEpoch when deletions later than what was decided may be gone here, and who brings it need not know."""
+        """StaleEpoch when a later deletion may be gone here by a change that the sender may not know."""
         cluster, place = self._metadata(), request.place
         table = cluster.table(place.table_id)
         if table is None or request.epoch >= cluster.epoch:
