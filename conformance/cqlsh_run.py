@@ -32,8 +32,6 @@ _WORDS: Final = "src/resources/org/apache/cassandra/cql3/reserved_keywords.txt"
 _FILE_TIMEOUT_S: Final = 900
 _FUNCTION: Final = re.compile(r"LANGUAGE\s+java\s+AS\s+'(?P<body>[^']*)'", re.IGNORECASE)
 _CONSTANT: Final = re.compile(r'\s*return\s+(?P<value>"[^"]*");\s*')
-#: Tables of traces are made with the first trace; the tests expect them.
-_BEFORE: Final = "TRACING ON; SELECT key FROM system.local;"
 
 
 def copy_suite(suite: Path) -> None:
@@ -126,7 +124,7 @@ def page(part: dict[str, Any]) -> str:
         f" {part['setting']['nodes']} nodes: of {sums['run']} run, {sums['passed']} pass,"
         f" {sums['failed']} fail.",
         "`make conformance-cqlsh SUITE=path/to/checkout ARGS=--write-docs` makes this page. The functions in",
-        "the suite's schema are put into Python; one traced request makes the tables of traces before.",
+        "the suite's schema are put into Python.",
         *report.part_lines(part),
     ]
     return "\n".join(lines) + "\n"
@@ -156,10 +154,6 @@ def main() -> int:
     cluster = make_cluster(arguments.nodes, "conformance-cqlsh")
     try:
         address = cluster.file.first_address
-        shell = [sys.executable, str(COPY / "bin" / "cqlsh.py"), address, "-e", _BEFORE]
-        subprocess.run(
-            shell, env=_environment(address, Path(os.devnull)), check=True, stdout=subprocess.DEVNULL
-        )
         results = []
         for file in test_files(COPY, FOLDER, arguments.files):
             results.append(run_file(address, file, arguments.select))
