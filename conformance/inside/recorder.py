@@ -19,7 +19,9 @@ class Recorder:
         self._file.write(json.dumps(fields) + "\n")
         self._file.flush()
 
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
+        # After what deselects tests.
         for item in items:
             self._write(event="collected", test=item.nodeid)
 
