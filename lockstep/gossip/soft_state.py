@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from lockstep.values.limits import (
+    GOSSIP_BUILDING_MAX,
     GOSSIP_DIGESTS_MAX,
     GOSSIP_PARTNERS_MAX,
     GOSSIP_REFRESH_ROUNDS,
@@ -32,6 +33,7 @@ _STRIDE: Final = 7919
 class SoftState(msgspec.Struct, frozen=True, array_like=True):
     """What a node says of itself. `ready`: it serves clients. `load_bytes`: what it stores, -1 unknown.
     `epoch`: applied. `schema_version`: 16 bytes. `streams`: sending to others now. `started_us`: wall clock.
+    `building`: ids of views that it has not built, ascending, the first of them.
     """
 
     ready: bool = False
@@ -41,6 +43,7 @@ class SoftState(msgspec.Struct, frozen=True, array_like=True):
     schema_version: bytes = b""
     streams: int = 0
     started_us: int = 0
+    building: tuple[int, ...] = ()
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -98,6 +101,9 @@ def believable(told: Told) -> bool:
     state = told.state
     texts = max(len(state.release.encode()), len(state.schema_version))
     numbers = (*msgspec.structs.astuple(told.version), state.epoch, state.streams, state.started_us)
+    numbers += state.building
+    if len(state.building) > GOSSIP_BUILDING_MAX:
+        return False
     counted = told.version.generation <= GOSSIP_VERSION_MAX and told.version.version <= GOSSIP_VERSION_MAX
     return counted and min(numbers) >= 0 and texts <= GOSSIP_TEXT_BYTES_MAX
 

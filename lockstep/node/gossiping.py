@@ -8,7 +8,7 @@ node (state, tokens, data centre) is not gossiped: it is read from the metadata 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from lockstep.gossip.soft_state import Ack, Ack2, Known, SoftState, SoftStates, Syn, partners
@@ -23,6 +23,7 @@ from lockstep.values.codec import encode
 from lockstep.values.compatibility import CASSANDRA_RELEASE
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
+from lockstep.values.limits import GOSSIP_BUILDING_MAX
 
 #: Between two rounds: readiness and load change in seconds.
 ROUND_INTERVAL_MS: Final = 1000
@@ -39,7 +40,7 @@ ServingListener = Callable[[int, bool], None]
 
 
 class Gossip:
-    """`ready`, `load_bytes` and `streams` tell of this node when asked."""
+    """`ready`, `load_bytes`, `streams` and `building` tell of this node when asked."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Gossip:
         ready: Callable[[], bool],
         load_bytes: Callable[[], int],
         streams: Callable[[], int],
+        building: Callable[[], Iterable[int]],
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -63,6 +65,7 @@ class Gossip:
         self._ready = ready
         self._load_bytes = load_bytes
         self._streams = streams
+        self._building = building
         self._started_us = runtime.clock.wall_us()
         self._monotonic_s = runtime.clock.monotonic_s
         self._states: SoftStates | None = None
@@ -158,6 +161,7 @@ class Gossip:
             schema_version=cluster.schema.digest[:_SCHEMA_BYTES],
             streams=self._streams(),
             started_us=self._started_us,
+            building=tuple(sorted(self._building())[:GOSSIP_BUILDING_MAX]),
         )
 
     @staticmethod

@@ -65,6 +65,13 @@ class ViewBuilds:
         self._schema = Schema()
         self._wake = asyncio.Event()
         self.builds: dict[int, Build] = {}
+        #: Views that were there before this node had data of its own; as of its start.
+        self._joined_to: dict[int, None] = {}
+
+    def lacking(self) -> list[int]:
+        """Ids of the views that may lack rows since they are not built here. What a node goes through when it
+        joined is there already, by those that had its ranges before."""
+        return [at for at, build in self.builds.items() if not build.done and at not in self._joined_to]
 
     def start(self) -> None:
         self._note(self._state.current)
@@ -76,11 +83,14 @@ class ViewBuilds:
         before, self._schema = self._schema, cluster.schema
         for table_id, _, now in changed(before.table_tree, cluster.schema.table_tree):
             if now is None:
+                self._joined_to.pop(table_id, None)
                 if self.builds.pop(table_id, None) is not None:
                     self._forget(table_id)
             elif now.view is not None and table_id not in self.builds:
                 kept = self._engine.local_fact(_name(table_id))
                 self.builds[table_id] = _DECODER.decode(kept) if kept is not None else Build()
+                if not self._is_owner():
+                    self._joined_to[table_id] = None
         self._wake.set()
 
     def _forget(self, table_id: int) -> None:

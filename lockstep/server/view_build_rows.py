@@ -6,13 +6,15 @@ Invariant: read from what the builds themselves keep; nothing is kept here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from lockstep.node.view_builds import Build
 from lockstep.schema.model import Table
+from lockstep.schema.types import parse_uuid
 from lockstep.server.samples import Sample
 from lockstep.server.virtual_rows import VirtualRow
+from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 if TYPE_CHECKING:
@@ -43,16 +45,42 @@ def in_progress_rows(node: Node) -> Iterator[VirtualRow]:
 
 
 def build_warning(node: Node, table: Table) -> str:
-    """What clients are told that read a view which this node is still building; else empty."""
+    """What clients are told that read a view which some node is still building; else empty."""
     if table.view is None:
         return ""
-    build = node.view_builds.builds.get(table.id)
-    if build is not None and build.done:
+    if not any(table.id in ids for ids in _building(node).values()):
         return ""
     return (
         f"Materialized view {table.keyspace}.{table.name} is still being built: rows may be missing "
-        "(see system.view_builds_in_progress)"
+        "(see system_distributed.view_build_status)"
     )
+
+
+def status_rows(node: Node) -> Iterator[VirtualRow]:
+    """Of each view and each node, as gossip tells of the others."""
+    building = _building(node)
+    for view, _ in _builds(node):
+        for at, ids in building.items():
+            info = node.cluster.directory.by_id.get(at)
+            if info is not None:
+                yield {
+                    "keyspace_name": view.keyspace,
+                    "view_name": view.name,
+                    "host_id": parse_uuid(info.host_id),
+                    "status": "STARTED" if view.id in ids else "SUCCESS",
+                }
+
+
+def _building(node: Node) -> dict[NodeId, Collection[int]]:
+    """Node -> views that it has not built, as far as it was heard of."""
+    found: dict[NodeId, Collection[int]] = {}
+    for other in node.cluster.directory.present_ids:
+        known = node.gossip.known(other)
+        if other == node.node_id:
+            found[other] = node.view_builds.lacking()
+        elif known is not None:
+            found[other] = known.state.building
+    return found
 
 
 def view_samples(node: Node) -> Iterator[Sample]:

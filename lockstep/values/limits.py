@@ -420,6 +420,8 @@ GOSSIP_STATES_MAX: Final = 64
 GOSSIP_VERSION_MAX: Final = 1 << 48
 #: Bytes of each text in a node's soft state, some times those of a release or a schema version.
 GOSSIP_TEXT_BYTES_MAX: Final = 64
+#: Views of which one node says that it builds them: more than are made at a time, in less than 200 bytes.
+GOSSIP_BUILDING_MAX: Final = 32
 #: Rounds after which a node publishes its state although nothing in it changed, so that age says something.
 GOSSIP_REFRESH_ROUNDS: Final = 10
 #: Peers remembered as having more of the log: enough fallbacks, and bounded however many nodes speak.

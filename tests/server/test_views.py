@@ -89,6 +89,18 @@ def test_who_reads_a_view_that_is_being_built_is_warned(three: Nodes, session: S
     (told,) = session.execute("SELECT * FROM by_v").response_future.warnings
     assert told.startswith(f"Materialized view {session.keyspace}.by_v is still being built")
     assert not session.execute("SELECT * FROM t").response_future.warnings
+    for node in nodes[1:]:
+        node.view_builds.builds[view.id] = Build(done=True)
+
+    def status() -> list[str]:
+        table = "system_distributed.view_build_status"
+        text = f"SELECT status FROM {table} WHERE keyspace_name = %s AND view_name = 'by_v'"
+        return sorted(row[0] for row in session.execute(text, (session.keyspace,)))
+
+    _eventually(status, ["STARTED", "SUCCESS", "SUCCESS"])
+    _eventually(lambda: bool(session.execute("SELECT * FROM by_v").response_future.warnings), True)
+    nodes[0].view_builds.builds[view.id] = Build(done=True)
+    _eventually(lambda: bool(session.execute("SELECT * FROM by_v").response_future.warnings), False)
 
 
 def test_rows_live_by_columns_that_a_view_does_not_show(session: Session) -> None:
