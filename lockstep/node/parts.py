@@ -152,6 +152,7 @@ class Parts(MetadataParts):
             ready=lambda: self.ready,
             load_bytes=self.engine.size_bytes,
             streams=self.streams.open_streams,
+            building=self.view_builds.lacking,
         )
         self.membership = Membership(
             runtime,
