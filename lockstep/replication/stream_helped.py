@@ -147,9 +147,10 @@ class HelpedStretches:
         # A quarter less than a file: a little more than expected needs no second file for the rest.
         wanted = self._work.file_bytes * 3 // 4 * self._tokens // self._bytes
         self._width = max(1, min(wanted, _WIDENED_MAX * self._width))
-        first, end = self._at, self._at + self._width
-        # No stretch of its own for little.
-        self._at = self._right if end + self._width // 4 >= self._right else end
+        # Smaller ones towards the end, so that no helper is left without work for long; but none for little.
+        first, little = self._at, self._width // 4
+        end = first + max(1, little, min(self._width, (self._right - first) // self.at_once))
+        self._at = self._right if end + little >= self._right else end
         return HelpedStretch(self._runtime, self._work, Range(first, self._at), self._built)
 
     def _built(self, tokens: int, size_bytes: int) -> None:

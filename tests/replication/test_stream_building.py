@@ -220,6 +220,17 @@ def test_stretches_become_as_wide_as_what_was_built_lets_expect() -> None:
     run(test)
 
 
+def test_stretches_become_small_towards_the_end() -> None:
+    async def test() -> None:
+        found = await stretches_of(Range(0, 20_000), 20_000)
+        widths = []
+        while found is not None and (stretch := found.next()) is not None:
+            widths.append(stretch._tokens.right - stretch._tokens.left)
+        assert set(widths[:-3]) == {750} and widths[-3:] == [625, 312, 313]
+
+    run(test)
+
+
 def test_a_stream_that_goes_on_is_judged_by_what_is_left() -> None:
     async def test() -> None:
         tokens = Range(0, 1000)
