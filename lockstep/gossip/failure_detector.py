@@ -12,7 +12,7 @@ is expected of everyone: in a large cluster a node is asked for a sign of life l
 from __future__ import annotations
 
 from collections import deque
-from math import erfc, log10, sqrt
+from math import erfc, inf, log10, sqrt
 from typing import Final
 
 #: The rhythm of a node of which nothing else is said.
@@ -176,6 +176,11 @@ class FailureDetector:
     def alive(self, node: int, now_s: float) -> bool:
         rhythm = self._rhythms.get(node)
         return rhythm is not None and now_s <= rhythm.silent_after_s
+
+    def alive_until_s(self, node: int) -> float:
+        """When `alive` ends unless more is heard; what is expected of its rhythm may change by then."""
+        rhythm = self._rhythms.get(node)
+        return rhythm.silent_after_s if rhythm is not None else -inf
 
     def prompt(self, node: int, now_s: float) -> bool:
         """Alive, and not so long silent that another one is the better choice."""

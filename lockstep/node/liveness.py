@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 
 from lockstep.gossip.dissemination import PINGED_AT_ONCE, ping_rounds, pinged
 from lockstep.gossip.failure_detector import FailureDetector
@@ -105,9 +106,15 @@ class Liveness:
     def alive(self, node: int) -> bool:
         """This node always seems alive to itself; nobody does whose address another node has taken, or who is
         shut out."""
-        if NodeId(node) in self._state.current.not_served:
+        if node in self._state.current.not_served:
             return node == self._own_id()
         return self._detector.alive(node, self._monotonic_s()) or node == self._own_id()
+
+    def alive_until_s(self, node: int) -> float:
+        """It is alive until then by the metadata of now, and longer if more is heard of it."""
+        if node == self._own_id():
+            return inf
+        return -inf if node in self._state.current.not_served else self._detector.alive_until_s(node)
 
     def prefers(self, node: int) -> bool:
         """Whether requests should go there before they go to a node that is alive but slow or not ready."""

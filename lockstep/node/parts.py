@@ -208,6 +208,7 @@ class Parts(MetadataParts):
             self._own_id,
         )
         self.coordinator.keep_hints(self.hints)
+        self.coordinator.writes.alive_until_s = liveness.alive_until_s
 
         def applied(before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
             if before.repairs is not after.repairs:

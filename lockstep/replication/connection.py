@@ -74,6 +74,8 @@ class Connection(asyncio.Protocol):
         self.peer: PeerInfo | None = None
         #: Highest epoch this connection's peer has shown.
         self.peer_epoch = 0
+        #: Highest epoch seen here that this node had applied by then: of such nothing is to be told.
+        self.settled_epoch = 0
         #: Requests of the peer that are being answered.
         self.serving = 0
         self.heard_s = self._clock.monotonic_s()

@@ -17,7 +17,7 @@ from lockstep.replication.reads import Reads
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.scanned import Thresholds
 from lockstep.replication.speculation import ExtraRequests
-from lockstep.replication.writes import Told, Writes
+from lockstep.replication.writes import Writes
 from lockstep.runtime.ports import Runtime
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
@@ -44,6 +44,8 @@ class Coordinator:
         #: What has been planned against the newest metadata; for all who plan requests on this node.
         self.plans = plans = PlanBook(metadata, own_id)
         self._writes = Writes(runtime, internode, plans, replica, catch_up, alive, own_id)
+        #: `begin_write` for crowds: `told` hears once, of None or the error, perhaps before the call returns.
+        self.write_told = self._writes.begin_told
         self._reads = Reads(
             runtime,
             internode,
@@ -93,10 +95,6 @@ class Coordinator:
         Unavailable, Overloaded and InvalidRequest are raised here; nothing was sent then.
         """
         return self._writes.begin(mutation, consistency, timeout_ms, write_type)
-
-    def write_told(self, mutation: Mutation, consistency: Consistency, timeout_ms: float, told: Told) -> None:
-        """`begin_write` for crowds: `told` hears once, of None or the error, perhaps before this returns."""
-        self._writes.begin_told(mutation, consistency, timeout_ms, told)
 
     async def read(self, command: ReadCommand, consistency: Consistency, timeout_ms: float) -> ReadResult:
         """Live content only, merged and repaired; see `Reads.read`."""

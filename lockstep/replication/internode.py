@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
 from lockstep.replication.error_bodies import encode_error
@@ -54,17 +56,14 @@ Targets = Sequence[tuple[Address, Any]]
 _RELEASED = -1
 
 
-class Respond:
+class Respond(msgspec.Struct, eq=False):
     """Answers one request, once; a call after the peer is gone is dropped."""
 
-    __slots__ = ("_connection", "_node", "_stream", "_verb", "is_open")
-
-    def __init__(self, node: Internode, connection: Connection, verb: int, stream: int) -> None:
-        self._node = node
-        self._connection = connection
-        self._verb = verb
-        self._stream = stream
-        self.is_open = True
+    _node: Internode
+    _connection: Connection
+    _verb: int
+    _stream: int
+    is_open: bool = True
 
     def __call__(self, reply: Any) -> None:
         """Send `reply`; a LockstepError is raised at the requester."""
@@ -313,6 +312,7 @@ class Internode(Services):
         if epoch > connection.peer_epoch:
             connection.peer_epoch = epoch
         elif epoch <= self.epoch():
+            connection.settled_epoch = max(connection.settled_epoch, epoch)
             return
         assert connection.peer is not None, "epochs are seen after the handshake"
         self.told_epoch(connection.peer, epoch)
@@ -322,7 +322,8 @@ class Internode(Services):
         assert peer is not None, "frames come after the handshake"
         if self.blocked_from and peer.endpoint in self.blocked_from:
             return
-        self.see_epoch(connection, envelope.epoch)
+        if envelope.epoch > connection.settled_epoch:
+            self.see_epoch(connection, envelope.epoch)
         verb, stream = envelope.verb, envelope.stream
         service = self._services.get(verb)
         connection.serving += 1

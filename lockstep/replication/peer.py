@@ -46,16 +46,13 @@ if TYPE_CHECKING:
 HELLO_DECODER = decoder(Hello)
 
 
-class Pending:
-    __slots__ = ("context", "deadline_s", "reply_decoder", "waiter")
+class Pending(msgspec.Struct, eq=False):
+    """A request that has not ended."""
 
-    def __init__(
-        self, waiter: Waiter, context: Any, deadline_s: float, reply_decoder: msgspec.msgpack.Decoder[Any]
-    ) -> None:
-        self.waiter = waiter
-        self.context = context
-        self.deadline_s = deadline_s
-        self.reply_decoder = reply_decoder
+    waiter: Waiter
+    context: Any
+    deadline_s: float
+    reply_decoder: msgspec.msgpack.Decoder[Any]
 
 
 class Link(enum.Enum):
@@ -194,8 +191,7 @@ class Peer:
         self._back_off(error)
         self._node.log("internode.connect_failed", peer=self._name(), reason=error.message)
         unsent = [stream for stream in self._pending if stream in self._queued]
-        self._queued = {}
-        self._queued_one_way = 0
+        self._queued, self._queued_one_way = {}, 0
         for stream in unsent:
             pending = self._pending.pop(stream)
             pending.waiter.failed(pending.context, error)
@@ -257,7 +253,8 @@ class Peer:
         node = self._node
         if self.address in node.blocked_from:
             return
-        node.see_epoch(connection, envelope.epoch)
+        if envelope.epoch > connection.settled_epoch:
+            node.see_epoch(connection, envelope.epoch)
         flags = envelope.flags
         if flags & SHARED:
             self._shared_reply(connection, envelope)

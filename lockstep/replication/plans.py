@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from math import inf
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.placement.placements import ReplicaGroup, RingPlacement
@@ -53,10 +54,14 @@ class Plan:
 
     __slots__ = (
         "_counts",
+        "alive_until_s",
         "attainable",
+        "by_node",
         "consistency",
         "epoch",
         "group",
+        "has_views",
+        "is_local",
         "near_first",
         "needs",
         "needs_epoch",
@@ -84,6 +89,11 @@ class Plan:
         self.needs = needs
         self.required = _least(needs)
         self.consistency = consistency
+        self.by_node = {target.node: target for target in targets}
+        #: Whether all targets are in this node's data centre; whether writes of the table change views.
+        self.is_local = self.has_views = False
+        #: All targets seem alive until then, whatever is heard of them.
+        self.alive_until_s = -inf
         #: The targets: this node, then its data centre, then others.
         self.near_first = near_first or targets
         #: For each need: how many answers, and whose count.
@@ -293,9 +303,12 @@ class PlanBook:
         needs_epoch = max(group.epoch, placement.changed_epoch)
         own = self._own_id()
         near_first = sorted(targets, key=lambda t: 0 if t.node == own else 1 if t.dc == local_dc else 2)
-        return Plan(
+        plan = Plan(
             cluster.epoch, needs_epoch, placed.range, group, targets, needs, consistency, tuple(near_first)
         )
+        plan.is_local = all(target.dc == local_dc for target in targets)
+        plan.has_views = placement.has_views
+        return plan
 
     def _local_dc(self, cluster: ClusterMetadata) -> str:
         own = cluster.node(NodeId(self._own_id()))

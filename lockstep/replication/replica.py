@@ -46,7 +46,7 @@ CatchUp = Callable[[int, Address], Awaitable[None]]
 class Engine(Protocol):
     """What replication needs of one node's storage."""
 
-    def apply(self, mutation: Mutation, *, first_epoch: int) -> int: ...
+    def apply(self, mutation: Mutation, *, first_epoch: int | None) -> int: ...
 
     async def synced(self, sequence: int) -> None: ...
 
@@ -95,7 +95,10 @@ class ReplicaService:
     # -- writes -----------------------------------------------------------------------------------
 
     def _receive_write(self, peer: PeerInfo, request: WriteRequest, respond: Respond) -> None:
-        self.take(peer.endpoint, request, respond)
+        if request.needs_epoch <= self._metadata().epoch:
+            self.write(request, respond)
+        else:
+            self.take(peer.endpoint, request, respond)
 
     def take(self, source: Address, request: WriteRequest, respond: Callable[[Any], None]) -> None:
         """As `write`, once this node has caught up with the plan; `source` is who knows what that needs."""
@@ -141,7 +144,8 @@ class ReplicaService:
             self.refusals.refused(WRITE, NOT_REPLICA)
             raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
         self._probes.reach("replica.write.accepted")
-        sequence = self._engine.apply(mutation, first_epoch=request.first_epoch)
+        first_epoch = request.first_epoch if placement.has_views else None
+        sequence = self._engine.apply(mutation, first_epoch=first_epoch)
         self._accepted += 1
         self._probes.reach("replica.write.applied")
         self._unsynced.append((sequence, placement.epoch, answer, request))

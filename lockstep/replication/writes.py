@@ -91,6 +91,8 @@ class Writes:
         self.catch_up = catch_up
         self.alive = alive
         self.own_id = own_id
+        #: Until when a node seems alive for certain; None: `alive` is asked for every write.
+        self.alive_until_s: Callable[[int], float] | None = None
         self.reach = runtime.probes.reach
         self.in_flight = Deadlines(runtime.clock)
         #: Writes whose end was told, and of which replicas may still answer.
@@ -130,11 +132,15 @@ class Writes:
         """
         self.admit()
         plan = self.plans.write_plan(mutation.table_id, mutation.token, consistency)
-        if consistency is not Consistency.ANY or self.hints is None or not self.hints.policy.enabled:
-            require_alive(plan, self.alive)
-        deadline_s = self.runtime.clock.monotonic_s() + timeout_ms / 1000
+        now_s = self.runtime.clock.monotonic_s()
+        if now_s > plan.alive_until_s:
+            if consistency is not Consistency.ANY or self.hints is None or not self.hints.policy.enabled:
+                require_alive(plan, self.alive)
+            if self.alive_until_s is not None:
+                plan.alive_until_s = min(self.alive_until_s(target.node) for target in plan.targets)
+        deadline_s = now_s + timeout_ms / 1000
         base_writes = self.base_writes
-        if base_writes is not None and self.plans.has_views(mutation.table_id):
+        if base_writes is not None and plan.has_views:
             write = Write(self, plan, mutation, deadline_s, write_type, told, plan.epoch)
             write.settled = base_writes.watch(write)
         else:
@@ -205,7 +211,7 @@ class Write(Unacknowledged):
         self._first = first_epoch
         self._write_type = write_type
         #: Whether other data centres may be sent one message each: the first time, if all get the same.
-        self._forwards = self.leaves_hints
+        self._forwards = self.leaves_hints and not plan.is_local
         self._verb = verbs.WRITE
         self.deadline_s = deadline_s
         self._notes = NOTES.get()
@@ -273,8 +279,7 @@ class Write(Unacknowledged):
             self.failed(target, error)
 
     def _answered_here(self, answer: WriteReply | LockstepError) -> None:
-        own = self._owner.own_id()
-        target = next((target for target in self._plan.targets if target.node == own), None)
+        target = self._plan.by_node.get(NodeId(self._owner.own_id()))
         if target is None:
             return  # a newer plan does without this node
         if isinstance(answer, LockstepError):

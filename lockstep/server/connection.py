@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
+
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.compression import ALGORITHMS, LZ4
 from lockstep.cql.wire.constants import (
@@ -376,16 +378,13 @@ class CqlConnection(asyncio.Protocol):
             self._transport.close()
 
 
-class _Written:
+class _Written(msgspec.Struct, eq=False):
     """Answers one write when it has ended."""
 
-    __slots__ = ("_connection", "_request", "_size", "_stream")
-
-    def __init__(self, connection: CqlConnection, stream: int, request: Execute, size: int) -> None:
-        self._connection = connection
-        self._stream = stream
-        self._request = request
-        self._size = size
+    _connection: CqlConnection
+    _stream: int
+    _request: Execute
+    _size: int
 
     def __call__(self, error: LockstepError | None) -> None:
         connection = self._connection

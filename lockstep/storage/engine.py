@@ -126,20 +126,20 @@ class StorageEngine:
         self.derive: Callable[[Mutation, int], Derived | None] = lambda _mutation, _first_epoch: None
 
     def apply(
-        self, mutation: Mutation, also: Batch = (), *, by_repair: bool = False, first_epoch: int = 0
+        self, mutation: Mutation, also: Batch = (), *, by_repair: bool = False, first_epoch: int | None = 0
     ) -> int:
         """Write a mutation, visible at once; returns the sequence to await with `synced` before
         acknowledging it. InvalidRequest when it is too large, Overloaded when too much is unsynced.
 
         `also` are operations of other families (a journal entry) that join the same atomic batch;
-        `first_epoch` is handed to `derive`.
+        `first_epoch` is handed to `derive`; None: the caller knows that nothing follows.
         """
-        self.space.require()
+        self.space.admit()
         self._commit.admit()
         prefix = keys.partition_prefix(mutation.table_id, mutation.token, mutation.key)
         batch = fragments_of(mutation, prefix)
         marks = self.unchanged.changed(mutation.table_id, mutation.token, by_repair=by_repair)
-        derived = self.derive(mutation, first_epoch)
+        derived = self.derive(mutation, first_epoch) if first_epoch is not None else None
         if derived is not None:
             also = (*also, *derived.batch)
         if mutation.table_id in self.indexes.tables:
@@ -169,6 +169,7 @@ class StorageEngine:
     async def synced(self, sequence: int) -> None:
         """Return when everything up to `sequence` is durable; many waiters share one sync."""
         await self._commit.synced(sequence)
+        self.space.synced()
 
     async def read(self, command: ReadCommand) -> ReadResult:
         """Canonical partitions with tombstones and with all cells of each row; see `ReadCommand`.

@@ -67,17 +67,17 @@ def fragments_of(mutation: Mutation, prefix: bytes) -> list[Put]:
 
     InvalidRequest when it has more rows or bytes than one atomic batch may hold.
     """
-    suffix = keys.write_suffix(mutation.timestamp_us, mutation.mutation_id)
     rows, static = mutation.rows, mutation.static
     deletes = mutation.deletion is not None or bool(mutation.range_deletions)
     if len(rows) == 1 and static is None and not deletes:
         # Most mutations are one row; the general way below gives the same.
         row = rows[0]
-        store_key = keys.row_prefix(prefix, row.clustering) + suffix
+        store_key = keys.row_key(prefix, row.clustering, mutation.timestamp_us, mutation.mutation_id)
         value = _encode(RowFragment(row.liveness, row.deletion, row.cells, row.column_deletions))
         if len(store_key) + len(value) > limits.MUTATION_BYTES_MAX:
             raise _too_large(len(store_key) + len(value))
         return [("put", store_key, value)]
+    suffix = keys.write_suffix(mutation.timestamp_us, mutation.mutation_id)
     batch: list[Put] = []
     if deletes:
         value = encode_header(mutation.deletion, mutation.range_deletions)

@@ -59,6 +59,15 @@ def row_prefix(prefix: bytes, clustering: bytes) -> bytes:
     return prefix + KIND_ROW + clustering.replace(b"\x00", b"\x00\xff") + _ROW_END
 
 
+def row_key(prefix: bytes, clustering: bytes, timestamp_us: int, write_id: bytes) -> bytes:
+    """`row_prefix` and `write_suffix` in one, for it is made for every write."""
+    if b"\x00" in clustering:
+        clustering = clustering.replace(b"\x00", b"\x00\xff")
+    place = prefix + KIND_ROW + clustering + _ROW_END
+    assert len(write_id) == MUTATION_ID_BYTES, "a write id has a fixed length"
+    return place + _TIME.pack(_TIMESTAMP_MAX - timestamp_us) + write_id
+
+
 def place_end(place: bytes) -> bytes:
     """Above every fragment of one place (a row prefix, or partition prefix and kind)."""
     return place + b"\xff" * (WRITE_BYTES + 1)

@@ -18,14 +18,26 @@ class Space:
         self._runtime = runtime
         self._reserve_bytes = reserve_bytes
         self._next_look_s = 0.0
+        #: Whether `admit` is to look again.
+        self._due = reserve_bytes > 0
         self.is_full = False
         #: Writes that were refused.
         self.refused = 0
+
+    def synced(self) -> None:
+        """What was written lies on the disk now."""
+        self._due = self._reserve_bytes > 0
+
+    def admit(self) -> None:
+        """As `require`, before a write: a look between two syncs is enough."""
+        if self._due:
+            self.require()
 
     def require(self) -> None:
         """DiskRefused while there is too little room for a write."""
         if not self._reserve_bytes:
             return
+        self._due = False
         now_s = self._runtime.clock.monotonic_s()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + DISK_SPACE_LOOK_MS / 1000
@@ -33,6 +45,7 @@ class Space:
             wanted = self._reserve_bytes * (5 if self.is_full else 4) // 4
             self.is_full = self._runtime.disk.free_bytes() < wanted
         if self.is_full:
+            self._due = True
             self.refused += 1
             self._runtime.probes.reach("storage.disk_full")
             raise DiskRefused(

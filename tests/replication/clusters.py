@@ -117,7 +117,7 @@ class TinyEngine:
         self.sync_error: LockstepError | None = None
         self.on_read: Callable[[], None] = lambda: None
 
-    def apply(self, mutation: Mutation, *, first_epoch: int = 0) -> int:
+    def apply(self, mutation: Mutation, *, first_epoch: int | None = 0) -> int:
         self.applied.append(mutation)
         m = mutation
         part = Partition(m.token, m.key, m.deletion, m.range_deletions, m.static, m.rows)

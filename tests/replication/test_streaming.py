@@ -47,7 +47,7 @@ class PairEngine(TinyEngine):
         self.runs = 0
         self.on_ingest: Callable[[], None] = lambda: None
 
-    def apply(self, mutation: Mutation, *, first_epoch: int = 0) -> int:
+    def apply(self, mutation: Mutation, *, first_epoch: int | None = 0) -> int:
         prefix = partition_prefix(mutation.table_id, mutation.token, mutation.key)
         self.pairs[prefix + KIND_ROW + mutation.mutation_id] = b"written"
         return super().apply(mutation)
