@@ -69,6 +69,8 @@ def test_helpers_are_few_come_after_everybody_else_and_are_used_again() -> None:
         answers = await asyncio.gather(*(made.do(b"", FOREVER_MS) for _ in range(6)))
         assert len({answer.split()[0] for answer in answers}) <= HELPERS_MAX
         assert {int(answer.split()[1]) for answer in answers} == {HELPER_NICENESS}
+        for pid in pids(made):
+            assert os.getpgid(pid) == pid and os.getsid(pid) == os.getsid(0), "compared with its node"
 
     run(test)
 

@@ -60,7 +60,8 @@ class HelperProcesses:
         paths = paths_of("lockstep", "msgspec", *self._packages)
         program = _PROGRAM.format(paths=paths, handler=self._handler, niceness=HELPER_NICENESS)
         try:
-            process = await start(program, errors=None, environment={}, directory=None)
+            # Not apart: kernels that share the processor out by sessions compare priorities within one only.
+            process = await start(program, errors=None, environment={}, directory=None, apart=False)
         except OSError as error:
             raise ConnectionRefusedError(f"no process could be started: {error}") from error
         helper = PipedProcess(process)

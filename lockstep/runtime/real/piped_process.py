@@ -54,10 +54,10 @@ class PipedProcess:
 
 
 async def start(
-    program: str, *, errors: int | None, environment: Mapping[str, str], directory: str | None
+    program: str, *, errors: int | None, environment: Mapping[str, str], directory: str | None, apart: bool
 ) -> Process:
     """Run a program text in a process of this interpreter. `errors`: where its standard error goes, None: to
-    that of this process."""
+    that of this process. `apart`: in a session of its own."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", "-X", "utf8", "-c", program),
         stdin=PIPE,
@@ -65,7 +65,7 @@ async def start(
         stderr=errors,
         env=environment,
         cwd=directory,
-        start_new_session=True,
+        start_new_session=apart,
     )
 
 

@@ -29,6 +29,8 @@ def main(handler: str, memory_bytes: int, cpu_s: int) -> None:
 def help_out(handler: str, niceness: int) -> None:
     """As `main`, of a helper: it may do what its node may, after everybody else."""
     end_with_parent()
+    # Signals from a terminal are for the node, which ends its helpers.
+    os.setpgid(0, 0)
     os.nice(niceness)
     answers = os.dup(1)
     # Whatever else is printed goes to the log.

@@ -88,7 +88,7 @@ class ConfinedWorkers:
         program = _PROGRAM.format(
             paths=_paths(), handler=self._handler, memory=WORKER_MEMORY_BYTES, cpu_s=WORKER_CPU_S_MAX
         )
-        process = await start(program, errors=DEVNULL, environment={}, directory="/")
+        process = await start(program, errors=DEVNULL, environment={}, directory="/", apart=True)
         worker = _Worker(owner, process)
         self._all.append(worker)
         try:
