@@ -142,18 +142,7 @@ class Parts(MetadataParts):
         self.before_breaking = self.work.before_breaking
         self.inherited = InheritedRanges(runtime, state, self.engine, self._own_id)
         self.sizes = RangeSizes(internode, self.engine, cluster, self._own_id, lambda: self.work.rate_bytes_s)
-        self.gossip = Gossip(
-            runtime,
-            state,
-            internode,
-            self.liveness,
-            self._own_id,
-            generation,
-            ready=lambda: self.ready,
-            load_bytes=self.engine.size_bytes,
-            streams=self.streams.open_streams,
-            building=self.view_builds.lacking,
-        )
+        self.gossip = self._gossip(generation)
         self.membership = Membership(
             runtime,
             self.configuration,
@@ -168,6 +157,20 @@ class Parts(MetadataParts):
             self.log,
         )
         self.membership.founding = self._founding()
+
+    def _gossip(self, generation: int) -> Gossip:
+        return Gossip(
+            self.runtime,
+            self.state,
+            self.internode,
+            self.liveness,
+            self._own_id,
+            generation,
+            ready=lambda: self.ready,
+            load_bytes=self.engine.size_bytes,
+            streams=self.streams.open_streams,
+            building=self.view_builds.lacking,
+        )
 
     def _build_counters(self) -> None:
         runtime, internode, cluster = self.runtime, self.internode, self._cluster_now
