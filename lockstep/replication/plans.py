@@ -244,10 +244,6 @@ class PlanBook:
         self._tables[table_id] = found
         return found
 
-    def has_views(self, table_id: int) -> bool:
-        placement = self.placement(table_id)
-        return placement is not None and placement.has_views
-
     def write_plan(self, table_id: int, token: int, consistency: Consistency) -> Plan:
         """InvalidRequest when the table is gone."""
         return self._plan(table_id, token, consistency, True)
