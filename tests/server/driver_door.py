@@ -64,6 +64,7 @@ class DriverDoor:
     def __init__(self, session: Session) -> None:
         self._session = session
         session.client_protocol_handler = RawProtocol
+        self._clock = session.cluster.timestamp_generator
         session.get_execution_profile(EXEC_PROFILE_DEFAULT).row_factory = lambda names, rows: rows
 
     def now_s(self) -> int:
@@ -86,6 +87,7 @@ class DriverDoor:
         return self.ask(Said(text))
 
     def ask(self, said: Said, page_rows: int = 0) -> Told:
+        self._session.cluster.timestamp_generator = self._clock if said.stamp is None else lambda: said.stamp
         try:
             answer = self._session.execute(self._statement(said, page_rows or None))
             names = answer.column_names

@@ -29,6 +29,8 @@ _CONNECT_MS: Final = 5000
 _START_S: Final = 60.0
 _REQUEST_S: Final = 30.0
 _REST_S: Final = 2.0
+#: How long nodes need when one of them was away: hints arrive, the batch log is replayed.
+_LONG_REST_S: Final = 15.0
 #: A statement begins in the first part of a second.
 _EARLY_US: Final = 500_000
 _SECOND_US: Final = 1_000_000
@@ -36,6 +38,7 @@ _SECOND_US: Final = 1_000_000
 UNKNOWN: Final = (0x1003, 0x1100, 0x1200, 0x1300, 0x1500, 0x1700, -1)
 #: A node reported a defect of its own, and cannot be used any more.
 BROKEN: Final = -2
+_UNPREPARED: Final = 0x2500
 #: Refused before anything was done.
 NOT_DONE: Final = (0x1000, 0x1001)
 
@@ -65,6 +68,8 @@ class Door:
         self.names = list(self.cluster.processes)
         self.client = self.world.process("client")
         self._clients: dict[str, CqlClient] = {}
+        #: Ids of statements by node and text: they outlive changes of their tables.
+        self._prepared: dict[tuple[str, str], bytes] = {}
         self.client.start(_wait_for_ever)
         self.cluster.start()
         self.until(lambda: all(self.cluster.ready(name) for name in self.names), _START_S)
@@ -99,7 +104,7 @@ class Door:
 
     def rest(self) -> None:
         """Let the nodes finish what they do by themselves."""
-        self.world.run_for(_REST_S)
+        self.world.run_for(_REST_S if len(self.names) == 1 else _LONG_REST_S)
 
     def wait(self, seconds: int) -> None:
         """Move the clocks of all nodes."""
@@ -153,11 +158,24 @@ class Door:
                 host = self.cluster.processes[node].host
                 client = await CqlClient.connect(runtime, host, _CQL_PORT, _CONNECT_MS)
                 self._clients[node] = client
-            return await _pages(client, said, page_rows)
+            return await self._answered(client, said, page_rows, node)
         except CqlError as error:
             return Told(error.code, error.body.message)
         except (OSError, TimeoutError) as error:
             return Told(-1, str(error))
+
+    async def _answered(self, client: CqlClient, said: Said, page_rows: int, node: str) -> Told:
+        if not said.prepared:
+            return await _pages(client, said, page_rows, None)
+        known = self._prepared.get((node, said.text))
+        if known is not None:
+            try:
+                return await _pages(client, said, page_rows, known)
+            except CqlError as error:
+                if error.code != _UNPREPARED:
+                    raise
+        prepared = self._prepared[node, said.text] = await client.prepare(said.text)
+        return await _pages(client, said, page_rows, prepared)
 
     def until(self, done: Any, limit_s: float) -> None:
         self.world.run_for(limit_s, done)
@@ -166,22 +184,22 @@ class Door:
             raise LockstepError(f"the simulated cluster failed: {first}") from first.error
 
 
-async def _pages(client: CqlClient, said: Said, page_rows: int) -> Told:
+async def _pages(client: CqlClient, said: Said, page_rows: int, prepared: bytes | None) -> Told:
     rows: list[tuple[Any, ...]] = []
     state: bytes | None = None
     pages = 0
-    statement = await client.prepare(said.text) if said.prepared else None
     while True:
         parameters = QueryParameters(
             consistency=Consistency.QUORUM,
             page_size=page_rows or None,
             paging_state=state,
             values=said.values,
+            timestamp_us=said.stamp,
         )
-        if statement is None:
+        if prepared is None:
             answer = await client.request(Opcode.QUERY, wire.query(4, said.text, parameters))
         else:
-            answer = await client.request(Opcode.EXECUTE, wire.execute(4, statement, None, parameters))
+            answer = await client.request(Opcode.EXECUTE, wire.execute(4, prepared, None, parameters))
         if not isinstance(answer, wire.RowsResult):
             return Told()
         pages += 1

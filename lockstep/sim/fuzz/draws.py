@@ -15,7 +15,7 @@ from lockstep.sim.fuzz import kinds
 from lockstep.sim.fuzz.changes import Alter, Assignment, Batch, Change, Truncate, Wrong
 from lockstep.sim.fuzz.refusals import draw_wrong
 from lockstep.sim.fuzz.relations import Relation
-from lockstep.sim.fuzz.saying import EVERY, PREPARED
+from lockstep.sim.fuzz.saying import BESIDE, EVERY, PREPARED
 from lockstep.sim.fuzz.tables import Column, Table, draw_added
 from lockstep.sim.streams import Stream
 
@@ -79,10 +79,11 @@ class Changes:
 
     def way(self) -> int:
         """Which values are bound."""
+        beside = BESIDE if self.draw.random() < 0.3 else 0
         if self.draw.random() < 0.6:
-            return 0
+            return beside
         bound = EVERY if self.draw.random() < 0.5 else self.draw.randrange(EVERY)
-        return bound | (PREPARED if self.draw.random() < 0.5 else 0)
+        return bound | beside | (PREPARED if self.draw.random() < 0.5 else 0)
 
     def _with_unset(self, change: Change) -> Change:
         """Some of what a statement with bound values assigns may be unset."""
@@ -280,7 +281,7 @@ class Changes:
         if self.draw.random() < 0.3:
             return msgspec.structs.replace(change, exists="YES")
         roles = ("static",) if static_only and self.table.of("clustering") else ("static", "regular")
-        fit = tuple(c for c in self.table.of(*roles) if not c.kind.is_cells and c.kind.name != "duration")
+        fit = tuple(c for c in self.table.of(*roles) if c.kind.name != "duration")
         if not fit:
             return msgspec.structs.replace(change, exists="YES")
         columns = self._some(fit, 1)[:2]
@@ -312,6 +313,8 @@ class Changes:
 
     def _condition(self, column: Column) -> Relation:
         chance = self.draw.random()
+        if column.kind.is_cells and (chance < 0.6 or column.kind.name == "udt"):
+            return _part_condition(self.draw, column)
         if chance < 0.2:
             return Relation((column.name,), self.draw.choice(("=", "!=")), None)
         if chance < 0.35:
@@ -319,3 +322,22 @@ class Changes:
             return Relation((column.name,), "IN", values)
         ops = ("=", "=", "!=") if column.kind.name in UNORDERED else ("=", "=", "!=", "<", "<=", ">", ">=")
         return Relation((column.name,), self.draw.choice(ops), self.one(column))
+
+
+def _part_condition(draw: Stream, column: Column) -> Relation:
+    """Of an element or a field; a set is compared as a whole."""
+    kind, value = column.kind, draw.choice(column.pool)
+    ops: tuple[str, ...] = ("=", "=", "!=")
+    if kind.name == "set":
+        return Relation((column.name,), draw.choice(ops), value)
+    if kind.name == "udt":
+        key = draw.randrange(len(kind.parts))
+        held = value[key]
+    elif kind.name == "list":
+        key, held = draw.randrange(3), value[0]
+    else:
+        key, held = value[0]
+    part = kind.parts[key] if kind.name == "udt" else kind.parts[-1]
+    if held is not None and part.name not in UNORDERED:
+        ops = (*ops, "<", ">=")
+    return Relation((column.name,), draw.choice(ops), held, key=key)

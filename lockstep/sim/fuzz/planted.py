@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from lockstep.cql import if_checks as if_checks_module
 from lockstep.cql import ranges as ranges_module
 from lockstep.cql import select as select_module
 from lockstep.cql.conditional import ConditionalRequest
@@ -125,6 +126,21 @@ def _unset_is_null() -> _Context:
     return replaced((messages_module, "_read_values", values))
 
 
+def _client_stamps_lost() -> _Context:
+    read = messages_module._read_rare
+
+    def rare(*given: Any) -> Any:
+        serial, _, keyspace, now_s = read(*given)
+        return serial, None, keyspace, now_s
+
+    return replaced((messages_module, "_read_rare", rare))
+
+
+def _elements_are_null() -> _Context:
+    """Conditions find no entry of a map."""
+    return replaced((if_checks_module, "_entry", lambda kind, current, key: None))
+
+
 def _batch_asks_once() -> _Context:
     """Of a batch only the first condition of a row is looked at."""
     take = ConditionalRequest._take
@@ -227,6 +243,8 @@ PLANTS: Final[dict[str, Planted]] = {
         _planted("limit_of_rows", "LIMIT of groups counts their rows", _limit_of_rows),
         _planted("marker_stays", "a row outlives the marker that expires", _marker_stays),
         _planted("unset_is_null", "what is unset is deleted", _unset_is_null),
+        _planted("client_stamps_lost", "writes ignore timestamps beside them", _client_stamps_lost),
+        _planted("elements_are_null", "conditions find no entry of a map", _elements_are_null),
         _planted("batch_asks_once", "a batch looks at its first condition", _batch_asks_once),
         _planted("refusal_is_bare", "a refused condition shows no row", _refusal_is_bare),
         _planted("dropped_cells_count", "a row lives on by a dropped column", _dropped_cells_count),

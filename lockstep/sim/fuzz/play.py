@@ -21,7 +21,7 @@ from lockstep.sim.fuzz.draw_looks import Looks
 from lockstep.sim.fuzz.draws import Changes
 from lockstep.sim.fuzz.facts import Content
 from lockstep.sim.fuzz.looks import Look
-from lockstep.sim.fuzz.saying import Binder, Said, shown
+from lockstep.sim.fuzz.saying import BESIDE, Binder, Said, shown
 from lockstep.sim.fuzz.tables import Table, draw_table, star
 from lockstep.sim.fuzz.views import ViewLook, draw_views, table_of
 from lockstep.sim.streams import Stream, stream
@@ -103,8 +103,7 @@ class Tally(msgspec.Struct):
 def draw_script(seed: int, number: int, *, statements: int = SCRIPT_STATEMENTS, nodes: int = 1) -> Script:
     draw = stream(seed, f"fuzz/{number}")
     table = draw_table(draw, number)
-    # With a node down a view may be behind.
-    if nodes == 1 and not table.counters and draw.random() < 0.25:
+    if not table.counters and draw.random() < 0.25:
         table = msgspec.structs.replace(table, views=draw_views(draw, table.name, table.columns))
     changes = Changes(draw, table)
     looks = Looks(draw, table, changes)
@@ -119,7 +118,7 @@ def draw_script(seed: int, number: int, *, statements: int = SCRIPT_STATEMENTS, 
             altered = changes.alter()
             steps.append(altered)
             changes.table = looks.table = altered.changed(changes.table)
-        elif changes.table.views and chance < 0.16:
+        elif changes.table.views and chance < (0.16 if nodes == 1 else 0.1):
             steps.append(_view_look(draw, changes.table))
         else:
             steps.append(looks.next() if chance > 0.55 else changes.next())
@@ -153,6 +152,9 @@ def play(script: Script, door: Doorway, tally: Tally | None = None) -> Differenc
             door.strike(step.what, step.node)
             continue
         if isinstance(step, ViewLook):
+            # With a node down a view may be behind.
+            if script.nodes > 1:
+                door.strike("mend", script.nodes)
             door.rest()
         door.settle()
         moment.now_s = door.now_s()
@@ -177,13 +179,15 @@ def said(step: Statement, table: Table) -> Said:
     """As it is sent."""
     if isinstance(step, Wrong):
         return Said(step.statement, step.values)
-    way = 0
+    way, stamp = 0, None
     if isinstance(step, ViewLook):
         way = step.look.way
     elif not isinstance(step, Truncate | Alter):
         way = step.way
+    if isinstance(step, Change | Batch) and way & BESIDE:
+        stamp = step.stamp
     binder = Binder(way)
-    return binder.said(step.text(table, binder))
+    return binder.said(step.text(table, binder), stamp)
 
 
 def _page_rows(step: Statement) -> int:
@@ -269,9 +273,10 @@ def in_cql(found: Difference) -> str:
 
 def _bound(step: Statement, table: Table) -> str:
     sent = said(step, table)
-    if not sent.values and not sent.prepared:
+    if not sent.values and not sent.prepared and sent.stamp is None:
         return ""
-    return f"  -- {'prepared' if sent.prepared else 'sent'} with {len(sent.values)} values"
+    beside = f", timestamp {sent.stamp}" if sent.stamp is not None else ""
+    return f"  -- {'prepared' if sent.prepared else 'sent'} with {len(sent.values)} values{beside}"
 
 
 def fresh(script: Script) -> Difference | None:

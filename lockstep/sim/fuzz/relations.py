@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from lockstep.sim.fuzz import kinds
-from lockstep.sim.fuzz.saying import BIGINT, INT, Say
+from lockstep.sim.fuzz.saying import BIGINT, INT, Say, listed
 from lockstep.sim.fuzz.tables import Column, Table
 
 
 class Relation(msgspec.Struct, frozen=True):
     """`value` is a tuple for several columns, and of such for IN; `token` compares the token of all columns.
 
-    `key` is of an element: `m[key] = value`.
+    `key` is of an element or a field: `m[key] = value`.
     """
 
     columns: tuple[str, ...]
@@ -34,16 +34,18 @@ class Relation(msgspec.Struct, frozen=True):
         if self.token:
             return f"token({', '.join(self.columns)}) {self.op} {say(BIGINT, self.value)}"
         if self.key is not None:
+            if one.name == "udt":
+                field = f"{shown[0].name}.{one.fields[self.key]}"
+                return f"{field} {self.op} {say(one.parts[self.key], self.value)}"
             element = INT if one.name == "list" else one.parts[0]
-            held = one.parts[-1]
             place = f"{shown[0].name}[{say(element, self.key)}]"
-            return f"{place} {self.op} {say(held, self.value)}"
+            return f"{place} {self.op} {say(one.parts[-1], self.value)}"
         if self.op == "CONTAINS":
             return f"{shown[0].name} CONTAINS {say(one.parts[-1], self.value)}"
         if self.op == "CONTAINS KEY":
             return f"{shown[0].name} CONTAINS KEY {say(one.parts[0], self.value)}"
         if len(shown) == 1 and self.op == "IN":
-            return f"{shown[0].name} IN ({', '.join(say(one, value) for value in self.value)})"
+            return f"{shown[0].name} IN {listed(say, one, self.value)}"
         if len(shown) == 1:
             return f"{shown[0].name} {self.op} {say(one, self.value)}"
         left = f"({', '.join(self.columns)})"
@@ -135,11 +137,25 @@ def _compared(op: str, left: Any, right: Any) -> bool:
 def condition_holds(table: Table, relation: Relation, values: dict[str, Any]) -> bool:
     """Of IF: null is a value like others, and less and more than nothing."""
     column = table.column(relation.columns[0])
-    held = values.get(column.name)
+    kind, held = column.kind, values.get(column.name)
+    if relation.key is not None:
+        kind, held = _element(kind, held, relation.key)
     if relation.op == "IN":
-        return any(_same(column.kind, held, value) for value in relation.value)
+        return any(_same(kind, held, value) for value in relation.value)
     if relation.op in ("=", "!="):
-        return _same(column.kind, held, relation.value) is (relation.op == "=")
+        return _same(kind, held, relation.value) is (relation.op == "=")
     if held is None or relation.value is None:
         return False
-    return _compared(relation.op, kinds.order(column.kind, held), kinds.order(column.kind, relation.value))
+    return _compared(relation.op, kinds.order(kind, held), kinds.order(kind, relation.value))
+
+
+def _element(kind: kinds.Kind, held: Any, key: Any) -> tuple[kinds.Kind, Any]:
+    """An element or a field; null where there is none."""
+    if kind.name == "udt":
+        return kind.parts[key], None if held is None else held[key]
+    part = kind.parts[-1]
+    if held is None:
+        return part, None
+    if kind.name == "list":
+        return part, held[key] if key < len(held) else None
+    return part, next((value for found, value in held if _same(kind.parts[0], found, key)), None)

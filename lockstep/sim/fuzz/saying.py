@@ -5,7 +5,7 @@ Invariant: what a statement says does not depend on which of its values are boun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,8 @@ Say = Callable[[Kind, Any], str]
 _TURNS: Final = 16
 EVERY: Final = (1 << _TURNS) - 1
 PREPARED: Final = 1 << _TURNS
+#: The timestamp is no part of the text.
+BESIDE: Final = 2 << _TURNS
 
 INT: Final = Kind("int")
 BIGINT: Final = Kind("bigint")
@@ -28,11 +30,12 @@ TEXT: Final = Kind("text")
 
 
 class Said(msgspec.Struct, frozen=True):
-    """A statement as it is sent."""
+    """A statement as it is sent; `stamp` goes beside it."""
 
     text: str
     values: tuple[Value, ...] = ()
     prepared: bool = False
+    stamp: int | None = None
 
 
 class Binder:
@@ -44,7 +47,7 @@ class Binder:
         self._turn = 0
 
     def __call__(self, kind: Kind, value: Any) -> str:
-        bound = bool(self.way >> self._turn % _TURNS & 1)
+        bound = self.binds_next
         self._turn += 1
         if value is UNSET:
             self.values.append(UNSET)
@@ -54,8 +57,19 @@ class Binder:
             return literal(kind, value)
         return "?"
 
-    def said(self, text: str) -> Said:
-        return Said(text, tuple(self.values), bool(self.way & PREPARED))
+    @property
+    def binds_next(self) -> bool:
+        return bool(self.way >> self._turn % _TURNS & 1)
+
+    def said(self, text: str, stamp: int | None) -> Said:
+        return Said(text, tuple(self.values), bool(self.way & PREPARED), stamp)
+
+
+def listed(say: Say, kind: Kind, values: Sequence[Any]) -> str:
+    """The values of IN, of which each may be bound, or all of them as a list."""
+    if isinstance(say, Binder) and say.binds_next and say.way & PREPARED:
+        return say(Kind("list", (kind,)), tuple(values))
+    return f"({', '.join(say(kind, value) for value in values)})"
 
 
 def shown(kind: Kind, value: Any) -> str:

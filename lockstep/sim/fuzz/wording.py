@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lockstep.cql.wire.messages import UNSET
 from lockstep.sim.fuzz import kinds
 from lockstep.sim.fuzz.relations import where_text
-from lockstep.sim.fuzz.saying import BIGINT, INT, TEXT, Say
+from lockstep.sim.fuzz.saying import BESIDE, BIGINT, INT, TEXT, Say
 from lockstep.sim.fuzz.tables import Table
 
 if TYPE_CHECKING:
@@ -24,13 +24,15 @@ def text_of(change: Change, table: Table, say: Say) -> str:
 
 def batch_text(batch: Batch, table: Table, say: Say) -> str:
     sort = "COUNTER " if table.counters else "" if batch.logged else "UNLOGGED "
-    using = "" if batch.stamp is None else f" USING TIMESTAMP {say(BIGINT, batch.stamp)}"
+    beside = batch.stamp is None or batch.way & BESIDE
+    using = "" if beside else f" USING TIMESTAMP {say(BIGINT, batch.stamp)}"
     changes = "; ".join(change.text(table, say) for change in batch.changes)
     return f"BEGIN {sort}BATCH{using} {changes}; APPLY BATCH"
 
 
 def _using(change: Change, say: Say) -> str:
-    parts = [] if change.stamp is None else [f"TIMESTAMP {say(BIGINT, change.stamp)}"]
+    beside = change.stamp is None or change.way & BESIDE
+    parts = [] if beside else [f"TIMESTAMP {say(BIGINT, change.stamp)}"]
     parts += [] if change.ttl_s is None else [f"TTL {say(INT, change.ttl_s)}"]
     return f" USING {' AND '.join(parts)}" if parts else ""
 
