@@ -30,8 +30,8 @@ from lockstep.node.repair_questions import RepairQuestions
 from lockstep.node.repaired_marks import RepairedMarks
 from lockstep.node.repairs import RepairDriver
 from lockstep.node.view_builds import ViewBuilds
+from lockstep.node.view_parts import views_of
 from lockstep.node.work import WorkService
-from lockstep.replication.base_writes import BaseWrites
 from lockstep.replication.batch_store import BatchStore
 from lockstep.replication.batches import Batches
 from lockstep.replication.conditional import Conditionals
@@ -48,7 +48,6 @@ from lockstep.replication.scanned import Thresholds
 from lockstep.replication.stream_source import StreamService
 from lockstep.replication.stream_target import StreamClient
 from lockstep.replication.view_log import ViewLog
-from lockstep.replication.view_pairs import ViewPairs
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store import Store
@@ -236,7 +235,7 @@ class Parts(MetadataParts):
             self._own_id,
             2 * self.configuration.timeouts.write_ms,
         )
-        self._build_views()
+        self.view_log, self.view_builds = views_of(self)
         self.farewell = Farewell(
             self.runtime, self.batch_store, self.hints.store, self.hint_delivery, self.log
         )
@@ -248,25 +247,6 @@ class Parts(MetadataParts):
             self._cluster_now,
             liveness.alive,
             self._own_id,
-        )
-
-    def _build_views(self) -> None:
-        self.view_log = ViewLog(
-            self.runtime,
-            self.engine,
-            self.coordinator.writes,
-            self.batch_store,
-            self.hints,
-            self._cluster_now,
-            ViewPairs(self.coordinator.plans, self._own_id),
-            self.configuration.timeouts.write_ms,
-        )
-        self.engine.derive = self.view_log.derive
-        self.coordinator.writes.base_writes = BaseWrites(
-            self.runtime, self.internode, self.hints, self.address, self.view_log.settled
-        )
-        self.view_builds = ViewBuilds(
-            self.runtime, self.state, self.engine, self.view_log, self._own_id, self.log
         )
 
     def _build_streaming(self) -> None:
