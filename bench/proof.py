@@ -35,6 +35,8 @@ HOME = ROOT / "build" / "proof"
 #: What there must be some of.
 MUST = ("rows acknowledged", "register reads judged", "conditional answers judged")
 CLIENTS = 2
+#: What is shown of a log where a node told of a defect.
+FAULT_LINES = 25
 REPLICATION = "{'class': 'NetworkTopologyStrategy', 'dc1': 3}"
 SCHEMA = (
     f"CREATE KEYSPACE proof WITH replication = {REPLICATION}",
@@ -139,13 +141,15 @@ def load(operations: int, seed: int, level: str, skew_s: float) -> dict[str, Any
 
 
 def faults_told(cluster: Cluster) -> list[str]:
-    """What nodes logged of defects of their own."""
-    return [
-        f"{node.name}: {line}"
-        for node in cluster.nodes
-        for line in node.log_path.read_text(errors="replace").splitlines()
-        if any(mark in line for mark in ("Traceback", "cql.fault", "task.fault"))
-    ]
+    """What nodes logged of defects of their own; the logs are kept."""
+    told: list[str] = []
+    for node in cluster.nodes:
+        shutil.copyfile(node.log_path, HOME / f"{node.name}.node.log")
+        lines = node.log_path.read_text(errors="replace").splitlines()
+        for at, line in enumerate(lines):
+            if any(mark in line for mark in ("Traceback", "cql.fault", "task.fault")):
+                told += [f"{node.name}: {text}" for text in lines[max(0, at - 3) : at + FAULT_LINES]]
+    return told
 
 
 def lines(path: Path) -> Iterator[list[Any]]:
