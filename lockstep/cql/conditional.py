@@ -199,11 +199,31 @@ class ConditionalRequest:
             for clustering, asked in self._rows.items()
         )
         if not met:
-            return self._refusal([record for _, record in found])
+            return self._refusal(self._known(found))
         context = msgspec.structs.replace(self._context, timestamp_us=timestamp_us)
         mutations = self._planning(context, list_reads.lists([self.command], [result]))
         assert len(mutations) <= 1, "a conditional request is about one partition"
         return Verdict(mutations[0] if mutations else None, self._specs(()), [(_YES,)])
+
+    def _known(self, found: Sequence[tuple[bytes | None, Record]]) -> list[Record]:
+        """Records as far as a refusal tells of them: static columns are known where some are written, regular
+        ones where rows are, and else those that are compared."""
+        table, plans = self.shape.table, [plan for plan, _ in self._parts]
+        conditions = [plan.conditions for plan in plans if plan.conditions is not None]
+        known = {condition.column.name for one in conditions for condition in one.columns}
+        if any(plan.static_operations for plan in plans):
+            known |= {column.name for column in table.static}
+        if not table.clustering or any(plan.restrictions.clustering_width for plan in plans):
+            known |= {column.name for column in table.regular}
+        hidden = {self._slots[column.name] for column in (*table.static, *table.regular)}
+        hidden -= {self._slots[name] for name in known}
+        shown = [self._slots[column.name] for column in table.static if column.name in known]
+        records = []
+        for clustering, record in found:
+            # Static content alone is a row where it is known.
+            if clustering is not None or any(record[slot] is not None for slot in shown):
+                records.append([None if slot in hidden else value for slot, value in enumerate(record)])
+        return records
 
     def _refusal(self, records: Sequence[Record]) -> Verdict:
         if not records:

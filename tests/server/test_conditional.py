@@ -115,6 +115,16 @@ def test_rows_and_static_columns(session: Session) -> None:
     assert told(session, "UPDATE rows SET v = 2 WHERE k = 1 AND c = 1 IF s = 1 AND v = 1") == [
         {"[applied]": False, "v": 2, "s": 1}
     ]
+    # Static columns that are neither written nor compared are not told, and make no row.
+    assert told(session, "INSERT INTO rows (k, c, v) VALUES (1, 1, 1) IF NOT EXISTS") == [
+        {"[applied]": False, "k": 1, "c": 1, "s": None, "v": 2, "w": None}
+    ]
+    assert told(session, "INSERT INTO rows (k, c, s) VALUES (1, 1, 1) IF NOT EXISTS")[0]["s"] == 1
+    assert told(session, "UPDATE rows SET v = 1 WHERE k = 1 AND c = 7 IF EXISTS") == NO
+    assert told(session, "UPDATE rows SET v = 1 WHERE k = 1 AND c = 7 IF v = 5") == NO
+    assert told(session, "UPDATE rows SET v = 1 WHERE k = 1 AND c = 7 IF s = 5") == [
+        {"[applied]": False, "s": 1}
+    ]
     assert told(session, "UPDATE rows SET s = 9 WHERE k = 1 AND c = 1 IF v = 2") == YES
     assert told(session, "DELETE s FROM rows WHERE k = 1 IF s = 9") == YES
     assert told(session, "SELECT s, v FROM rows WHERE k = 1") == [{"s": None, "v": 2}]

@@ -26,7 +26,7 @@ def judged(
     asked = [change for change in changes if change.is_conditional]
     if all(_holds(change, content, now_s) for change in asked):
         return None
-    return _told(asked, content, now_s, is_batch=is_batch)
+    return _told(changes, content, now_s, is_batch=is_batch)
 
 
 def _place(change: Change, content: Content) -> tuple[tuple[Any, ...], _At]:
@@ -55,17 +55,17 @@ def _holds(change: Change, content: Content, now_s: int) -> bool:
 
 
 def _told(
-    asked: Sequence[Change], content: Content, now_s: int, *, is_batch: bool
+    changes: Sequence[Change], content: Content, now_s: int, *, is_batch: bool
 ) -> tuple[tuple[Any, ...], ...]:
     """What is told of rows whose conditions did not hold: of each that is there the columns compared, or all
     of them where it was asked whether a row exists."""
     table = content.table
-    names = [name for change in asked for name in _compared(change, table)]
+    names = [name for change in changes for name in _compared(change, table)]
     if is_batch:
         names = [column.name for column in table.of("partition", "clustering")] + names
-    if any(change.exists for change in asked):
+    if any(change.exists for change in changes):
         names = star(table)
-    rows = _rows(asked, content, now_s)
+    rows = _rows(changes, content, now_s)
     return tuple(tuple(row.get(name) for name in dict.fromkeys(names)) for row in rows) or ((),)
 
 
@@ -75,15 +75,18 @@ def _compared(change: Change, table: Table) -> list[str]:
     return sorted(names, key=lambda name: table.column(name).role == "static")
 
 
-def _rows(asked: Sequence[Change], content: Content, now_s: int) -> list[dict[str, Any]]:
+def _rows(changes: Sequence[Change], content: Content, now_s: int) -> list[dict[str, Any]]:
     """Values of the rows that are asked about, in their order; without any the static ones alone. Who asks
-    only about these sees the first row of the partition."""
+    only about these sees the first row of the partition. Static columns show where any is written or they
+    are compared, regular ones where rows are written."""
     table = content.table
     clustering = table.of("clustering")
+    asked = [change for change in changes if change.is_conditional]
     key, _ = _place(asked[0], content)
     facts = content.partition(key)
-    static = content.static(facts, now_s)
-    fixed = dict(zip((c.name for c in table.of("partition")), key, strict=True)) | static.values
+    known = _known(changes, table)
+    static = {name: value for name, value in content.static(facts, now_s).values.items() if name in known}
+    fixed = dict(zip((c.name for c in table.of("partition")), key, strict=True)) | static
     there = content.rows(facts, now_s)
     named = [at for _, at in (_place(change, content) for change in asked) if at is not None]
     named_ranks = [rank(clustering, at) for at in named]
@@ -91,7 +94,19 @@ def _rows(asked: Sequence[Change], content: Content, now_s: int) -> list[dict[st
         there = [pair for pair in there if rank(clustering, pair[0]) in named_ranks]
     names = [column.name for column in clustering]
     found = [
-        fixed | dict(zip(names, at, strict=True)) | seen.values
+        fixed
+        | dict(zip(names, at, strict=True))
+        | {name: value for name, value in seen.values.items() if name in known}
         for at, seen in (there if named else there[:1])
     ]
-    return found or ([fixed] if static.live else [])
+    return found or ([fixed] if any(value is not None for value in static.values()) else [])
+
+
+def _known(changes: Sequence[Change], table: Table) -> set[str]:
+    known = {relation.columns[0] for change in changes for relation in change.conditions}
+    if any(table.column(part.column).role == "static" for change in changes for part in change.assignments):
+        known |= {column.name for column in table.of("static")}
+    keys = {column.name for column in table.of("clustering")}
+    if not keys or any(relation.columns[0] in keys for change in changes for relation in change.where):
+        known |= {column.name for column in table.of("regular")}
+    return known

@@ -283,20 +283,26 @@ _ORDERS: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def wire(kind: Kind, value: Any) -> bytes:
-    """The bytes of a value, as clients send it."""
+def wire(kind: Kind, value: Any, *, whole: bool = False) -> bytes:
+    """The bytes of a value; `whole`: with the nulls that end a user's type, which clients send and nodes
+    leave out, for the type may get more fields."""
     if kind.name == "map":
-        parts = [_sized(part, held) for pair in value for part, held in zip(kind.parts, pair, strict=True)]
+        pairs = [zip(kind.parts, pair, strict=True) for pair in value]
+        parts = [_sized(part, held, whole) for pair in pairs for part, held in pair]
         return struct.pack(">i", len(value)) + b"".join(parts)
     if kind.name in ("tuple", "udt"):
-        return b"".join(_sized(part, held) for part, held in zip(kind.parts, value, strict=True))
+        fields = list(zip(kind.parts, value, strict=True))
+        while kind.name == "udt" and not whole and fields and fields[-1][1] is None:
+            del fields[-1]
+        return b"".join(_sized(part, held, whole) for part, held in fields)
     if kind.parts:
-        return struct.pack(">i", len(value)) + b"".join(_sized(kind.parts[0], element) for element in value)
+        elements = [_sized(kind.parts[0], element, whole) for element in value]
+        return struct.pack(">i", len(value)) + b"".join(elements)
     return parse_type(kind.name).serialize(value)
 
 
-def _sized(kind: Kind, value: Any) -> bytes:
+def _sized(kind: Kind, value: Any, whole: bool) -> bytes:
     if value is None:
         return struct.pack(">i", -1)
-    data = wire(kind, value)
+    data = wire(kind, value, whole=whole)
     return struct.pack(">i", len(data)) + data

@@ -52,7 +52,7 @@ class Binder:
         if value is UNSET:
             self.values.append(UNSET)
         elif bound:
-            self.values.append(None if value is None else kinds.wire(kind, value))
+            self.values.append(None if value is None else kinds.wire(kind, value, whole=True))
         else:
             return literal(kind, value)
         return "?"
