@@ -86,7 +86,7 @@ class NodeFacts:
 
     def new_mutation_id(self) -> bytes:
         self._sequence += 1
-        return mutation_id(self.node_id, self.identity.value.generation, self._sequence)
+        return mutation_id(self._own_id(), self.identity.value.generation, self._sequence)
 
     async def submit(
         self, transformation: Any, *, entry_id: bytes = b"", base_epoch: int | None = None

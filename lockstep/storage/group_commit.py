@@ -140,6 +140,7 @@ class GroupCommit:
                 if self._period_ms and not self._waiting:
                     await self._wait_for_period()
                 await self._sync_once()
+                await asyncio.sleep(0)  # Who was told has more to sync by then, and needs no new task.
         except StorageError as error:
             for waiter in self._taken():
                 waiter.set_exception(DiskRefused(error.message))
