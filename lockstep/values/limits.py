@@ -560,8 +560,8 @@ HELPERS_MAX: Final = 2
 #: For how long helpers without work are kept: a new one takes a tenth of a second to begin.
 HELPER_IDLE_MS: Final = 10_000
 #: How much later than the node's own work helpers get the processor: beside a process that is always busy a
-#: quarter of it.
-HELPER_NICENESS: Final = 5
+#: tenth of it.
+HELPER_NICENESS: Final = 10
 #: Materialized views of one table: each write of a row reads it and writes one row in each.
 TABLE_VIEWS_MAX: Final = 64
 #: A change of one partition of a view is cut into writes of about this size, a row of the base included.
