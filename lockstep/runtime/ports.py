@@ -182,7 +182,8 @@ class Tasks(Protocol):
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]: ...
 
     async def run_blocking(self, work: Callable[[], T]) -> T:
-        """Run a blocking library call (an fsync) off the loop; in simulation at a later instant."""
+        """Run a blocking library call (an fsync) off the loop; in simulation at a later instant. Cancelled,
+        it ends when the call has."""
         ...
 
     async def cancel_all(self) -> None:

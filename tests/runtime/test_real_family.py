@@ -158,6 +158,33 @@ def test_cancel_all_awaits_also_what_is_spawned_meanwhile() -> None:
     assert ended[0] == "stubborn"
 
 
+def test_a_cancelled_task_ends_after_the_thread_that_works_for_it() -> None:
+    began, goes_on = threading.Event(), threading.Event()
+    ended: list[str] = []
+
+    def work() -> None:
+        began.set()
+        assert goes_on.wait(10)
+        ended.append("thread")
+
+    async def main() -> None:
+        tasks = RealTasks(lambda name, error: None)
+        task = tasks.spawn(tasks.run_blocking(work), "works")
+        task.add_done_callback(lambda _: ended.append("task"))
+        await asyncio.to_thread(began.wait, 10)
+        closer = tasks.spawn(tasks.cancel_all(), "closer")
+        for _ in range(20):
+            await asyncio.sleep(0)
+            task.cancel()
+        assert not task.done()
+        goes_on.set()
+        await closer
+        assert task.cancelled()
+
+    asyncio.run(main())
+    assert ended == ["thread", "task"]
+
+
 def test_without_a_report_the_loop_hears(tmp_path: Path) -> None:
     heard: list[str] = []
 

@@ -1,12 +1,14 @@
 """The owner of a node's tasks.
 
 Invariant: every task started here is referenced until it ends, and an exception that escapes one is
-reported exactly once, whoever else awaits it. Work whose failure is expected handles it inside.
+reported exactly once, whoever else awaits it. Work whose failure is expected handles it inside. No task ends
+while a thread works for it: whoever cancels and awaits it may then close what that thread used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -35,7 +37,14 @@ class RealTasks:
             self._report(task.get_name(), error)
 
     async def run_blocking(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(None, work)
+        call = asyncio.get_running_loop().run_in_executor(None, work)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            while not call.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([call])
+            raise
 
     async def cancel_all(self) -> None:
         """Also ends tasks that others spawn while they are being cancelled; never the caller itself."""
