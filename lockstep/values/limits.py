@@ -167,11 +167,11 @@ BALLOT_PAUSE_MS_MIN: Final = 20
 BALLOT_PAUSE_MS_MAX: Final = 160
 #: Looks of a serial read at a partition that others are changing, before it takes a ballot and holds them up.
 BALLOT_LOOKS_MAX: Final = 4
-#: For how long a decision is finished or brought to replicas that lack it in any case: its request has ended by
-#: then, and clocks differ by less.
+#: For how long a decision is finished or brought to replicas that lack it in any case: its request has ended
+#: by then, and clocks differ by less.
 BALLOT_BROUGHT_S: Final = 60
-#: Nothing younger is purged, whatever a table's options say: so much longer than what may still be brought, that
-#: a round which brings it has ended, also by another clock.
+#: Nothing younger is purged, whatever a table's options say: so much longer than what may still be brought,
+#: that a round which brings it has ended, also by another clock.
 PURGE_AGE_S_MIN: Final = 2 * BALLOT_BROUGHT_S
 #: How long a partition's ballots are kept after its last round: nobody waits that long for an outcome, and no
 #: clock is that wrong.
