@@ -168,6 +168,8 @@ def play(script: Script, door: Doorway, tally: Tally | None = None) -> Differenc
                 continue
             return None
         tally.refused += bool(told.error)
+        if told.pages > 1 and door.now_s() != moment.now_s:
+            continue  # Waited for a node between pages: later ones show less of what expires.
         answer = step.apply(content, moment)
         sort = difference(content.table, step, answer, told)
         if sort:
