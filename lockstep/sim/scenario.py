@@ -426,7 +426,8 @@ class Run:
         return msgspec.structs.replace(change, timestamp_us=timestamp, puts=puts)
 
     def _judge(self) -> None:
-        self.judged = check_registers(self.cluster.history.events, self.workload.load.rows)
+        events, rows = self.cluster.history.events, self.workload.load.rows
+        self.judged = check_registers(events, rows, apart=self.watch.apart)
         for side in self.sides:
             self.judged += side.judge()
         self.watch.inspect("REP-1", self.cluster.newest)

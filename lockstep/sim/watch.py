@@ -27,7 +27,7 @@ from lockstep.sim.checkers.replicas import (
 )
 from lockstep.sim.checkers.schema import check_schema
 from lockstep.sim.checkers.service import check_entry, check_voters
-from lockstep.sim.checkers.shut_out import Exclusions, check_released
+from lockstep.sim.checkers.shut_out import Apart, Exclusions, check_released
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
@@ -54,6 +54,7 @@ class Watch:
         self.appliers: list[Callable[[ClusterMetadata, ClusterMetadata], None]] = []
         self.inspected = 0
         self.exclusions = Exclusions()
+        self.apart = Apart()
         self._rows = rows
         cluster.history.listeners.append(self._answered)
         self._contents: dict[str, DurableContent] = {}
@@ -69,7 +70,9 @@ class Watch:
         if kind == "metadata.applied" and facts["installed"] and label in self.log.incarnations:
             self.cluster.fact("gap crossed by a snapshot")
         self.log(now_ns, label, kind, facts)
-        if kind == "metadata.applied" and (self.cluster.newest.excluded or self.exclusions.known_ns):
+        if kind == "metadata.applied" and (
+            self.cluster.newest.excluded or self.exclusions.known_ns or self.apart
+        ):
             self._shut_out(now_ns)
         self.management(now_ns, label, kind, facts)
         if kind == "raft.role" and facts["role"] == "leader" and facts["group"] == METADATA_GROUP:
@@ -81,6 +84,7 @@ class Watch:
         self.exclusions.seen(
             now_ns, excluded, {name: seen.get(name, 0) for name in self.cluster.in_service()}
         )
+        self.apart.seen(now_ns, newest.epoch, excluded, seen)
         if self.exclusions.known_ns:
             self.cluster.fact("all shut a node out")
 

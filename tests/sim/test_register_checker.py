@@ -195,3 +195,5 @@ def test_a_weak_read_after_a_deletion_at_all_shows_nothing_that_was_deleted() ->
     gone = msgspec.structs.replace(gone, request=msgspec.structs.replace(gone.request, consistency=ALL))
     with pytest.raises(Violation, match=r"REP-3: .*timestamp 20"):
         check_registers([put(0, 1, 10), gone, read(4, 5, 10, ONE)], ROWS)
+    old = read(4, 5, 10, ONE)
+    assert check_registers([put(0, 1, 10), gone, old], ROWS, apart=[old])

@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.metadata.operations import Stage
 from lockstep.replication.session_guards import SessionGuards
-from lockstep.sim.checkers.shut_out import Exclusions, check_released
+from lockstep.sim.checkers.shut_out import Apart, Exclusions, check_released
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.history import Change, Event, Outcome
 from lockstep.values.ids import Consistency
@@ -51,6 +51,17 @@ def test_a_request_that_needs_others_fails_through_a_node_that_all_have_shut_out
 )
 def test_other_requests_may_succeed(applied: dict[str, int], told: Event, replicas: int) -> None:
     shut_out(applied).ended(told, replicas)
+
+
+def test_a_node_is_apart_until_it_has_heard_of_its_return() -> None:
+    found = Apart()
+    found.seen(100, 9, ["n3"], {"n3": 8})
+    assert found and event(90) not in found and event(96) in found and event(101, node="n1") not in found
+    found.seen(200, 12, [], {"n3": 9})
+    found.seen(210, 13, [], {"n3": 11})
+    assert found and event(205) in found
+    found.seen(300, 13, [], {"n3": 12})
+    assert not found and event(299) in found and event(301) not in found and event(96) in found
 
 
 def test_a_node_that_was_taken_back_serves() -> None:

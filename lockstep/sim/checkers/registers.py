@@ -3,7 +3,8 @@
 A register is one row of one partition. Of two writes the one with the larger timestamp wins, of two puts
 with one timestamp the larger value; so a register's state is the (timestamp, value) of the write that won,
 and it only grows. Invariant: a deletion has a timestamp of its own; a write binds a later read only when
-the two levels must share a replica, and a read binds a later one only when its level makes it repair first.
+the two levels must share a replica, and a read binds a later one only when its level makes it repair first. A
+write at ALL binds no read of one replica through a node that may take others for replicas than there are.
 
 Where there are several data centres, quorums of all replicas meet each other, and quorums of one data centre
 do: each of these is a scope, and an event counts in those in which it had a quorum.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
 from lockstep.sim.checkers.violation import Violation
@@ -58,8 +59,8 @@ def bound_of(state: State) -> str:
 _Choice = Callable[[Event], bool]
 
 
-def _is_weak(event: Event) -> bool:
-    return event.request.consistency in _WEAK
+def _is_weak(event: Event, apart: Container[Event]) -> bool:
+    return event.request.consistency in _WEAK and event not in apart
 
 
 def _is_at_all(event: Event) -> bool:
@@ -86,12 +87,13 @@ class _Register:
     def settle(self) -> None:
         self.deletions = sorted(state for state in self.writes if not state[1])
 
-    def check(self, scopes: Sequence[str]) -> None:
+    def check(self, scopes: Sequence[str], apart: Container[Event]) -> None:
         self.settle()
         for scope in scopes:
             met = partial(has_quorum, scope=scope)
             self._check_reads(met, met, monotonic=True)
-        self._check_reads(_is_weak, _is_at_all, monotonic=False)
+        weak = partial(_is_weak, apart=apart)
+        self._check_reads(weak, _is_at_all, monotonic=False)
 
     def _check_reads(self, judged: _Choice, binding: _Choice, *, monotonic: bool) -> None:
         """Reads that are `judged` must not show less than finished writes that are `binding`; nor than each
@@ -173,11 +175,13 @@ def check_registers(
     events: Sequence[Event],
     rows_per_partition: int,
     of: Callable[[Event, int], State] = by_request,
+    *,
+    apart: Container[Event] = (),
 ) -> int:
     """Raise the first Violation of the history; the number of judged reads of registers otherwise.
 
     `rows_per_partition`: clusterings are 0 .. rows_per_partition - 1. `of(event, clustering)`: what a change
-    leaves of a row it touches.
+    leaves of a row it touches. `apart`: requests through nodes that may plan by placements that are gone.
     """
     registers: dict[Place, _Register] = {}
     partitions: dict[str, dict[bytes, None]] = {}
@@ -196,7 +200,7 @@ def check_registers(
             judged += _add_read(event, event.request, registers, partitions, rows_per_partition)
     scopes = scopes_of(events)
     for register in registers.values():
-        register.check(scopes)
+        register.check(scopes, apart)
     return judged
 
 

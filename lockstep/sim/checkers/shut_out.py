@@ -7,7 +7,7 @@ guard of that session, so no work of it has an effect later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation
@@ -48,6 +48,45 @@ class Exclusions:
                 f"{event.client}: {event.request.text()} through {event.node} succeeded at "
                 f"{event.end_ns / 1e9:.6f}, and all have shut that node out since {since_ns / 1e9:.6f}",
             )
+
+
+class Apart:
+    """Which requests went through a node for which no barrier waited: until it hears that it is shut out, and
+    from then on until it has heard of everything up to its return, it may plan by placements that are gone.
+    At ONE it then answers from what it holds."""
+
+    def __init__(self) -> None:
+        self._since_ns: dict[str, int] = {}
+        #: The first epoch without the exclusion, of nodes that were taken back.
+        self._back: dict[str, int] = {}
+        #: (name, first instant, last instant)
+        self._spans: list[tuple[str, int, int]] = []
+
+    def __bool__(self) -> bool:
+        """Whether a node is apart."""
+        return bool(self._since_ns)
+
+    def seen(self, now_ns: int, epoch: int, excluded: Iterable[str], applied: Mapping[str, int]) -> None:
+        """`excluded`: names by the newest metadata, of this epoch; `applied`: as for `Exclusions`."""
+        names = list(excluded)
+        for name in names:
+            self._since_ns.setdefault(name, now_ns)
+            self._back.pop(name, None)
+        for name in [name for name in self._since_ns if name not in names]:
+            if applied.get(name, 0) >= self._back.setdefault(name, epoch):
+                self._spans.append((name, self._since_ns.pop(name), now_ns))
+                del self._back[name]
+
+    def __contains__(self, event: object) -> bool:
+        """Whether an event's coordinator was, at any time from the request's start to its end."""
+        assert isinstance(event, Event), "requests go through nodes"
+        since_ns = self._since_ns.get(event.node)
+        if since_ns is not None and since_ns <= event.end_ns:
+            return True
+        return any(
+            name == event.node and first <= event.end_ns and event.start_ns <= last
+            for name, first, last in self._spans
+        )
 
 
 def check_released(
