@@ -7,13 +7,10 @@ At the end each index has to answer what a scan finds, asked first, while replic
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from operator import eq, le
 from typing import Any, Final
 
-from lockstep.cql.wire import client as wire
-from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.runtime.ports import Runtime
 from lockstep.schema.changes import NewColumn
@@ -21,10 +18,10 @@ from lockstep.schema.index_changes import CreateIndex, IndexedPart
 from lockstep.schema.model import ColumnKind
 from lockstep.sim.checkers.indexes import Row, check_answer, check_index
 from lockstep.sim.cql_client import CqlClient
+from lockstep.sim.derived_load import DerivedClient, DerivedLoad, Later
 from lockstep.sim.door import KEYSPACE
-from lockstep.sim.history import Outcome
 from lockstep.sim.operators import Operators
-from lockstep.sim.side_load import SideClient, SideLoad, int_bytes
+from lockstep.sim.side_load import SideClient, int_bytes
 from lockstep.values.ids import Consistency
 
 TABLE: Final = "indexed"
@@ -37,9 +34,6 @@ _VALUES = 3
 _TTL_MAX_S = 3
 #: What expires has done so by then, by the clock of every node.
 _EXPIRED_S = 2 * _TTL_MAX_S
-_LEVELS = (Consistency.QUORUM, Consistency.QUORUM, Consistency.ONE)
-#: Timestamps of writes lie up to this much apart from the clock.
-_APART_US = 300_000
 _COLUMNS = (
     NewColumn("pk", "int", ColumnKind.PARTITION_KEY, 0),
     NewColumn("ck", "int", ColumnKind.CLUSTERING, 0),
@@ -66,13 +60,17 @@ _WRITES = (
 _COMPARED = {"v": ("=", eq), "w": (">=", le), "s": ("=", eq)}
 
 
-class IndexingLoad(SideLoad):
+class IndexingLoad(DerivedLoad):
     def __init__(self, operators: Operators, clients: int) -> None:
-        super().__init__(operators, TABLE, _COLUMNS, "index", clients, 7)
-        self._submits = operators
-        self.compared = 0
-        self.settled_s = 0.0
-        operators.when_ready.append(self._make_indexes)
+        super().__init__(
+            operators,
+            _COLUMNS,
+            table=TABLE,
+            prefix="index",
+            clients=clients,
+            host=7,
+            labels=("index.built", "index.stale_removed", "index.confirmed"),
+        )
 
     def make_client(self, name: str, dc: str) -> SideClient:
         return _Client(self, name, dc)
@@ -81,37 +79,19 @@ class IndexingLoad(SideLoad):
         table = self.cluster.newest.schema.table(KEYSPACE, TABLE)
         return table is not None and any(index.name == f"{TABLE}_{column}" for index in table.indexes)
 
-    def _make_indexes(self, runtime: Runtime) -> None:
-        runtime.tasks.spawn(self._created(runtime), "indexed.indexes")
-
-    async def _created(self, runtime: Runtime) -> None:
-        begun_s: float | None = None
-        for column, class_, at_s in _INDEXES:
-            while not self.has_index(column):
-                if self._submits.stopped:
-                    return
-                if not self.has_table():
-                    await asyncio.sleep(0.05)
-                    continue
-                begun_s = self.cluster.world.now_s() if begun_s is None else begun_s
-                await asyncio.sleep(max(0.0, begun_s + at_s - self.cluster.world.now_s()))
-                name, parts = f"{TABLE}_{column}", (IndexedPart(column),)
-                change = CreateIndex(KEYSPACE, TABLE, name, parts, class_, custom=bool(class_))
-                await self._submits.submit(runtime, EntryKind.SCHEMA_CHANGE, ChangeSchema(change))
-
-    def read_all(self, names: list[str]) -> None:
-        self.settled_s = self.cluster.world.now_s()
-        super().read_all(names)
-
-    def judge(self) -> int:
-        probes = self.cluster.world.probes.counts
-        for label in ("index.built", "index.stale_removed", "index.confirmed"):
-            if probes.get(label):
-                self.cluster.fact(label)
-        return self.compared
+    def later(self) -> list[Later]:
+        return [
+            Later(at_s, partial(self.has_index, column), partial(_create, column, class_))
+            for column, class_, at_s in _INDEXES
+        ]
 
 
-class _Client(SideClient):
+def _create(column: str, class_: str, _runtime: Runtime) -> ChangeSchema:
+    name, parts = f"{TABLE}_{column}", (IndexedPart(column),)
+    return ChangeSchema(CreateIndex(KEYSPACE, TABLE, name, parts, class_, custom=bool(class_)))
+
+
+class _Client(DerivedClient):
     def __init__(self, load: IndexingLoad, name: str, dc: str) -> None:
         super().__init__(load, name, dc)
         self._indexing = load
@@ -121,10 +101,9 @@ class _Client(SideClient):
         if draw.random() < 0.2:
             column = draw.choice(_INDEXES)[0]
             if self._indexing.has_index(column):
-                await self._by_index(session, column, draw.randrange(_VALUES), draw.choice(_LEVELS))
+                await self._by_index(session, column, draw.randrange(_VALUES), self.draw_level())
             return
         _, text, names = draw.choice([one for one in _WRITES for _ in range(one[0])])
-        now_us = int(self.cluster.world.now_s() * 1_000_000)
         values = {
             "pk": int_bytes(draw.randrange(_KEYS)),
             "ck": int_bytes(draw.randrange(_ROWS)),
@@ -132,13 +111,8 @@ class _Client(SideClient):
             "v": int_bytes(draw.randrange(_VALUES)),
             "w": int_bytes(draw.randrange(_VALUES)),
             "ttl": int_bytes(draw.randint(1, _TTL_MAX_S)),
-            "at": (now_us + draw.randrange(-_APART_US, _APART_US)).to_bytes(8, "big", signed=True),
         }
-        given = [values[name] for name in names.split()]
-        outcome, _, error = await self.execute(session, text, given, draw.choice(_LEVELS))
-        self.cluster.tell(
-            self.name, f"{text.split()[0]} {[part.hex() for part in given]} -> {outcome} {error}"
-        )
+        await self.write(session, text, names, values)
 
     async def last_asks(self, session: CqlClient) -> bool:
         """By each index, and by a scan after that, which may mend what replicas lack."""
@@ -151,7 +125,7 @@ class _Client(SideClient):
                 if found is None:
                     return False
                 answers.append((column, value, found))
-        scanned = await self._rows(session, _SCAN, [], Consistency.ALL)
+        scanned = await self.rows(session, _SCAN, [], Consistency.ALL)
         if scanned is None:
             return False
         for column, value, found in answers:
@@ -163,20 +137,10 @@ class _Client(SideClient):
         self, session: CqlClient, column: str, value: int, level: Consistency
     ) -> list[Row] | None:
         text = f"{_SCAN} WHERE {column} {_COMPARED[column][0]} :value"
-        found = await self._rows(session, text, [int_bytes(value)], level)
+        found = await self.rows(session, text, [int_bytes(value)], level)
         if found is not None:
             check_answer(f"{column} of {value}", _NAMES.index(column), _wanted(column, value), found)
         return found
-
-    async def _rows(
-        self, session: CqlClient, text: str, values: list[bytes], level: Consistency
-    ) -> list[Row] | None:
-        outcome, found, error = await self.execute(session, text, values, level)
-        self.cluster.tell(self.name, f"{text} {values} -> {outcome} {error}")
-        if outcome is not Outcome.OK:
-            return None
-        assert isinstance(found, wire.RowsResult)
-        return [tuple(row) for row in found.rows]
 
 
 def _wanted(column: str, value: int) -> Any:
