@@ -15,13 +15,13 @@ from lockstep.storage import keys
 from lockstep.storage.sorted_file import FileSummary
 from lockstep.values.errors import DiskRefused, StorageError
 from lockstep.values.limits import (
-    HELPERS_MAX,
     STREAM_FILES_AHEAD_MAX,
     STREAM_FILES_KEPT_MAX,
     STREAM_HELPED_BYTES,
     STREAM_HELPER_FAILURES_MAX,
     STREAM_HELPER_TIMEOUT_MS,
 )
+from lockstep.values.process_limits import HELPERS_MAX
 from lockstep.values.tokens import Range
 
 

@@ -52,8 +52,9 @@ class CqlServer:
         self.requests_served = 0
         self._server: Server | None = None
         self._stopping = False
-        #: Set when the last connection has ended after `stop`.
-        self.drained = asyncio.Event()
+        self._finishing: dict[CqlConnection, None] = {}
+        #: Set when all have ended that `finish` has told to.
+        self.finished = asyncio.Event()
         watch = SchemaWatch(node)
         self.virtual = VirtualTables(
             [
@@ -105,8 +106,9 @@ class CqlServer:
         if connection in self.connections:
             del self.connections[connection]
             self.requests_served += connection.requests_served
-        if self._stopping and not self.connections:
-            self.drained.set()
+        self._finishing.pop(connection, None)
+        if not self._finishing:
+            self.finished.set()
 
     def fault(self, error: BaseException) -> ServerFault:
         """Log a defect and name it for the client, who cannot know what it did."""
@@ -129,17 +131,22 @@ class CqlServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-        if not self.connections:
-            self.drained.set()
 
     def refuse(self) -> None:
         """Begin nothing more on any connection."""
         for connection in list(self.connections):
             connection.drain()
 
-    def finish(self) -> None:
-        """Let each connection end when what is in flight on it is answered."""
-        for connection in list(self.connections):
+    def finish(self, *, also_listeners: bool) -> None:
+        """Let each connection end when what is in flight on it is answered, or those that listen for no
+        events."""
+        chosen = [one for one in self.connections if also_listeners or not one.events]
+        self._finishing = dict.fromkeys(chosen)
+        if chosen:
+            self.finished.clear()
+        else:
+            self.finished.set()
+        for connection in chosen:
             connection.finish()
 
     def abort(self) -> None:

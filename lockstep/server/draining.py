@@ -3,6 +3,10 @@
 Invariant: what clients sent before is answered; what comes later is refused as not done, as long as something
 is in flight, and finds the end of the connection then. After a bounded time no connection is left; the node
 stays a replica, and a voter, as long as its process runs.
+
+Drivers do not heed the end of a node that they hold a connection for requests to, and hear of it once. So
+those connections end first, then the ones that listen for events are told and end, then other nodes tell
+their clients.
 """
 
 from __future__ import annotations
@@ -34,7 +38,6 @@ class Draining:
         server = self._server
         if self.state == "serving":
             self.state = "draining"
-            server.events.tell_own_end()
         server.stop()
         try:
             async with asyncio.timeout(limit_ms / 1000):
@@ -42,12 +45,14 @@ class Draining:
                 server.refuse()
                 self._refusing.set()
                 await self._look_at_sockets()
-                server.finish()
-                await server.drained.wait()
+                server.finish(also_listeners=False)
+                await server.finished.wait()
+                server.events.tell_own_end()
+                server.finish(also_listeners=True)
+                await server.finished.wait()
         except TimeoutError:
             self.cut += server.load.requests
             server.abort()
-        # Told last: drivers do not heed the end of a node they are still connected to, and hear of it once.
         self._node.gossip.withdraw()
         self.state = "drained"
 

@@ -284,8 +284,9 @@ CQL_NODE_REQUESTS_IN_FLIGHT_MAX: Final = 65536
 #: default, and a bound that whoever stops a process can wait for.
 DRAIN_BY_COMMAND_MS: Final = 15_000
 DRAIN_BY_SIGNAL_MS: Final = 5_000
-#: How long a client has to close a connection that has told it its last: a round trip takes less.
-CQL_GOODBYE_MS: Final = 500
+#: How long a client has to close a connection that has told it its last: a round trip takes less, also of a
+#: client on a busy machine; twice this is less than a drain may take.
+CQL_GOODBYE_MS: Final = 2_000
 #: Connections read again in one turn of the loop when the node has room: each may bring a buffer of requests.
 CQL_CONNECTIONS_WOKEN_AT_ONCE: Final = 16
 #: Statements of clients that begin in one turn of a node's loop: some 20 ms of work, so that other nodes are
@@ -542,26 +543,6 @@ USER_CALL_ROWS_MAX: Final = 100_000
 USER_CALLS_AT_ONCE_MAX: Final = 1000
 #: Rows folded in one message to a worker.
 USER_FOLD_ROWS_AT_ONCE_MAX: Final = 1000
-#: One message to or from a worker: a thousand calls with values of 64 KiB.
-WORKER_MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
-#: Worker processes of one node: user functions may take as much of the machine as two cores.
-WORKERS_MAX: Final = 2
-#: Messages that wait for a worker; with two workers and the default time the last may wait for minutes.
-WORKER_QUEUE_MAX: Final = 256
-#: What a worker may allocate, its interpreter's 40 MiB included.
-WORKER_MEMORY_BYTES: Final = 256 * 1024 * 1024
-#: Seconds of work after which a worker is replaced, and of processor time after which the kernel ends it.
-WORKER_BUSY_S_MAX: Final = 300
-WORKER_CPU_S_MAX: Final = 600
-#: How long a new worker may take until it is confined and ready.
-WORKER_START_S_MAX: Final = 20
-#: Processes of one node that do its long work: two build files at once, one writing while the other reads.
-HELPERS_MAX: Final = 2
-#: For how long helpers without work are kept: a new one takes a tenth of a second to begin.
-HELPER_IDLE_MS: Final = 10_000
-#: How much later than the node's own work helpers get the processor: beside a process that is always busy a
-#: tenth of it.
-HELPER_NICENESS: Final = 10
 #: Materialized views of one table: each write of a row reads it and writes one row in each.
 TABLE_VIEWS_MAX: Final = 64
 #: A change of one partition of a view is cut into writes of about this size, a row of the base included.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep.runtime.real import HelperProcesses, helper_processes
-from lockstep.values.limits import HELPER_NICENESS, HELPERS_MAX
+from lockstep.values.process_limits import HELPER_NICENESS, HELPERS_MAX
 
 HANDLER = "tests.runtime.test_helper_processes:work"
 FOREVER_MS = 60_000

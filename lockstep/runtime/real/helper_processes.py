@@ -10,7 +10,7 @@ import asyncio
 from typing import Final
 
 from lockstep.runtime.real.piped_process import PipedProcess, paths_of, start
-from lockstep.values.limits import HELPER_IDLE_MS, HELPER_NICENESS, HELPERS_MAX
+from lockstep.values.process_limits import HELPER_IDLE_MS, HELPER_NICENESS, HELPERS_MAX
 
 _PROGRAM: Final = (
     "import sys; sys.path[:0] = {paths!r}; from lockstep.runtime.real.worker_process import help_out; "

@@ -14,7 +14,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from lockstep.values.limits import WORKER_MESSAGE_BYTES_MAX
+from lockstep.values.process_limits import WORKER_MESSAGE_BYTES_MAX
 
 _LENGTH = struct.Struct(">I")
 

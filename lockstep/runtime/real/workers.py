@@ -12,7 +12,7 @@ from typing import Final
 
 from lockstep.runtime.ports import WorkersRefused
 from lockstep.runtime.real.piped_process import PipedProcess, paths_of, start
-from lockstep.values.limits import (
+from lockstep.values.process_limits import (
     WORKER_BUSY_S_MAX,
     WORKER_CPU_S_MAX,
     WORKER_MEMORY_BYTES,
