@@ -61,10 +61,11 @@ class HelperProcesses:
         program = _PROGRAM.format(paths=paths, handler=self._handler, niceness=HELPER_NICENESS)
         try:
             # Not apart: kernels that share the processor out by sessions compare priorities within one only.
-            process = await start(program, errors=None, environment={}, directory=None, apart=False)
+            helper = PipedProcess(
+                *await start(program, errors=None, environment={}, directory=None, apart=False)
+            )
         except OSError as error:
             raise ConnectionRefusedError(f"no process could be started: {error}") from error
-        helper = PipedProcess(process)
         self._all.append(helper)
         return helper
 

@@ -10,18 +10,23 @@ import asyncio
 import os
 import struct
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import Mapping
 from importlib.util import find_spec
 
 from lockstep.values.process_limits import WORKER_MESSAGE_BYTES_MAX
 
 _LENGTH = struct.Struct(">I")
+#: Read ahead of an answer that is taken in; as asyncio's own.
+_BUFFER_BYTES = 64 * 1024
 
 
 class PipedProcess:
-    def __init__(self, process: Process) -> None:
+    """`transport` is that of the process and its pipes."""
+
+    def __init__(self, process: Process, transport: asyncio.SubprocessTransport) -> None:
         self.process = process
+        self._transport = transport
 
     @property
     def runs(self) -> bool:
@@ -50,15 +55,20 @@ class PipedProcess:
 
     async def end(self) -> None:
         self.kill()
-        await self.process.wait()
+        try:
+            await self.process.wait()
+        finally:
+            self._transport.close()
 
 
 async def start(
     program: str, *, errors: int | None, environment: Mapping[str, str], directory: str | None, apart: bool
-) -> Process:
-    """Run a program text in a process of this interpreter. `errors`: where its standard error goes, None: to
-    that of this process. `apart`: in a session of its own."""
-    return await asyncio.create_subprocess_exec(
+) -> tuple[Process, asyncio.SubprocessTransport]:
+    """Run a program text in a process of this interpreter, for a PipedProcess. `errors`: where its standard
+    error goes, None: to that of this process. `apart`: in a session of its own."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.subprocess_exec(
+        lambda: SubprocessStreamProtocol(limit=_BUFFER_BYTES, loop=loop),
         *(sys.executable, "-I", "-S", "-X", "utf8", "-c", program),
         stdin=PIPE,
         stdout=PIPE,
@@ -67,6 +77,7 @@ async def start(
         cwd=directory,
         start_new_session=apart,
     )
+    return Process(transport, protocol, loop), transport
 
 
 def paths_of(*packages: str) -> list[str]:

@@ -29,8 +29,8 @@ _PROGRAM: Final = (
 
 
 class _Worker(PipedProcess):
-    def __init__(self, owner: str, process: Process) -> None:
-        super().__init__(process)
+    def __init__(self, owner: str, process: Process, transport: asyncio.SubprocessTransport) -> None:
+        super().__init__(process, transport)
         self.owner = owner
         self.busy_s = 0.0
 
@@ -88,8 +88,8 @@ class ConfinedWorkers:
         program = _PROGRAM.format(
             paths=_paths(), handler=self._handler, memory=WORKER_MEMORY_BYTES, cpu_s=WORKER_CPU_S_MAX
         )
-        process = await start(program, errors=DEVNULL, environment={}, directory="/", apart=True)
-        worker = _Worker(owner, process)
+        started = await start(program, errors=DEVNULL, environment={}, directory="/", apart=True)
+        worker = _Worker(owner, *started)
         self._all.append(worker)
         try:
             async with asyncio.timeout(WORKER_START_S_MAX):
