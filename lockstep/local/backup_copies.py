@@ -14,7 +14,7 @@ from typing import Any
 
 from lockstep.local.clusters import LocalCluster, list_clusters
 from lockstep.local.processes import State
-from lockstep.storage.backup_manifest import MANIFEST, check_name, part_directory
+from lockstep.storage.backup_manifest import MANIFEST, check_name, part_directory, unsealed
 from lockstep.values.errors import PreconditionError
 
 Document = Mapping[str, Any]
@@ -59,25 +59,51 @@ class Copies:
 
     def bring_in(self, nodes: Iterable[Document], directory: Path, name: str) -> int:
         """Give the parts of a copy to the nodes that made them, those of others to any; how many were
-        brought. PreconditionError when there is no copy."""
+        brought. PreconditionError when there is no copy, or the nodes keep another backup of that name."""
         check_name(name)
         parts = sorted(path.parent for path in (directory / name).glob(f"*/{MANIFEST}"))
         if not parts:
             raise PreconditionError(f"{directory / name} holds no part of a backup")
         cluster, hosts = self._cluster, {str(node["address"]): str(node["host_id"]) for node in nodes}
         running = [node for node in cluster.file.nodes if cluster.state(node.name) is State.RUNNING]
+        there = self._kept(name, [node.name for node in running])
+        _refuse_another(name, parts, there)
         made_by = {hosts[node.address]: node.name for node in running if node.address in hosts}
         brought = 0
         for at, part in enumerate(parts):
-            places = [self._place(node.name, name, part.name) for node in running]
-            if not any((place / MANIFEST).exists() for place in places):
+            if part.name not in there:
                 keeper = made_by.get(part.name, running[at % len(running)].name)
                 _copy_part(part, self._place(keeper, name, part.name))
                 brought += 1
         return brought
 
+    def _kept(self, name: str, nodes: Iterable[str]) -> dict[str, list[Path]]:
+        """The manifests of complete parts of that name at these nodes, by host id."""
+        found: dict[str, list[Path]] = {}
+        for node in nodes:
+            for path in sorted(self._place(node, name, "").glob(f"*/{MANIFEST}")):
+                found.setdefault(path.parent.name, []).append(path)
+        return found
+
     def _place(self, node: str, name: str, host_id: str) -> Path:
         return self._cluster.paths.data(node) / part_directory(name, host_id)
+
+
+def _refuse_another(name: str, parts: Iterable[Path], there: Mapping[str, Iterable[Path]]) -> None:
+    """PreconditionError when a complete part that is there is of another backup than the copy: a restore
+    would take it for one of the copy's."""
+    copied = {part.name: (part / MANIFEST).read_bytes() for part in parts}
+    ids = {unsealed(str(part / MANIFEST), copied[part.name]).backup_id for part in parts}
+    if len(ids) > 1:
+        raise PreconditionError(f"the parts of the copy are of {len(ids)} backups that are called {name}")
+    for path in (path for paths in there.values() for path in paths):
+        kept = path.read_bytes()
+        known = copied.get(path.parent.name)
+        if kept != known if known is not None else unsealed(str(path), kept).backup_id not in ids:
+            raise PreconditionError(
+                f"another backup {name} is there: {path.parent}",
+                hint=f"remove it first: lockstep backup remove {name}",
+            )
 
 
 def _copy_part(source: Path, target: Path) -> None:

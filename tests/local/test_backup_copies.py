@@ -11,7 +11,7 @@ from lockstep.local.backup_copies import Copies, copies_of
 from lockstep.local.clusters import LocalCluster
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State
-from lockstep.storage.backup_manifest import MANIFEST
+from lockstep.storage.backup_manifest import MANIFEST, BackedFile, Manifest, sealed
 from lockstep.values.errors import PreconditionError
 
 NODES = [{"id": at, "address": f"127.0.0.{at}", "host_id": f"host-{at}"} for at in (1, 2, 3)]
@@ -33,10 +33,19 @@ class Cluster:
     def part(self, name: str, backup: str, host_id: str) -> Path:
         return self.paths.data(name) / "backups" / backup / host_id
 
-    def keep(self, name: str, backup: str, host_id: str, *files: str) -> None:
+    def keep(self, name: str, backup: str, host_id: str, *files: str, backup_id: str = "one") -> None:
         self.part(name, backup, host_id).mkdir(parents=True)
         for file in files:
-            (self.part(name, backup, host_id) / file).write_text(f"{file} of {host_id}")
+            content = manifest(backup, host_id, backup_id) if file == MANIFEST else b"%s" % file.encode()
+            (self.part(name, backup, host_id) / file).write_bytes(content)
+
+
+def manifest(backup: str, host_id: str, backup_id: str) -> bytes:
+    node, hosts = int(host_id[-1]), ("host-1", "host-2", "host-3")
+    metadata = BackedFile("metadata", 1, 2, "", "", "cc")
+    return sealed(
+        Manifest(1, backup, backup_id, "c", "n", 4, 5, node, host_id, hosts, (), (), {}, (), metadata)
+    )
 
 
 def copies(cluster: Cluster) -> Copies:
@@ -70,9 +79,32 @@ def test_completed_parts_go_out_and_come_back_to_whom_they_are_of(tmp_path: Path
     assert copies(here).bring_in(NODES, tmp_path / "copies", "monday") == 0, "they are there"
     there = Cluster(tmp_path / "there", stopped=("n2",))
     assert copies(there).bring_in(NODES, tmp_path / "copies", "monday") == 2
-    assert (there.part("n1", "monday", "host-1") / "7-00000").read_text() == "7-00000 of host-1"
+    assert (there.part("n1", "monday", "host-1") / "7-00000").read_text() == "7-00000"
     kept = [name for name in ("n1", "n3") if (there.part(name, "monday", "host-2") / MANIFEST).exists()]
     assert len(kept) == 1, "its own node does not run, so another one keeps it"
+
+
+def test_a_copy_is_not_taken_for_another_backup_of_its_name(tmp_path: Path) -> None:
+    here = Cluster(tmp_path / "here")
+    for at in (1, 2, 3):
+        here.keep(f"n{at}", "monday", f"host-{at}", MANIFEST)
+    backup = listed(*((at, f"host-{at}", "") for at in (1, 2, 3)))
+    copies(here).bring_out(NODES, backup, tmp_path / "a" / "monday")
+    there = Cluster(tmp_path / "there")
+    there.keep("n2", "monday", "host-2", MANIFEST, backup_id="another")
+    with pytest.raises(PreconditionError, match="another backup monday is there") as refused:
+        copies(there).bring_in(NODES, tmp_path / "a", "monday")
+    assert "lockstep backup remove monday" in refused.value.hint
+    assert not there.part("n1", "monday", "host-1").exists(), "nothing is brought before"
+    # Neither of the same node, nor of the same cluster.
+    elsewhere = Cluster(tmp_path / "elsewhere")
+    elsewhere.keep("n2", "monday", "host-9", MANIFEST, backup_id="another")
+    with pytest.raises(PreconditionError, match="another backup monday is there"):
+        copies(elsewhere).bring_in(NODES, tmp_path / "a", "monday")
+    mixed = tmp_path / "a" / "monday" / "host-3" / MANIFEST
+    mixed.write_bytes(manifest("monday", "host-3", "another"))
+    with pytest.raises(PreconditionError, match="of 2 backups"):
+        copies(Cluster(tmp_path / "empty")).bring_in(NODES, tmp_path / "a", "monday")
 
 
 def test_an_interrupted_copy_is_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
