@@ -5,7 +5,8 @@ Invariant: nothing here decides what a backup holds; the node that is asked does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,11 +16,13 @@ import click
 from lockstep.cli import client, options, render, runs
 from lockstep.cli.client import ClusterClient
 from lockstep.cli.runs import Found
-from lockstep.values.errors import ConfigurationError
+from lockstep.values.errors import ConfigurationError, PreconditionError
 
 if TYPE_CHECKING:
     from lockstep.local.backup_copies import Copies
 
+#: A node that restarts is asked again well within this.
+_LISTED_WAIT_S: Final = 15.0
 _TABLE: Final = click.option(
     "--table", "tables", multiple=True, metavar="KEYSPACE[.TABLE]", help="Only these; several may be named."
 )
@@ -68,9 +71,11 @@ def create(
     if dry_run:
         _show_backup_plan(cluster.begin_backup({**body, "dry_run": True}), output)
         return 0
-    begun = cluster.begin_backup(body)
-    code = _ended(cluster, begun, wait, timeout_s, output)
-    return code if code or copied_to is None else _copy_out(cluster, name, copied_to)
+    found = _followed(cluster, cluster.begin_backup(body), wait, timeout_s)
+    code = _ended(found, output)
+    if copied_to is not None and not code:
+        _copy_out(cluster, name, str((found.get("progress") or {}).get("backup_id")), copied_to)
+    return code
 
 
 @backup.command("list")
@@ -146,8 +151,7 @@ def restore(
     if dry_run:
         _show_restore_plan(cluster.begin_restore(name, {**body, "dry_run": True}), output)
         return 0
-    begun = cluster.begin_restore(name, body)
-    return _ended(cluster, begun, wait, timeout_s, output)
+    return _ended(_followed(cluster, cluster.begin_restore(name, body), wait, timeout_s), output)
 
 
 def _copies(cluster: ClusterClient) -> Copies:
@@ -161,13 +165,30 @@ def _require_wait(wait: bool, option: str) -> None:
         raise ConfigurationError(f"{option} waits for the end", hint="leave --no-wait out")
 
 
-def _copy_out(cluster: ClusterClient, name: str, directory: Path) -> int:
-    (backup,) = (one for one in cluster.backups()["backups"] if one["name"] == name)
+def _copy_out(cluster: ClusterClient, name: str, backup_id: str, directory: Path) -> None:
     copies = _copies(cluster)
     folder = copies.free_folder(directory, name)
-    parts = render.counted(copies.bring_out(cluster.nodes()["nodes"], backup, folder), "part")
-    click.echo(f"copied {parts} to {folder}", err=True)
-    return 0
+    parts = _listed(cluster, name, backup_id, folder)
+    copies.bring_out(cluster.nodes()["nodes"], name, parts, folder)
+    click.echo(f"copied {render.counted(len(parts), 'part')} to {folder}", err=True)
+
+
+def _listed(cluster: ClusterClient, name: str, backup_id: str, folder: Path) -> Sequence[Found]:
+    """All parts of a backup that is done. PreconditionError when nodes that are away do not come back."""
+    from lockstep.local.backup_copies import parts_of
+
+    deadline = time.monotonic() + _LISTED_WAIT_S
+    while True:
+        parts, missing = parts_of(cluster.backups(), name, backup_id)
+        if not missing:
+            return parts
+        if time.monotonic() >= deadline:
+            raise PreconditionError(
+                f"backup {name} is done and was not copied: parts are not listed: {missing}",
+                hint=f"copy `backups/{name}` of the nodes' data directories to {folder}, or "
+                f"`lockstep backup remove {name}` and create it again",
+            )
+        time.sleep(runs.POLL_S)
 
 
 def _copy_in(cluster: ClusterClient, name: str, directory: Path) -> None:
@@ -175,10 +196,13 @@ def _copy_in(cluster: ClusterClient, name: str, directory: Path) -> None:
     click.echo(f"brought {render.counted(brought, 'part')} from {directory / name}", err=True)
 
 
-def _ended(cluster: ClusterClient, begun: Found, wait: bool, timeout_s: float, output: str) -> int:
-    found = begun
-    if wait:
-        found = runs.follow(begun, str(begun["purpose"]), cluster.backup_run, _headline, timeout_s)
+def _followed(cluster: ClusterClient, begun: Found, wait: bool, timeout_s: float) -> Found:
+    if not wait:
+        return begun
+    return runs.follow(begun, str(begun["purpose"]), cluster.backup_run, _headline, timeout_s)
+
+
+def _ended(found: Found, output: str) -> int:
     runs.show(found, _headline, output, "backup-run/1")
     return 0 if found.get("state") in ("done", "running") else 1
 

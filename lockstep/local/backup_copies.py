@@ -47,15 +47,15 @@ class Copies:
             raise PreconditionError(f"{folder} is there already", hint="take another name or directory")
         return folder
 
-    def bring_out(self, nodes: Iterable[Document], backup: Document, folder: Path) -> int:
-        """Copy all parts of a completed backup, each to `folder/<host id>`; how many there are."""
+    def bring_out(
+        self, nodes: Iterable[Document], name: str, parts: Iterable[Document], folder: Path
+    ) -> None:
+        """Copy these parts of a backup, each to `folder/<host id>`."""
         addresses = {int(node["id"]): str(node["address"]) for node in nodes}
         names = {node.address: node.name for node in self._cluster.file.nodes}
-        parts = [part for part in backup["parts"] if not part["problem"]]
         for part in parts:
             host_id, keeper = str(part["host_id"]), names[addresses[int(part["node"])]]
-            _copy_part(self._place(keeper, str(backup["name"]), host_id), folder / host_id)
-        return len(parts)
+            _copy_part(self._place(keeper, name, host_id), folder / host_id)
 
     def bring_in(self, nodes: Iterable[Document], directory: Path, name: str) -> int:
         """Give the parts of a copy to the nodes that made them, those of others to any; how many were
@@ -87,6 +87,21 @@ class Copies:
 
     def _place(self, node: str, name: str, host_id: str) -> Path:
         return self._cluster.paths.data(node) / part_directory(name, host_id)
+
+
+def parts_of(listed: Document, name: str, backup_id: str) -> tuple[list[Document], str]:
+    """The parts of one backup out of a list of all, each once, and what is missing of it; empty when nothing
+    is. Others may have its name: a node that was away brings its part of an older one back."""
+    found = {
+        str(part["host_id"]): part
+        for one in listed["backups"]
+        for part in one["parts"]
+        if one["name"] == name and part["backup_id"] == backup_id and not part["problem"]
+    }
+    parts = [found[host_id] for host_id in sorted(found)]
+    missing = ", ".join(host_id for host_id in parts[0]["of"] if host_id not in found) if parts else "all"
+    silent = "".join(f"; node {node} cannot be asked" for node in listed["silent"])
+    return parts, missing and missing + silent
 
 
 def _refuse_another(name: str, parts: Iterable[Path], there: Mapping[str, Iterable[Path]]) -> None:

@@ -55,8 +55,9 @@ from lockstep.values.tokens import FULL_RING, Range
 class BackupProgress:
     """Of a backup or a restore driven here; bytes are of files that were written, or brought to replicas."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, backup_id: str) -> None:
         self.name = name
+        self.backup_id = backup_id
         self.parts = 0
         self.parts_done = 0
         self.bytes = 0
@@ -150,9 +151,10 @@ class BackupDriver:
                 f"there is a backup {name}, or a part of one",
                 hint=f"take another name, or `lockstep backup remove {name}`",
             )
-        repair = await self._begin(BACKUP, parts, name)
+        backup_id = self._runtime.random.uuid()
+        repair = await self._begin(BACKUP, parts, name, backup_id)
         purpose = Purpose(
-            self._runtime.random.uuid(),
+            backup_id,
             self._runtime.clock.wall_us(),
             self._host_ids(nodes),
             self._host_ids(absent),
@@ -204,7 +206,7 @@ class BackupDriver:
             RepairPart(name, cluster.schema.by_name[name].replication, tuple(ids), (FULL_RING,))
             for name, ids in sorted(by_keyspace.items())
         )
-        repair = await self._begin(RESTORE, parts, found.name)
+        repair = await self._begin(RESTORE, parts, found.name, found.first.backup_id)
         work = self._restore(repair, found, tables)
         self._runtime.tasks.spawn(self._drive(repair, work), f"restore.{repair.id}")
         return repair
@@ -250,7 +252,7 @@ class BackupDriver:
         end = self._ends.ending(repair_id, RepairState.CANCELLED, reason)
         await self._submitter.submit(end, ENTRY_TIMEOUT_MS)
 
-    async def _begin(self, purpose: str, parts: Sequence[RepairPart], name: str) -> Repair:
+    async def _begin(self, purpose: str, parts: Sequence[RepairPart], name: str, backup_id: str) -> Repair:
         began_s = self._runtime.clock.wall_us() // 1_000_000
         wanted = BeginRepair(
             NodeId(self._own_id()), tuple(parts), began_s, run=self._generation, purpose=purpose
@@ -261,7 +263,7 @@ class BackupDriver:
         repair = next(one for one in known if one.began_epoch == epoch)
         ids = {one.id for one in known}
         self.progress = {id_: progress for id_, progress in self.progress.items() if id_ in ids}
-        self.progress[repair.id] = BackupProgress(name)
+        self.progress[repair.id] = BackupProgress(name, backup_id)
         return repair
 
     async def _drive(self, repair: Repair, work: Awaitable[None]) -> None:

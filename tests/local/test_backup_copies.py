@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.local.backup_copies import Copies, copies_of
+from lockstep.local.backup_copies import Copies, copies_of, parts_of
 from lockstep.local.clusters import LocalCluster
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State
@@ -52,13 +52,17 @@ def copies(cluster: Cluster) -> Copies:
     return Copies(cast(LocalCluster, cluster))
 
 
-def listed(*parts: tuple[int, str, str]) -> dict[str, Any]:
-    return {
-        "name": "monday",
-        "parts": [
-            {"node": node, "host_id": host, "problem": problem or None} for node, host, problem in parts
-        ],
-    }
+def listed(*parts: tuple[int, str], backup_id: str = "one", problem: str = "") -> list[dict[str, Any]]:
+    of = ["host-1", "host-2", "host-3"]
+    plain = {"backup_id": backup_id, "of": of, "problem": problem or None}
+    return [{"node": node, "host_id": host, **plain} for node, host in parts]
+
+
+def backups(*parts: dict[str, Any], silent: tuple[int, ...] = ()) -> dict[str, Any]:
+    return {"backups": [{"name": "monday", "parts": list(parts)}], "silent": list(silent)}
+
+
+ALL = listed((1, "host-1"), (2, "host-2"), (3, "host-3"))
 
 
 def names(folder: Path) -> list[str]:
@@ -70,9 +74,8 @@ def test_completed_parts_go_out_and_come_back_to_whom_they_are_of(tmp_path: Path
     here.keep("n1", "monday", "host-1", "7-00000", MANIFEST)
     here.keep("n2", "monday", "host-2", MANIFEST)
     here.keep("n3", "monday", "host-3", "7-00000")
-    backup = listed((1, "host-1", ""), (2, "host-2", ""), (3, "host-3", "it was not completed"))
     folder = copies(here).free_folder(tmp_path / "copies", "monday")
-    assert copies(here).bring_out(NODES, backup, folder) == 2
+    copies(here).bring_out(NODES, "monday", ALL[:2], folder)
     assert names(folder) == ["host-1/7-00000", f"host-1/{MANIFEST}", f"host-2/{MANIFEST}"]
     with pytest.raises(PreconditionError, match="is there already"):
         copies(here).free_folder(tmp_path / "copies", "monday")
@@ -84,12 +87,25 @@ def test_completed_parts_go_out_and_come_back_to_whom_they_are_of(tmp_path: Path
     assert len(kept) == 1, "its own node does not run, so another one keeps it"
 
 
+def test_parts_are_those_of_one_backup_and_what_is_missing_is_named() -> None:
+    stale = listed((4, "host-4"), (3, "host-3"), backup_id="older")
+    assert parts_of(backups(*ALL, *stale), "monday", "one") == (ALL, "")
+    assert parts_of(backups(*ALL, *listed((2, "host-1"))), "monday", "one")[1] == ""
+    assert parts_of(backups(*ALL[:2], *stale, silent=(3,)), "monday", "one") == (
+        ALL[:2],
+        "host-3; node 3 cannot be asked",
+    )
+    torn = listed((3, "host-3"), problem="it was not completed")
+    assert parts_of(backups(*ALL[:2], *torn), "monday", "one") == (ALL[:2], "host-3")
+    assert parts_of(backups(*stale), "monday", "one") == ([], "all")
+    assert parts_of(backups(*ALL), "tuesday", "one") == ([], "all")
+
+
 def test_a_copy_is_not_taken_for_another_backup_of_its_name(tmp_path: Path) -> None:
     here = Cluster(tmp_path / "here")
     for at in (1, 2, 3):
         here.keep(f"n{at}", "monday", f"host-{at}", MANIFEST)
-    backup = listed(*((at, f"host-{at}", "") for at in (1, 2, 3)))
-    copies(here).bring_out(NODES, backup, tmp_path / "a" / "monday")
+    copies(here).bring_out(NODES, "monday", ALL, tmp_path / "a" / "monday")
     there = Cluster(tmp_path / "there")
     there.keep("n2", "monday", "host-2", MANIFEST, backup_id="another")
     with pytest.raises(PreconditionError, match="another backup monday is there") as refused:
@@ -121,7 +137,7 @@ def test_an_interrupted_copy_is_no_part(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "rename", dying)
     with pytest.raises(OSError, match="stops"):
-        copies(here).bring_out(NODES, listed((1, "host-1", "")), tmp_path / "copies" / "monday")
+        copies(here).bring_out(NODES, "monday", ALL[:1], tmp_path / "copies" / "monday")
     assert renamed == ["zz-00000", MANIFEST]
     monkeypatch.undo()
     with pytest.raises(PreconditionError, match="holds no part"):
