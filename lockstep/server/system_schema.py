@@ -15,6 +15,7 @@ from lockstep.cql.view_statements import shown_where
 from lockstep.schema.model import Column, ColumnKind, Keyspace, Schema, Table
 from lockstep.schema.table_options import option, option_map, shown_map
 from lockstep.schema.types import parse_type, parse_uuid
+from lockstep.server.catalogs import shown
 from lockstep.server.function_rows import aggregate_rows, function_rows
 from lockstep.server.named_rows import NamedRows
 from lockstep.server.virtual import VirtualTable, define
@@ -166,18 +167,15 @@ class SchemaTables:
         )
 
     def _real(self) -> list[Keyspace]:
-        stored = self._stored()
-        hidden = [
-            keyspace
-            for keyspace in self._virtual().keyspaces
-            if keyspace.name not in SHOWN_AS_VIRTUAL and keyspace.name not in stored.by_name
-        ]
+        stored, virtual = shown(self._stored(), self._virtual())
+        hidden = [keyspace for keyspace in virtual.keyspaces if keyspace.name not in SHOWN_AS_VIRTUAL]
         return [*stored.keyspaces, *hidden]
 
     def _real_one(self, name: str) -> Keyspace | None:
-        found = self._stored().by_name.get(name)
+        stored, virtual = shown(self._stored(), self._virtual())
+        found = stored.by_name.get(name)
         if found is None and name not in SHOWN_AS_VIRTUAL:
-            found = self._virtual().by_name.get(name)
+            found = virtual.by_name.get(name)
         return found
 
     def _shown_virtual(self) -> list[Keyspace]:
