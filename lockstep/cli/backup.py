@@ -5,8 +5,9 @@ Invariant: nothing here decides what a backup holds; the node that is asked does
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ import click
 from lockstep.cli import client, options, render, runs
 from lockstep.cli.client import ClusterClient
 from lockstep.cli.runs import Found
-from lockstep.values.errors import ConfigurationError, PreconditionError
+from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
 
 if TYPE_CHECKING:
     from lockstep.local.backup_copies import Copies
@@ -65,16 +66,19 @@ def create(
     """
     cluster = client.connect(host, call_timeout_s)
     body = {"name": name, "tables": list(tables), "allow_absent": allow_absent}
+    target = None
     if copied_to is not None:
         _require_wait(wait, "--to")
-        _copies(cluster).free_folder(copied_to, name)
+        copies = _copies(cluster)
+        target = copies, copies.free_folder(copied_to, name)
     if dry_run:
         _show_backup_plan(cluster.begin_backup({**body, "dry_run": True}), output)
         return 0
-    found = _followed(cluster, cluster.begin_backup(body), wait, timeout_s)
-    code = _ended(found, output)
-    if copied_to is not None and not code:
-        _copy_out(cluster, name, str((found.get("progress") or {}).get("backup_id")), copied_to)
+    with _room(target):
+        found = _followed(cluster, cluster.begin_backup(body), wait, timeout_s)
+        code = _ended(found, output)
+        if target is not None and not code:
+            _copy_out(cluster, name, str((found.get("progress") or {}).get("backup_id")), *target)
     return code
 
 
@@ -165,16 +169,35 @@ def _require_wait(wait: bool, option: str) -> None:
         raise ConfigurationError(f"{option} waits for the end", hint="leave --no-wait out")
 
 
-def _copy_out(cluster: ClusterClient, name: str, backup_id: str, directory: Path) -> None:
-    copies = _copies(cluster)
-    folder = copies.free_folder(directory, name)
-    parts = _listed(cluster, name, backup_id, folder)
-    copies.bring_out(cluster.nodes()["nodes"], name, parts, folder)
+@contextlib.contextmanager
+def _room(target: tuple[Copies, Path] | None) -> Iterator[None]:
+    """Where a copy goes, found out before a backup is made; nothing is left of a copy that was not made."""
+    if target is None:
+        yield
+        return
+    copies, folder = target
+    copies.make_room(folder)
+    try:
+        yield
+    finally:
+        copies.drop(folder)
+
+
+def _copy_out(cluster: ClusterClient, name: str, backup_id: str, copies: Copies, folder: Path) -> None:
+    """Of a backup that is done. PreconditionError when nodes that are away do not come back, DiskRefused."""
+    try:
+        parts = _listed(cluster, name, backup_id)
+        copies.bring_out(cluster.nodes()["nodes"], name, parts, folder)
+    except LockstepError as error:
+        error.hint = (
+            f"backup {name} itself is complete: copy `backups/{name}` of the nodes' data directories to "
+            f"{folder}, or `lockstep backup remove {name}` and create it again"
+        )
+        raise
     click.echo(f"copied {render.counted(len(parts), 'part')} to {folder}", err=True)
 
 
-def _listed(cluster: ClusterClient, name: str, backup_id: str, folder: Path) -> Sequence[Found]:
-    """All parts of a backup that is done. PreconditionError when nodes that are away do not come back."""
+def _listed(cluster: ClusterClient, name: str, backup_id: str) -> Sequence[Found]:
     from lockstep.local.backup_copies import parts_of
 
     deadline = time.monotonic() + _LISTED_WAIT_S
@@ -183,11 +206,7 @@ def _listed(cluster: ClusterClient, name: str, backup_id: str, folder: Path) -> 
         if not missing:
             return parts
         if time.monotonic() >= deadline:
-            raise PreconditionError(
-                f"backup {name} is done and was not copied: parts are not listed: {missing}",
-                hint=f"copy `backups/{name}` of the nodes' data directories to {folder}, or "
-                f"`lockstep backup remove {name}` and create it again",
-            )
+            raise PreconditionError(f"backup {name} was not copied, as parts are not listed: {missing}")
         time.sleep(runs.POLL_S)
 
 

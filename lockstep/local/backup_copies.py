@@ -1,11 +1,13 @@
 """Copies of backups outside the data directories of a local cluster, and back into them.
 
 Invariant: only completed parts are copied, their manifest last, so that what an interrupted copy leaves is no
-part. Nodes check all files of a part before a restore takes anything from it, so a copy is trusted no more.
+part; a copy has its name when all parts are in it. Nodes check all files of a part before a restore takes
+anything from it, so a copy is trusted no more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -15,7 +17,7 @@ from typing import Any
 from lockstep.local.clusters import LocalCluster, list_clusters
 from lockstep.local.processes import State
 from lockstep.storage.backup_manifest import MANIFEST, check_name, part_directory, unsealed
-from lockstep.values.errors import PreconditionError
+from lockstep.values.errors import DiskRefused, PreconditionError
 
 Document = Mapping[str, Any]
 
@@ -43,19 +45,43 @@ class Copies:
         """Where the copy of a backup goes. PreconditionError when something is there."""
         check_name(name)
         folder = directory / name
-        if folder.exists():
+        if os.path.exists(folder):
             raise PreconditionError(f"{folder} is there already", hint="take another name or directory")
         return folder
+
+    def make_room(self, folder: Path) -> None:
+        """Begin a copy, which has another name until it is whole. PreconditionError when nothing can be
+        written there."""
+        begun = _begun(folder)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            if begun.exists():
+                shutil.rmtree(begun)  # A copy was interrupted.
+            begun.mkdir()
+        except OSError as error:
+            raise PreconditionError(
+                f"nothing can be copied to {folder.parent}: {error}", hint="--to names another directory"
+            ) from error
+
+    def drop(self, folder: Path) -> None:
+        """End a copy that is not whole."""
+        shutil.rmtree(_begun(folder), ignore_errors=True)
 
     def bring_out(
         self, nodes: Iterable[Document], name: str, parts: Iterable[Document], folder: Path
     ) -> None:
-        """Copy these parts of a backup, each to `folder/<host id>`."""
+        """Copy these parts of a backup, each to `folder/<host id>`, for which there is room. DiskRefused."""
+        begun = _begun(folder)
         addresses = {int(node["id"]): str(node["address"]) for node in nodes}
         names = {node.address: node.name for node in self._cluster.file.nodes}
         for part in parts:
             host_id, keeper = str(part["host_id"]), names[addresses[int(part["node"])]]
-            _copy_part(self._place(keeper, name, host_id), folder / host_id)
+            _copy_part(self._place(keeper, name, host_id), begun / host_id)
+        try:
+            begun.rename(folder)
+            _sync(folder.parent)
+        except OSError as error:
+            raise DiskRefused(f"the copy {begun} cannot be called {folder}: {error}") from error
 
     def bring_in(self, nodes: Iterable[Document], directory: Path, name: str) -> int:
         """Give the parts of a copy to the nodes that made them, those of others to any; how many were
@@ -107,12 +133,12 @@ def parts_of(listed: Document, name: str, backup_id: str) -> tuple[list[Document
 def _refuse_another(name: str, parts: Iterable[Path], there: Mapping[str, Iterable[Path]]) -> None:
     """PreconditionError when a complete part that is there is of another backup than the copy: a restore
     would take it for one of the copy's."""
-    copied = {part.name: (part / MANIFEST).read_bytes() for part in parts}
+    copied = {part.name: _read(part / MANIFEST) for part in parts}
     ids = {unsealed(str(part / MANIFEST), copied[part.name]).backup_id for part in parts}
     if len(ids) > 1:
         raise PreconditionError(f"the parts of the copy are of {len(ids)} backups that are called {name}")
     for path in (path for paths in there.values() for path in paths):
-        kept = path.read_bytes()
+        kept = _read(path)
         known = copied.get(path.parent.name)
         if kept != known if known is not None else unsealed(str(path), kept).backup_id not in ids:
             raise PreconditionError(
@@ -121,17 +147,50 @@ def _refuse_another(name: str, parts: Iterable[Path], there: Mapping[str, Iterab
             )
 
 
+def _begun(folder: Path) -> Path:
+    """Where a copy is while it is made: no backup has such a name."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DiskRefused(f"{path} cannot be read: {error}") from error
+
+
 def _copy_part(source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir(), key=lambda path: (path.name == MANIFEST, path.name)):
-        with path.open("rb") as read, (target / f"{path.name}.partial").open("wb") as written:
-            shutil.copyfileobj(read, written)
-            written.flush()
-            os.fsync(written.fileno())
-        (target / f"{path.name}.partial").rename(target / path.name)
-    for directory in (target, target.parent):
-        opened = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+    """DiskRefused; then nothing of it is there."""
+    paths: list[Path] = []
+    try:
+        paths = sorted(source.iterdir(), key=lambda path: (path.name == MANIFEST, path.name))
+        target.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            _copy_file(path, target / path.name)
+        for directory in (target, target.parent):
+            _sync(directory)
+    except OSError as error:
+        for path in reversed(paths):
+            for name in (path.name, f"{path.name}.partial"):
+                with contextlib.suppress(OSError):
+                    (target / name).unlink()
+        with contextlib.suppress(OSError):
+            target.rmdir()
+        raise DiskRefused(f"{source} cannot be copied to {target}: {error}") from error
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    partial = target.with_name(f"{target.name}.partial")
+    with source.open("rb") as read, partial.open("wb") as written:
+        shutil.copyfileobj(read, written)
+        written.flush()
+        os.fsync(written.fileno())
+    partial.rename(target)
+
+
+def _sync(directory: Path) -> None:
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

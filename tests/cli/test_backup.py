@@ -63,10 +63,34 @@ def test_a_node_that_is_away_when_parts_are_listed_is_waited_for_and_named(
     without = backups(*ALL[:2], silent=(3,))
     result, _ = create(tmp_path / "copies", without)
     assert result.exit_code == 3
-    assert "was not copied: parts are not listed: host-3; node 3 cannot be asked" in result.stderr
+    assert "was not copied, as parts are not listed: host-3; node 3 cannot be asked" in result.stderr
     assert "lockstep backup remove monday" in result.stderr
     assert not (tmp_path / "copies" / "monday").exists()
     monkeypatch.setattr(backup, "_LISTED_WAIT_S", 60.0)
     result, fake = create(tmp_path / "copies", without, backups(*ALL))
     assert result.exit_code == 0 and "copied 3 parts" in result.stderr
     assert [call for call, _ in fake.calls].count("GET /v1/backups") == 2
+
+
+def test_where_nothing_can_be_copied_to_no_backup_is_begun(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        result, fake = create(directory, backups(*ALL))
+        assert result.exit_code == 3 and f"nothing can be copied to {directory}" in result.stderr
+        assert not fake.calls
+
+
+def test_a_copy_that_fails_is_told_with_what_to_do_and_leaves_nothing(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup_copies.shutil, "copyfileobj", fail)
+    result, _ = create(tmp_path / "copies", backups(*ALL))
+    assert (
+        result.exit_code == 1 and "error[DISK_REFUSED]" in result.stderr and "disk is full" in result.stderr
+    )
+    assert "lockstep backup remove monday" in result.stderr and "and create it again" in result.stderr
+    assert not list((tmp_path / "copies").iterdir())
+
+
+def fail(*_: Any) -> None:
+    raise OSError("the disk is full")

@@ -12,7 +12,7 @@ from lockstep.local.clusters import LocalCluster
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State
 from lockstep.storage.backup_manifest import MANIFEST, BackedFile, Manifest, sealed
-from lockstep.values.errors import PreconditionError
+from lockstep.values.errors import DiskRefused, PreconditionError
 
 NODES = [{"id": at, "address": f"127.0.0.{at}", "host_id": f"host-{at}"} for at in (1, 2, 3)]
 
@@ -65,6 +65,13 @@ def backups(*parts: dict[str, Any], silent: tuple[int, ...] = ()) -> dict[str, A
 ALL = listed((1, "host-1"), (2, "host-2"), (3, "host-3"))
 
 
+def bring_out(cluster: Cluster, directory: Path, parts: list[dict[str, Any]]) -> Path:
+    folder = copies(cluster).free_folder(directory, "monday")
+    copies(cluster).make_room(folder)
+    copies(cluster).bring_out(NODES, "monday", parts, folder)
+    return folder
+
+
 def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -74,8 +81,7 @@ def test_completed_parts_go_out_and_come_back_to_whom_they_are_of(tmp_path: Path
     here.keep("n1", "monday", "host-1", "7-00000", MANIFEST)
     here.keep("n2", "monday", "host-2", MANIFEST)
     here.keep("n3", "monday", "host-3", "7-00000")
-    folder = copies(here).free_folder(tmp_path / "copies", "monday")
-    copies(here).bring_out(NODES, "monday", ALL[:2], folder)
+    folder = bring_out(here, tmp_path / "copies", ALL[:2])
     assert names(folder) == ["host-1/7-00000", f"host-1/{MANIFEST}", f"host-2/{MANIFEST}"]
     with pytest.raises(PreconditionError, match="is there already"):
         copies(here).free_folder(tmp_path / "copies", "monday")
@@ -105,7 +111,7 @@ def test_a_copy_is_not_taken_for_another_backup_of_its_name(tmp_path: Path) -> N
     here = Cluster(tmp_path / "here")
     for at in (1, 2, 3):
         here.keep(f"n{at}", "monday", f"host-{at}", MANIFEST)
-    copies(here).bring_out(NODES, "monday", ALL, tmp_path / "a" / "monday")
+    bring_out(here, tmp_path / "a", ALL)
     there = Cluster(tmp_path / "there")
     there.keep("n2", "monday", "host-2", MANIFEST, backup_id="another")
     with pytest.raises(PreconditionError, match="another backup monday is there") as refused:
@@ -123,25 +129,61 @@ def test_a_copy_is_not_taken_for_another_backup_of_its_name(tmp_path: Path) -> N
         copies(Cluster(tmp_path / "empty")).bring_in(NODES, tmp_path / "a", "monday")
 
 
-def test_an_interrupted_copy_is_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Cluster(tmp_path / "here")
-    here.keep("n1", "monday", "host-1", "zz-00000", MANIFEST)
-    renamed: list[str] = []
+def fail_at(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     rename = Path.rename
 
-    def dying(path: Path, target: Path) -> Path:
-        renamed.append(target.name)
-        if len(renamed) == 2:
-            raise OSError("the machine stops")
+    def failing(path: Path, target: Path) -> Path:
+        if str(target).endswith(wanted):
+            raise OSError(28, "No space left on device")
         return rename(path, target)
 
-    monkeypatch.setattr(Path, "rename", dying)
-    with pytest.raises(OSError, match="stops"):
-        copies(here).bring_out(NODES, "monday", ALL[:1], tmp_path / "copies" / "monday")
-    assert renamed == ["zz-00000", MANIFEST]
-    monkeypatch.undo()
+    monkeypatch.setattr(Path, "rename", failing)
+
+
+def unreadable(_path: Path) -> bytes:
+    raise PermissionError("Permission denied")
+
+
+def unseen(_path: Path) -> bool:
+    raise PermissionError("Permission denied")
+
+
+@pytest.mark.parametrize("at", ["host-2/zz-00000", f"host-2/{MANIFEST}", "copies/monday"])
+def test_what_was_copied_in_part_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    here = Cluster(tmp_path / "here")
+    for host in ("host-1", "host-2"):
+        here.keep(f"n{host[-1]}", "monday", host, "zz-00000", MANIFEST)
+    with monkeypatch.context() as patched, pytest.raises(DiskRefused, match="No space left"):
+        fail_at(patched, at)
+        bring_out(here, tmp_path / "copies", ALL[:2])
+    assert not (tmp_path / "copies" / "monday").exists()
     with pytest.raises(PreconditionError, match="holds no part"):
         copies(here).bring_in(NODES, tmp_path / "copies", "monday")
+    assert len(names(bring_out(here, tmp_path / "copies", ALL[:2]))) == 4, "what was left is in nobody's way"
+    assert [path.name for path in (tmp_path / "copies").iterdir()] == ["monday"]
+
+
+def test_what_was_brought_in_part_is_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = Cluster(tmp_path / "here"), Cluster(tmp_path / "there")
+    here.keep("n1", "monday", "host-1", "zz-00000", MANIFEST)
+    bring_out(here, tmp_path / "copies", ALL[:1])
+    monkeypatch.setattr(Path, "read_bytes", unreadable)
+    with pytest.raises(DiskRefused, match="cannot be read: Permission denied"):
+        copies(there).bring_in(NODES, tmp_path / "copies", "monday")
+    monkeypatch.undo()
+    with monkeypatch.context() as patched, pytest.raises(DiskRefused, match="No space left"):
+        fail_at(patched, MANIFEST)
+        copies(there).bring_in(NODES, tmp_path / "copies", "monday")
+    assert not there.part("n1", "monday", "host-1").exists()
+    assert copies(there).bring_in(NODES, tmp_path / "copies", "monday") == 1
+
+
+def test_a_directory_that_is_closed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Cluster(tmp_path / "here")
+    monkeypatch.setattr(Path, "exists", unseen)
+    folder = copies(here).free_folder(tmp_path / "copies", "monday")
+    with pytest.raises(PreconditionError, match=r"nothing can be copied to .*Permission denied"):
+        copies(here).make_room(folder)
 
 
 def test_another_cluster_has_its_directories_elsewhere(
