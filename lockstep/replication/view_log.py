@@ -194,17 +194,25 @@ class ViewLog:
             self._runtime.tasks.spawn(self._send(), "views.send")
 
     async def _send(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                try:
+                    await self._store.synced(batch[-1][0])
+                except LockstepError:
+                    break  # The store died, and says so itself; whatever is there after a start is replayed.
+                self._runtime.probes.reach("views.durable")
+                for _, updates in batch:
+                    self._begin_all(updates)
+        finally:
+            self._sending = False
+
+    def _begin_all(self, updates: Updates) -> None:
+        for at, record in enumerate(updates.records):
             try:
-                await self._store.synced(batch[-1][0])
+                self._begin(record, updates, waits=at == 0 and updates.first_epoch > 0)
             except LockstepError:
-                break  # The store died, and says so itself; whatever is there after a start is replayed.
-            self._runtime.probes.reach("views.durable")
-            for _, updates in batch:
-                for at, record in enumerate(updates.records):
-                    self._begin(record, updates, waits=at == 0 and updates.first_epoch > 0)
-        self._sending = False
+                self.left_to_replay += 1  # a store that is busy
 
     def _begin(self, record: KeepBatch, updates: Updates, *, waits: bool) -> None:
         """`waits`: the record begins with the write itself, and waits for its coordinator."""

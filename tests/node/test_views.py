@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
+import msgspec
+
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.schema.model import Table
@@ -10,6 +15,9 @@ from lockstep.schema.views import unmarking
 from lockstep.sim.door import mutation_for
 from lockstep.sim.history import Change
 from lockstep.sim.probes import CrashRule
+from lockstep.sim.replaced import replaced
+from lockstep.storage.store import Batch, Family
+from lockstep.values.errors import Overloaded
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import ALL_ROWS, ReadCommand
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -42,10 +50,12 @@ def make_view(town: Town) -> None:
     town.agreed(1, 2, 3)
 
 
-def put(town: Town, number: int, *keys: bytes) -> Outcome:
+def put(town: Town, number: int, *keys: bytes, deletes: bool = False) -> Outcome:
     async def work(node: Node) -> None:
         for key in keys:
             change = Change("t", key, node.runtime.clock.wall_us(), ALL, TIMEOUT_MS, ((0, b"v"),))
+            if deletes:
+                change = msgspec.structs.replace(change, puts=(), delete_row=0)
             mutation = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
             await node.coordinator.write(mutation, Consistency.QUORUM, TIMEOUT_MS)
 
@@ -143,6 +153,37 @@ def lose_a_coordinator_that_left_no_hint() -> None:
 
 def test_a_write_whose_coordinator_died_comes_to_each_replica() -> None:
     lose_a_coordinator_that_left_no_hint()
+
+
+def test_view_updates_go_on_after_the_store_refused_to_forget_one() -> None:
+    with founded(35) as town:
+        make_view(town)
+        node = town.node(1)
+        synced, records = node.view_log._store.synced, node.batch_store._store
+        held: list[int] = []
+
+        async def slow(sequence: int) -> None:
+            held.append(sequence)
+            await asyncio.sleep(1.0 if len(held) == 1 else 0)
+            await synced(sequence)
+
+        def refuse(_family: Family, _batch: Batch) -> int:
+            raise Overloaded("too much is not synced yet")
+
+        # The write settles before its updates, of which there are none, are sent.
+        with replaced(
+            (node.view_log, "_store", SimpleNamespace(synced=slow, peek=node.view_log._store.peek))
+        ):
+            outcome = town.finish(put(town, 2, b"a", deletes=True))
+            assert outcome.error is None and held
+            with replaced((node.batch_store, "_store", SimpleNamespace(write_records=refuse))):
+                town.until(lambda: node.view_log.left_to_replay == 1)
+        assert node.batch_store._store is records and len(node.batch_store) == 1
+        assert town.finish(put(town, 2, b"b")).error is None
+        town.until(lambda: len(node.batch_store) == 1, 5)
+        assert [rows_at(town, number, "by_v") for number in (1, 2, 3)] == [1, 1, 1]
+        town.until(lambda: owed(town) == 0)
+        assert (node.batch_store.replayed, node.view_log.left_to_replay) == (1, 1)
 
 
 def test_a_build_goes_on_after_a_crash() -> None:
