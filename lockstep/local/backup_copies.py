@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,24 @@ Document = Mapping[str, Any]
 
 def copies_of(host: str, admin_port: int) -> Copies:
     """Of the local cluster that has a node at this address. PreconditionError when there is none."""
+    addresses = _addresses(host)
     for found in list_clusters():
         content = found.file
-        here = [node.name for node in content.nodes if node.address == host]
+        here = [node.name for node in content.nodes if node.address in addresses]
         if content.admin_port == admin_port and here and found.state(here[0]) is State.RUNNING:
             return Copies(found)
     raise PreconditionError(
         f"{host}:{admin_port} is no node of a local cluster, so its data directories are not at hand",
         hint="copy `backups/NAME` of the nodes' data directories, as the guide of backups tells",
     )
+
+
+def _addresses(host: str) -> set[str]:
+    """What a name stands for."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return {host}
 
 
 class Copies:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from lockstep.local import backup_copies
 from lockstep.local.backup_copies import Copies, copies_of, parts_of
 from lockstep.local.clusters import LocalCluster
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
@@ -192,3 +193,13 @@ def test_another_cluster_has_its_directories_elsewhere(
     monkeypatch.setenv("LOCKSTEP_HOME", str(tmp_path))
     with pytest.raises(PreconditionError, match="no node of a local cluster"):
         copies_of("10.1.2.3", 7080)
+
+
+def test_a_node_is_found_by_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(tmp_path)
+    monkeypatch.setattr(backup_copies, "list_clusters", lambda: [cluster])
+    for host in ("127.0.0.1", "localhost"):
+        assert copies_of(host, 7080)._cluster is cast(LocalCluster, cluster)
+    for host, port in (("localhost", 7081), ("127.0.0.4", 7080)):
+        with pytest.raises(PreconditionError, match="no node of a local cluster"):
+            copies_of(host, port)
