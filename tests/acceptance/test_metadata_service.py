@@ -6,6 +6,7 @@ story and run in their order.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -261,8 +262,12 @@ def test_a_voter_that_is_decommissioned_is_substituted_first(story: Story, leads
     kinds = [entry["kind"] for entry in entries["entries"]]
     left = kinds.index("prepare_operation")
     assert "kind=decommission" in entries["entries"][left]["summary"]
-    assert kinds.index("prepare_membership") < kinds.index("advance_membership") < left
-    assert "advance_membership" not in kinds[left:]
+    assert kinds.index("prepare_membership") < left
+    # Another takes its vote in two steps; where fewer are to vote it goes in one, and one more behind it.
+    assert kinds[:left].count("advance_membership") >= (1 if leads else 2)
+    if leads:
+        first = next(entry for entry in entries["entries"] if entry["kind"] == "advance_membership")
+        assert str(gone) not in re.findall(r"\d+", first["summary"].partition("voters=")[2])
     until(lambda: story.cluster.state(leaving) is State.STOPPED)
     story.cluster.forget(leaving)
     story.load.goes_on()
