@@ -129,7 +129,7 @@ def remove(name: str, host: str, call_timeout_s: float, output: str) -> int:
     "copied_from",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="Of a local cluster: bring the parts in DIR/NAME to its nodes before, also for a dry run.",
+    help="Of a local cluster: bring the parts in DIR/NAME to its nodes before.",
 )
 @options.of_change
 def restore(
@@ -149,9 +149,14 @@ def restore(
     Tables and keyspaces that are missing are made. The parts may lie on any nodes, of any cluster.
     """
     cluster = client.connect(host, call_timeout_s)
-    body = {"tables": list(tables), "existing": existing or "refuse"}
+    body: dict[str, Any] = {"tables": list(tables), "existing": existing or "refuse"}
     if copied_from is not None:
-        _copy_in(cluster, name, copied_from)
+        copies, nodes = _copies(cluster), cluster.nodes()["nodes"]
+        if dry_run:
+            body["brought"] = copies.to_bring_in(nodes, copied_from, name)
+        else:
+            brought = render.counted(copies.bring_in(nodes, copied_from, name), "part")
+            click.echo(f"brought {brought} from {copied_from / name}", err=True)
     if dry_run:
         _show_restore_plan(cluster.begin_restore(name, {**body, "dry_run": True}), output)
         return 0
@@ -208,11 +213,6 @@ def _listed(cluster: ClusterClient, name: str, backup_id: str) -> Sequence[Found
         if time.monotonic() >= deadline:
             raise PreconditionError(f"backup {name} was not copied, as parts are not listed: {missing}")
         time.sleep(runs.POLL_S)
-
-
-def _copy_in(cluster: ClusterClient, name: str, directory: Path) -> None:
-    brought = _copies(cluster).bring_in(cluster.nodes()["nodes"], directory, name)
-    click.echo(f"brought {render.counted(brought, 'part')} from {directory / name}", err=True)
 
 
 def _followed(cluster: ClusterClient, begun: Found, wait: bool, timeout_s: float) -> Found:

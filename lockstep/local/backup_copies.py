@@ -17,7 +17,14 @@ from typing import Any
 
 from lockstep.local.clusters import LocalCluster, list_clusters
 from lockstep.local.processes import State
-from lockstep.storage.backup_manifest import MANIFEST, check_name, part_directory, unsealed
+from lockstep.storage.backup_manifest import (
+    MANIFEST,
+    Manifest,
+    check_name,
+    part_directory,
+    sealed,
+    unsealed,
+)
 from lockstep.values.errors import DiskRefused, PreconditionError
 
 Document = Mapping[str, Any]
@@ -96,22 +103,40 @@ class Copies:
     def bring_in(self, nodes: Iterable[Document], directory: Path, name: str) -> int:
         """Give the parts of a copy to the nodes that made them, those of others to any; how many were
         brought. PreconditionError when there is no copy, or the nodes keep another backup of that name."""
+        places = self._places(nodes, directory, name)
+        for part, _, keeper in places:
+            _copy_part(part, self._place(keeper, name, part.name))
+        return len(places)
+
+    def to_bring_in(self, nodes: Iterable[Document], directory: Path, name: str) -> list[Document]:
+        """What would be brought, for a dry run of a restore; nothing is."""
+        return [
+            {"node": node, "manifest": sealed(_manifest(part / MANIFEST).without_files()).decode()}
+            for part, node, _ in self._places(nodes, directory, name)
+        ]
+
+    def _places(self, nodes: Iterable[Document], directory: Path, name: str) -> list[tuple[Path, int, str]]:
+        """The parts of a copy that no node keeps, with the id and name of the one that is to keep each."""
         check_name(name)
         parts = sorted(path.parent for path in (directory / name).glob(f"*/{MANIFEST}"))
         if not parts:
             raise PreconditionError(f"{directory / name} holds no part of a backup")
-        cluster, hosts = self._cluster, {str(node["address"]): str(node["host_id"]) for node in nodes}
-        running = [node for node in cluster.file.nodes if cluster.state(node.name) is State.RUNNING]
-        there = self._kept(name, [node.name for node in running])
+        known = {str(node["address"]): node for node in nodes}
+        cluster = self._cluster
+        running = [
+            (int(known[node.address]["id"]), node)
+            for node in cluster.file.nodes
+            if node.address in known and cluster.state(node.name) is State.RUNNING
+        ]
+        there = self._kept(name, [node.name for _, node in running])
         _refuse_another(name, parts, there)
-        made_by = {hosts[node.address]: node.name for node in running if node.address in hosts}
-        brought = 0
-        for at, part in enumerate(parts):
-            if part.name not in there:
-                keeper = made_by.get(part.name, running[at % len(running)].name)
-                _copy_part(part, self._place(keeper, name, part.name))
-                brought += 1
-        return brought
+        made_by = {str(known[node.address]["host_id"]): (at, node.name) for at, node in running}
+        others = [(at, node.name) for at, node in running]
+        return [
+            (part, *made_by.get(part.name, others[number % len(others)]))
+            for number, part in enumerate(parts)
+            if part.name not in there
+        ]
 
     def _kept(self, name: str, nodes: Iterable[str]) -> dict[str, list[Path]]:
         """The manifests of complete parts of that name at these nodes, by host id."""
@@ -144,13 +169,13 @@ def _refuse_another(name: str, parts: Iterable[Path], there: Mapping[str, Iterab
     """PreconditionError when a complete part that is there is of another backup than the copy: a restore
     would take it for one of the copy's."""
     copied = {part.name: _read(part / MANIFEST) for part in parts}
-    ids = {unsealed(str(part / MANIFEST), copied[part.name]).backup_id for part in parts}
+    ids = {_manifest(part / MANIFEST).backup_id for part in parts}
     if len(ids) > 1:
         raise PreconditionError(f"the parts of the copy are of {len(ids)} backups that are called {name}")
     for path in (path for paths in there.values() for path in paths):
         kept = _read(path)
         known = copied.get(path.parent.name)
-        if kept != known if known is not None else unsealed(str(path), kept).backup_id not in ids:
+        if kept != known if known is not None else _manifest(path).backup_id not in ids:
             raise PreconditionError(
                 f"another backup {name} is there: {path.parent}",
                 hint=f"remove it first: lockstep backup remove {name}",
@@ -167,6 +192,11 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DiskRefused(f"{path} cannot be read: {error}") from error
+
+
+def _manifest(path: Path) -> Manifest:
+    """CorruptFile, DiskRefused."""
+    return unsealed(str(path), _read(path))
 
 
 def _copy_part(source: Path, target: Path) -> None:

@@ -186,10 +186,13 @@ class BackupDriver:
 
     # -- restores -----------------------------------------------------------------------------------------
 
-    async def found(self, name: str) -> Found:
-        """The parts that a restore would take, and where. PreconditionError when some are missing."""
+    async def found(self, name: str, brought: Mapping[NodeId, Sequence[KeptPart]] | None = None) -> Found:
+        """The parts that a restore would take, and where; `brought`: as if nodes kept these too.
+        PreconditionError when some are missing."""
         check_name(name)
         kept, silent = await self.kept(name, with_manifests=True)
+        for node, parts in (brought or {}).items():
+            kept[node] = (*kept.get(node, ()), *parts)
         return chosen_parts(name, kept, silent)
 
     async def begin_restore(self, found: Found, tables: Mapping[int, int]) -> Repair:

@@ -17,11 +17,12 @@ from lockstep.cql.describe import ClusterFacts, describe
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairPart
 from lockstep.node.backup_choice import Found
+from lockstep.replication.backup_messages import KeptPart
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Schema, Table
 from lockstep.server.answers import get, later, now
 from lockstep.server.operations import Operation
-from lockstep.storage.backup_manifest import BackedTable, Statement, columns_between
+from lockstep.storage.backup_manifest import BackedTable, Statement, columns_between, unsealed
 from lockstep.topology.repairs import BACKUP, PURPOSES, BeginRepair
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
 from lockstep.values.ids import NodeId
@@ -52,6 +53,14 @@ _RESTORE_BODY = {
         "tables": _TABLES,
         "existing": {"enum": ["refuse", "truncate", "merge"]},
         "dry_run": {"type": "boolean"},
+        "brought": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"node": {"type": "integer"}, "manifest": {"type": "string"}},
+            },
+            "description": "of a dry run: parts as if a node kept them",
+        },
     },
 }
 _CREATE = re.compile(r"CREATE (CUSTOM INDEX|MATERIALIZED VIEW|KEYSPACE|TYPE|TABLE|INDEX|FUNCTION|AGGREGATE) ")
@@ -64,10 +73,18 @@ class WantedBackup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+class BroughtPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part that a node would keep; its manifest may lack the files."""
+
+    node: int
+    manifest: str
+
+
 class WantedRestore(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tables: tuple[str, ...] = ()
     existing: str = "refuse"
     dry_run: bool = False
+    brought: tuple[BroughtPart, ...] = ()
 
 
 class BackupRequests:
@@ -239,7 +256,9 @@ class BackupRequests:
         wanted = _read(body if body is not None else {}, WantedRestore)
         if wanted.existing not in ("refuse", "truncate", "merge"):
             raise ConfigurationError("existing is refuse, truncate or merge")
-        found = await self._node.backups.found(name)
+        if wanted.brought and not wanted.dry_run:
+            raise ConfigurationError("only a dry run takes parts that no node keeps")
+        found = await self._node.backups.found(name, _as_kept(name, wanted.brought))
         tables = wanted_tables(self._node.cluster.schema, found.tables(), wanted.tables)
         if not tables:
             known = ", ".join(f"{one.keyspace}.{one.name}" for one in found.tables()) or "no table"
@@ -322,6 +341,16 @@ class BackupRequests:
             ],
             "way_back": "none for a table that was emptied or added to: back it up before",
         }
+
+
+def _as_kept(name: str, brought: Sequence[BroughtPart]) -> dict[NodeId, list[KeptPart]]:
+    """CorruptFile when a manifest is not whole."""
+    found: dict[NodeId, list[KeptPart]] = {}
+    for part in brought:
+        manifest = part.manifest.encode()
+        host_id = unsealed("the manifest of a part that is to be brought", manifest).host_id
+        found.setdefault(NodeId(part.node), []).append(KeptPart(name, host_id, manifest=manifest))
+    return found
 
 
 def backed_parts(cluster: ClusterMetadata, wanted: Sequence[str]) -> tuple[RepairPart, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ SCHEMA = (
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    made = LocalCluster.create("backup", 3, first_address=FIRST, ports=PORTS, home=tmp_path)
+    made = LocalCluster.create("backup", 3, first_address=FIRST, ports=PORTS, home=tmp_path / "clusters")
     with made:
         made.start()
         yield made
@@ -65,8 +64,8 @@ def content(session: Any) -> tuple[list[Any], list[Any]]:
     return rows(texts[0]), rows(texts[1])
 
 
-def told(*arguments: str) -> Any:
-    ended = lockstep(*arguments, "-o", "json")
+def told(*arguments: str, home: Path | None = None) -> Any:
+    ended = lockstep(*arguments, "-o", "json", home=home)
     assert ended.code == 0, ended.err
     return json.loads(ended.out)
 
@@ -79,7 +78,8 @@ def test_tables_come_back_here_and_in_another_cluster(cluster: LocalCluster, tmp
 
     plan = lockstep("backup", "create", "one", "--dry-run", "--host", HOST)
     assert plan.code == 0 and "would be refused" not in plan.out, plan.err
-    assert told("backup", "create", "one", "--host", HOST)["state"] == "done"
+    copied = ("--to", str(tmp_path / "copies"))
+    assert told("backup", "create", "one", *copied, "--host", HOST, home=tmp_path)["state"] == "done"
     again = lockstep("backup", "create", "one", "--host", HOST)
     assert again.code == 3 and "there is a backup one" in again.err
     (listed,) = told("backup", "list", "--host", f"{POINTS[1]}:{ADMIN_PORT}")["backups"]
@@ -97,14 +97,17 @@ def test_tables_come_back_here_and_in_another_cluster(cluster: LocalCluster, tmp
     session.execute("UPDATE b.n SET hits = hits + 1 WHERE k = 3")
     driver.shutdown()
 
-    small = LocalCluster.create("small", 1, first_address=SMALL, ports=PORTS, home=tmp_path / "small")
+    small = LocalCluster.create("small", 1, first_address=SMALL, ports=PORTS, home=tmp_path / "clusters")
     with small:
         small.start()
-        copy_parts(tmp_path)
+        from_copy = ("--from", str(tmp_path / "copies"), "--host", f"{SMALL}:{ADMIN_PORT}")
+        dry = lockstep("backup", "restore", "one", "--dry-run", *from_copy, home=tmp_path)
+        assert dry.code == 0 and "node 1 serves 3 parts" in dry.out, dry.err
+        assert not told("backup", "list", "--host", f"{SMALL}:{ADMIN_PORT}")["backups"], "nothing was brought"
         alone = connect([SMALL])
         session = alone.connect()
         session.execute(SCHEMA[0].replace("2", "1"))
-        found = told("backup", "restore", "one", "--host", f"{SMALL}:{ADMIN_PORT}")
+        found = told("backup", "restore", "one", *from_copy, home=tmp_path)
         assert found["state"] == "done"
         assert content(session) == before
         session.execute("UPDATE b.n SET hits = hits + 5 WHERE k = 3")
@@ -113,10 +116,3 @@ def test_tables_come_back_here_and_in_another_cluster(cluster: LocalCluster, tmp
 
     removed = lockstep("backup", "remove", "one", "--host", HOST)
     assert removed.code == 0 and "3 parts" in removed.out
-
-
-def copy_parts(tmp_path: Path) -> None:
-    """All parts into the directory of the small cluster's node."""
-    for node in ("n1", "n2", "n3"):
-        parts = tmp_path / "backup" / node / "data" / "backups"
-        shutil.copytree(parts, tmp_path / "small" / "small" / "n1" / "data" / "backups", dirs_exist_ok=True)

@@ -92,5 +92,20 @@ def test_a_copy_that_fails_is_told_with_what_to_do_and_leaves_nothing(
     assert not list((tmp_path / "copies").iterdir())
 
 
+def test_a_dry_run_of_a_restore_brings_nothing(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(tmp_path / "copies", backups(*ALL))
+    there = Cluster(tmp_path / "there")
+    monkeypatch.setattr(backup_copies, "copies_of", lambda _host, _port: copies(there))
+    answers = {"POST /v1/backups/monday/restore": {"name": "monday"}, "GET /v1/nodes": {"nodes": NODES}}
+    with FakeAdmin(answers, "127.0.121.1") as fake:
+        arguments = ["backup", "restore", "monday", "--from", str(tmp_path / "copies"), "--host", fake.host]
+        result = CliRunner().invoke(root, [*arguments, "--dry-run"])
+    assert result.exit_code == 0 and not (tmp_path / "there").exists()
+    ((_, body),) = [call for call in fake.calls if call[0].startswith("POST")]
+    assert body["dry_run"] and [part["node"] for part in body["brought"]] == [1, 2, 3]
+
+
 def fail(*_: Any) -> None:
     raise OSError("the disk is full")

@@ -12,7 +12,7 @@ from lockstep.local.backup_copies import Copies, copies_of, parts_of
 from lockstep.local.clusters import LocalCluster
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State
-from lockstep.storage.backup_manifest import MANIFEST, BackedFile, Manifest, sealed
+from lockstep.storage.backup_manifest import MANIFEST, BackedFile, Manifest, sealed, unsealed
 from lockstep.values.errors import DiskRefused, PreconditionError
 
 NODES = [{"id": at, "address": f"127.0.0.{at}", "host_id": f"host-{at}"} for at in (1, 2, 3)]
@@ -88,6 +88,10 @@ def test_completed_parts_go_out_and_come_back_to_whom_they_are_of(tmp_path: Path
         copies(here).free_folder(tmp_path / "copies", "monday")
     assert copies(here).bring_in(NODES, tmp_path / "copies", "monday") == 0, "they are there"
     there = Cluster(tmp_path / "there", stopped=("n2",))
+    told = copies(there).to_bring_in(NODES, tmp_path / "copies", "monday")
+    assert [unsealed("", one["manifest"].encode()).host_id for one in told] == ["host-1", "host-2"]
+    assert told[0]["node"] == 1 and told[1]["node"] in (1, 3)
+    assert not there.part("n1", "monday", "host-1").exists(), "nothing is brought for a dry run"
     assert copies(there).bring_in(NODES, tmp_path / "copies", "monday") == 2
     assert (there.part("n1", "monday", "host-1") / "7-00000").read_text() == "7-00000"
     kept = [name for name in ("n1", "n3") if (there.part(name, "monday", "host-2") / MANIFEST).exists()]

@@ -12,6 +12,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
+from lockstep.replication.backup_messages import KeptPart
 from lockstep.schema.changes import CreateTable, EmptyTable, NewColumn
 from lockstep.storage import backup_manifest
 from lockstep.values.errors import PreconditionError
@@ -164,6 +165,14 @@ def test_another_cluster_takes_the_parts_of_all_nodes_from_one_directory(town: T
         for change in (keyspace("a"), other_table("a"), keyspace("ks"), other_table("ks")):
             done(other, other.submit(1, change))
         other.agreed(1, 2, 3, 4, 5)
+
+        kept = [
+            KeptPart("b", path.split("/")[2], manifest=content)
+            for path, content in files.items()
+            if path.endswith(backup_manifest.MANIFEST)
+        ]
+        planned = done(other, other.begin(2, lambda node: node.backups.found("b", {NodeId(4): kept})))
+        assert planned.host_ids == {4: tuple(part.host_id for part in kept)}, "as if it kept them"
 
         async def place(node: Node) -> None:
             for path, content in files.items():
