@@ -72,6 +72,9 @@ class HintStore:
         self.pending: dict[NodeId, Pending] = {}
         self.bytes = 0
         self._marks: dict[tuple[int, int], dict[tuple[int, int], DroppedHints]] = {}
+        #: Keys of marks that the store refused, and the sequence of the newest that it took.
+        self._unwritten: dict[bytes, None] = {}
+        self._marked = 0
 
     async def load(self, now_us: int) -> None:
         """Count what the store has; the loop gets its turn between pages."""
@@ -133,7 +136,7 @@ class HintStore:
         batch.extend(self._mark_batch(marks))
         if not batch:
             return 0
-        sequence = self._store.write_records(Family.HINTS, batch)
+        sequence = self._write_marks(batch)
         self._uncounted(hints)
         return sequence
 
@@ -179,9 +182,11 @@ class HintStore:
             yield from ranges.values()
 
     def mark(self, marks: Sequence[DroppedHints]) -> int:
-        """Remember ranges that lack writes: the sequence to await, 0 when all were known."""
+        """Remember ranges that lack writes: the sequence to await."""
         batch = self._mark_batch(marks)
-        return self._store.write_records(Family.HINTS, batch) if batch else 0
+        if batch:
+            self._write_marks(batch)
+        return self._marked
 
     def repaired(self, table_id: int, left: int, right: int, before_us: int) -> int:
         """Forget marks inside a range that was repaired on all its replicas since `before_us`."""
@@ -191,6 +196,7 @@ class HintStore:
                 inside = left <= bounds[0] and bounds[1] <= right
                 if place[0] == table_id and inside and mark.newest_us < before_us:
                     batch.append(("delete", mark_key(mark)))
+                    self._unwritten.pop(mark_key(mark), None)
                     del ranges[bounds]
             if not ranges:
                 del self._marks[place]
@@ -205,7 +211,7 @@ class HintStore:
             if known is not None:
                 added = _merged(known, mark)
                 # Many writes are given up while a node is away: the store hears of them now and then.
-                is_written = _is_power_of_two(added.count)
+                is_written = _is_power_of_two(added.count) or mark_key(added) in self._unwritten
             else:
                 added, is_written = mark, True
                 if len(ranges) >= DROPPED_HINT_RANGES_MAX:
@@ -216,6 +222,17 @@ class HintStore:
             if is_written:
                 batch.append(("put", mark_key(added), encode(added)))
         return batch
+
+    def _write_marks(self, batch: Sequence[Operation]) -> int:
+        """Write a batch that puts nothing but marks: they count as written only when the store took them."""
+        keys = [operation[1] for operation in batch if operation[0] == "put"]
+        self._unwritten.update(dict.fromkeys(keys))
+        sequence = self._store.write_records(Family.HINTS, batch)
+        for key in keys:
+            self._unwritten.pop(key, None)
+        if keys:
+            self._marked = sequence
+        return sequence
 
     def _loaded(self, mark: DroppedHints, now_us: int) -> None:
         # The newest writes that were given up before the start may not have been written down.

@@ -1,9 +1,9 @@
 """Hints: a coordinator keeps, durably, what a replica did not acknowledge, until that replica has it.
 
 Invariants. Whoever did not acknowledge a write of a plan has a hint here, or its range is marked as lacking
-writes. Nothing is sent that is older than the table's gc_grace_seconds, or than what a recorded repair lets
-go of, so a hint never brings back what a purged tombstone deleted. Limits refuse a hint; they never take one
-back.
+writes, or who asked is told that the store took neither. Nothing is sent that is older than the table's
+gc_grace_seconds, or than what a recorded repair lets go of, so a hint never brings back what a purged
+tombstone deleted. Limits refuse a hint; they never take one back.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ class HintPolicy(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """What became of hints: `sequence` is to be awaited for those that are kept; `whole`: all are."""
+    """What became of hints: `sequence` is to be awaited for those that are kept, and for marks; `whole`: all
+    are kept. Nodes that are `unmarked` have neither a hint nor a mark."""
 
     sequence: int
     kept: int
     whole: bool
+    unmarked: tuple[NodeId, ...] = ()
 
 
 class Hints:
@@ -91,27 +93,36 @@ class Hints:
         now_us = self._runtime.clock.wall_us()
         hint = Hint(now_us, epoch, gc_grace_s, mutation)
         size = sum(len(cell.value or b"") for row in mutation.rows for cell in row.cells)
-        kept: list[tuple[NodeId, Hint]] = []
+        kept: list[NodeId] = []
+        dropped: list[tuple[str, NodeId]] = []
         for target in targets:
             reason = self._refusal(target.node, now_us, size, forced) if gc_grace_s else EXPIRED
             if reason is None:
-                kept.append((target.node, hint))
+                kept.append(target.node)
             else:
-                self._drop(reason, target.node, mutation, now_us)
+                dropped.append((reason, target.node))
         sequence = 0
         if kept:
             try:
                 # What is owed may be owed twice: of two changes that mean the same for a view.
-                sequence = self.store.put(kept, fresh=not forced)
+                sequence = self.store.put([(node, hint) for node in kept], fresh=not forced)
             except LockstepError:
-                for node, _ in kept:
-                    self._drop(REFUSED, node, mutation, now_us)
-                return Left(0, 0, False)
+                dropped += [(REFUSED, node) for node in kept]
+                kept = []
+        unmarked: list[NodeId] = []
+        for reason, node in dropped:
+            marked = self._drop(reason, node, mutation, now_us)
+            if marked is None:
+                unmarked.append(node)
+            else:
+                sequence = max(sequence, marked)
+        if kept:
             self.left += len(kept)
-            self._sync_later(sequence)
             self._runtime.probes.reach("hints.left")
             self.on_left()
-        return Left(sequence, len(kept), len(kept) == len(targets))
+        if sequence:
+            self._sync_later(sequence)
+        return Left(sequence, len(kept), not dropped, tuple(unmarked))
 
     def _sync_later(self, sequence: int) -> None:
         """Have it made durable although nobody waits for it."""
@@ -187,14 +198,16 @@ class Hints:
             return WINDOW
         return None
 
-    def _drop(self, reason: str, node: NodeId, mutation: Mutation, now_us: int) -> None:
+    def _drop(self, reason: str, node: NodeId, mutation: Mutation, now_us: int) -> int | None:
+        """Mark what is not kept: the sequence to await, or None when the store takes no mark either."""
         self.dropped[reason] += 1
         self._runtime.probes.reach("hints.dropped")
         try:
-            self._sync_later(self.store.mark([self.mark_of(reason, node, mutation, now_us)]))
+            return self.store.mark([self.mark_of(reason, node, mutation, now_us)])
         except LockstepError:
-            # A store that takes nothing ends this node, and with it what it knows of others.
+            # The store is busy, the disk has no more room than its reserve, or it died and says so itself.
             self._runtime.probes.reach("hints.mark_refused")
+            return None
 
     def mark_of(self, reason: str, node: NodeId, mutation: Mutation, newest_us: int) -> DroppedHints:
         """The mark of the range that a write is in."""

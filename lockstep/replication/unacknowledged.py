@@ -1,8 +1,9 @@
 """What becomes of a write for the replicas that did not acknowledge it when its end was told.
 
 Invariants. A write whose end was told waits for replicas that may still answer, at most until its deadline;
-those that then have not accepted it under its plan have a hint, or a mark where hints are refused. A write at
-ANY ends well with its first durable hint. A replica gets at most one hint of a write.
+those that then have not accepted it under its plan have a hint, or a mark where hints are refused; where the
+store takes neither, the write has not `reached` them. A write at ANY ends well with its first durable hint.
+A replica gets at most one hint of a write.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Unacknowledged(abc.ABC):
     __slots__ = (
         "_accepted",
         "_hinted",
+        "_hints_kept",
         "_hints_sequence",
         "_hints_whole",
         "_lingers",
@@ -68,7 +70,9 @@ class Unacknowledged(abc.ABC):
         self._accepted: dict[NodeId, int] = {}
         #: Node -> requests to it that have not ended.
         self._outstanding: dict[NodeId, int] = {}
-        self._hinted: dict[NodeId, None] = {}
+        #: Node -> whether a hint was left for it, or a mark.
+        self._hinted: dict[NodeId, bool] = {}
+        self._hints_kept = False
         self._hints_sequence = 0
         self._hints_whole = True
         #: Whether it waits for replicas although its end was told.
@@ -97,7 +101,7 @@ class Unacknowledged(abc.ABC):
         """Whether each replica of the plan accepted the write, or was left a hint or a mark."""
         since = self._plan.needs_epoch
         return all(
-            self._accepted.get(target.node, -1) >= since or target.node in self._hinted
+            self._accepted.get(target.node, -1) >= since or self._hinted.get(target.node, False)
             for target in self._plan.targets
         )
 
@@ -149,12 +153,13 @@ class Unacknowledged(abc.ABC):
         return is_waiting
 
     def _leave(self, owner: Owner, targets: Sequence[Target]) -> Left:
-        for target in targets:
-            self._hinted[target.node] = None
         if owner.hints is None or not self.leaves_hints:
-            self._hints_whole = False
-            return Left(0, 0, False)
-        left = owner.hints.leave(self._mutation, self._plan.epoch, targets, forced=self.forced)
+            left = Left(0, 0, False, tuple(target.node for target in targets))
+        else:
+            left = owner.hints.leave(self._mutation, self._plan.epoch, targets, forced=self.forced)
+        for target in targets:
+            self._hinted[target.node] = target.node not in left.unmarked
+        self._hints_kept = self._hints_kept or left.kept > 0
         self._hints_sequence = max(self._hints_sequence, left.sequence)
         self._hints_whole = self._hints_whole and left.whole
         return left
@@ -175,7 +180,7 @@ class Unacknowledged(abc.ABC):
         lacking = [t for t in targets if t.node not in self._accepted and t.node not in self._hinted]
         if lacking:
             self._leave(owner, lacking)
-        if not self._hints_sequence:
+        if not self._hints_kept:
             return False
         work = self._end_when_kept(owner, hints.store, otherwise)
         owner.runtime.tasks.spawn(work, "write-hinted")

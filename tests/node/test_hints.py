@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,14 +12,16 @@ from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.repairs import Repaired, TableRepairs
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
-from lockstep.replication.hints import DISABLED, EXPIRED, WINDOW
+from lockstep.replication.hints import DISABLED, EXPIRED, WINDOW, HintPolicy, Left
 from lockstep.schema.changes import AddColumns, AlterOptions, CreateTable, DropColumns, NewColumn
 from lockstep.schema.model import ColumnKind, Table
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.history import Change, Look
 from lockstep.sim.probes import CrashRule
+from lockstep.sim.replaced import replaced
+from lockstep.storage.store import Batch, Family
 from lockstep.topology.requests import EnqueueRequest
-from lockstep.values.errors import Unavailable
+from lockstep.values.errors import DiskRefused, Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.rows import Cell, Mutation, Row
 from lockstep.values.tokens import FULL_RING, Range, token_of
@@ -158,6 +161,37 @@ def test_a_hint_that_is_not_kept_leaves_a_mark_that_survives(lines: str, reason:
             ranges = tuple(Repaired(Range(mark.left, mark.right), at_s, 0, 1) for mark in marks)
             hints.note_repairs([TableRepairs(table + 1, ranges), TableRepairs(table, ranges)])
             assert list(hints.store.marks()) == left, "a repair that began before is not enough"
+
+
+def test_a_mark_counts_when_the_store_has_it() -> None:
+    """Whoever gives a write up awaits its mark, also a known one, or hears that there is none."""
+    with founded(5) as town:
+        node = town.node(1)
+        store, taken = node.hints.store._store, list[int]()
+
+        def take(family: Family, batch: Batch) -> int:
+            taken.append(store.write_records(family, batch))
+            return taken[-1]
+
+        def refuse(_family: Family, _batch: Batch) -> int:
+            raise DiskRefused("there is no more room than the reserve")
+
+        async def leave_three() -> list[Left]:
+            change = Change("t", KEYS[0], node.runtime.clock.wall_us(), ONE, TIMEOUT_MS, ((0, b"v"),))
+            made = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
+            plan = node.hints.plans.write_plan(made.table_id, made.token, ONE)
+            return [node.hints.leave(made, plan.epoch, plan.targets[:1]) for _ in range(3)]
+
+        disabled = (node.hints, "policy", HintPolicy(enabled=False))
+        for takes in (refuse, take):
+            stub = SimpleNamespace(write_records=takes, records=store.records, synced=store.synced)
+            with replaced(disabled, (node.hints.store, "_store", stub)):
+                found = town.finish(town.begin(1, lambda _node: leave_three())).value
+            assert all((left.kept, left.whole) == (0, False) for left in found)
+            assert all(bool(left.unmarked) == (takes is refuse) for left in found)
+        # The fourth is written because the store has none yet, the others as any known ones are.
+        assert len(taken) == 1 and [left.sequence for left in found] == taken * 3
+        assert [mark.count for mark in node.hints.store.marks()] == [6]
 
 
 def test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked() -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
+from lockstep.replication.hints import REFUSED
 from lockstep.schema.model import Table
 from lockstep.schema.view_changes import CreateView
 from lockstep.schema.views import unmarking
@@ -17,7 +18,7 @@ from lockstep.sim.history import Change
 from lockstep.sim.probes import CrashRule
 from lockstep.sim.replaced import replaced
 from lockstep.storage.store import Batch, Family
-from lockstep.values.errors import Overloaded
+from lockstep.values.errors import DiskRefused
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import ALL_ROWS, ReadCommand
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -167,9 +168,6 @@ def test_view_updates_go_on_after_the_store_refused_to_forget_one() -> None:
             await asyncio.sleep(1.0 if len(held) == 1 else 0)
             await synced(sequence)
 
-        def refuse(_family: Family, _batch: Batch) -> int:
-            raise Overloaded("too much is not synced yet")
-
         # The write settles before its updates, of which there are none, are sent.
         with replaced(
             (node.view_log, "_store", SimpleNamespace(synced=slow, peek=node.view_log._store.peek))
@@ -184,6 +182,26 @@ def test_view_updates_go_on_after_the_store_refused_to_forget_one() -> None:
         assert [rows_at(town, number, "by_v") for number in (1, 2, 3)] == [1, 1, 1]
         town.until(lambda: owed(town) == 0)
         assert (node.batch_store.replayed, node.view_log.left_to_replay) == (1, 1)
+
+
+def test_a_write_whose_coordinator_keeps_no_hints_comes_to_each_replica() -> None:
+    with founded(36) as town:
+        make_view(town)
+        town.process(3).crash()
+        hints, store = town.node(1).hints, town.node(1).engine
+        stub = SimpleNamespace(write_records=refuse, records=store.records, synced=store.synced)
+        with replaced((hints.store, "_store", stub)):
+            assert town.finish(put(town, 1, b"a")).error is None
+            town.until(lambda: hints.dropped[REFUSED] > 0, 15)
+            town.wait(1)
+        assert [len(town.node(number).batch_store) for number in (1, 2)] == [1, 1]
+        town.start(3)
+        town.until(lambda: town.ready(3) and owed(town) == 0)
+        assert [rows_at(town, 3, name) for name in ("t", "by_v")] == [1, 1]
+
+
+def refuse(_family: Family, _batch: Batch) -> int:
+    raise DiskRefused("there is no more room than the reserve")
 
 
 def test_a_build_goes_on_after_a_crash() -> None:
