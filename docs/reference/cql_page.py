@@ -67,10 +67,13 @@ _DIFFERENCES = (
     "`DynamicCompositeType` of built-in types, outside the primary key; they are compared as bytes.",
 )
 _MATTERS = {
-    "cdc": "changes of the table are captured",
+    "additional_write_policy": "when a repair that a read waits for also goes to replicas that were not read",
+    "cdc": "writes with timestamps that no stream could take are refused; there is no log of changes",
     "comment": "shown by DESCRIBE and in `system_schema.tables`",
     "default_time_to_live": "of what is written without a TTL",
     "gc_grace_seconds": "how long deletions are kept, with `tombstone_gc` in mode `timeout`",
+    "read_repair": "with `BLOCKING` reads repair what replicas lack before they answer",
+    "speculative_retry": "when a read asks one more replica",
     "tombstone_gc": "`mode` is `timeout`, `repair`, `disabled` or `immediate`; "
     "`propagation_delay_in_seconds` is about `repair`",
 }
