@@ -45,6 +45,13 @@ class SoftState(msgspec.Struct, frozen=True, array_like=True):
     started_us: int = 0
     building: tuple[int, ...] = ()
 
+    def may_lack(self, view: int, since_epoch: int) -> bool:
+        """Whether it has not built a view that is there since an epoch, as far as this tells: it may not have
+        known of it yet, or had no room to name it."""
+        if self.epoch < since_epoch or view in self.building:
+            return True
+        return len(self.building) >= GOSSIP_BUILDING_MAX and view > self.building[-1]
+
 
 class Version(msgspec.Struct, frozen=True, array_like=True, order=True):
     generation: int

@@ -34,11 +34,13 @@ _PREFIX = b"view-build/"
 
 
 class Build(msgspec.Struct, frozen=True, array_like=True):
-    """How far the build of one view is on this node; `covered` are (left, right] in order, apart."""
+    """How far the build of one view is on this node; `covered` are (left, right] in order, apart. The view is
+    there since `since_epoch`, or for longer when this node heard of it late; emptying it is no beginning."""
 
     done: bool = False
     covered: tuple[tuple[int, int], ...] = ()
     partitions: int = 0
+    since_epoch: int = 0
 
 
 _DECODER = codec.decoder(Build)
@@ -81,14 +83,19 @@ class ViewBuilds:
     def _note(self, cluster: ClusterMetadata) -> None:
         """Follow the schema: views that are new here, and those that are gone."""
         before, self._schema = self._schema, cluster.schema
-        for table_id, _, now in changed(before.table_tree, cluster.schema.table_tree):
+        gone: dict[str, Build] = {}
+        for table_id, was, now in changed(before.table_tree, cluster.schema.table_tree):
             if now is None:
                 self._joined_to.pop(table_id, None)
-                if self.builds.pop(table_id, None) is not None:
+                build = self.builds.pop(table_id, None)
+                if build is not None and was is not None:
+                    gone[was.uuid] = build
                     self._forget(table_id)
             elif now.view is not None and table_id not in self.builds:
                 kept = self._engine.local_fact(_name(table_id))
-                self.builds[table_id] = _DECODER.decode(kept) if kept is not None else Build()
+                since_epoch = gone[now.uuid].since_epoch if now.uuid in gone else now.epoch
+                fresh = Build(since_epoch=since_epoch)
+                self.builds[table_id] = _DECODER.decode(kept) if kept is not None else fresh
                 if not self._is_owner():
                     self._joined_to[table_id] = None
         self._wake.set()
@@ -130,7 +137,7 @@ class ViewBuilds:
             await self._build_range(table_id, base, part)
         build = self.builds.get(table_id)
         if build is not None:
-            await self._keep(table_id, Build(True, (), build.partitions))
+            await self._keep(table_id, msgspec.structs.replace(build, done=True, covered=()))
             self._runtime.probes.reach("views.built")
 
     def _next(self, table_id: int) -> tuple[Table, Range] | None:
@@ -184,8 +191,9 @@ class ViewBuilds:
             build = self.builds.get(table_id)
             if build is None:
                 return
+            covered = joined([*build.covered, (part.left, upto)])
             seen = build.partitions + len(result.partitions)
-            await self._keep(table_id, Build(False, joined([*build.covered, (part.left, upto)]), seen))
+            await self._keep(table_id, msgspec.structs.replace(build, covered=covered, partitions=seen))
             await self._runtime.probes.linger("views.build_page")
             if end is None:
                 return

@@ -6,20 +6,23 @@ Invariant: read from what the builds themselves keep; nothing is kept here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
+from lockstep.metadata.directory import OWNING_STATES, NodeInfo
 from lockstep.node.view_builds import Build
 from lockstep.schema.model import Table
 from lockstep.schema.types import parse_uuid
 from lockstep.server.samples import Sample
 from lockstep.server.virtual_rows import VirtualRow
-from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
 
+STARTED: Final = "STARTED"
+SUCCESS: Final = "SUCCESS"
+UNKNOWN: Final = "UNKNOWN"
 IN_PROGRESS_COLUMNS = (
     "keyspace_name text; view_name text; start_token text; end_token text; last_token text; keys_built bigint"
 )
@@ -48,7 +51,8 @@ def build_warning(node: Node, table: Table) -> str:
     """What clients are told that read a view which some node is still building; else empty."""
     if table.view is None:
         return ""
-    if not any(table.id in ids for ids in _building(node).values()):
+    build = node.view_builds.builds.get(table.id)
+    if build is None or all(status != STARTED for _, status in _statuses(node, table.id, build)):
         return ""
     return (
         f"Materialized view {table.keyspace}.{table.name} is still being built: rows may be missing "
@@ -58,29 +62,37 @@ def build_warning(node: Node, table: Table) -> str:
 
 def status_rows(node: Node) -> Iterator[VirtualRow]:
     """Of each view and each node, as gossip tells of the others."""
-    building = _building(node)
-    for view, _ in _builds(node):
-        for at, ids in building.items():
-            info = node.cluster.directory.by_id.get(at)
-            if info is not None:
-                yield {
-                    "keyspace_name": view.keyspace,
-                    "view_name": view.name,
-                    "host_id": parse_uuid(info.host_id),
-                    "status": "STARTED" if view.id in ids else "SUCCESS",
-                }
+    for view, build in _builds(node):
+        for info, status in _statuses(node, view.id, build):
+            yield {
+                "keyspace_name": view.keyspace,
+                "view_name": view.name,
+                "host_id": parse_uuid(info.host_id),
+                "status": status,
+            }
 
 
-def _building(node: Node) -> dict[NodeId, Collection[int]]:
-    """Node -> views that it has not built, as far as it was heard of."""
-    found: dict[NodeId, Collection[int]] = {}
-    for other in node.cluster.directory.present_ids:
-        known = node.gossip.known(other)
-        if other == node.node_id:
-            found[other] = node.view_builds.lacking()
-        elif known is not None:
-            found[other] = known.state.building
-    return found
+def _statuses(node: Node, view_id: int, build: Build) -> Iterator[tuple[NodeInfo, str]]:
+    lacking = node.view_builds.lacking()
+    for at in node.cluster.directory.present_ids:
+        info = node.cluster.directory.by_id[at]
+        if at == node.node_id:
+            yield info, STARTED if view_id in lacking else SUCCESS
+        else:
+            yield info, _status_there(node, info, view_id, build.since_epoch)
+
+
+def _status_there(node: Node, info: NodeInfo, view_id: int, since_epoch: int) -> str:
+    """A node that is dead keeps what it last said. Of one that was so before this node's start nothing may be
+    known, and rows that it alone has cannot be read from the base either: nobody is warned of that."""
+    known = node.gossip.known(info.id)
+    if known is not None:
+        # Who has no data of its own yet gets views with the ranges, however old what it said is.
+        since = since_epoch if info.state in OWNING_STATES else 0
+        return STARTED if known.state.may_lack(view_id, since) else SUCCESS
+    if info.state not in OWNING_STATES:
+        return SUCCESS
+    return STARTED if node.liveness.alive(info.id) else UNKNOWN
 
 
 def view_samples(node: Node) -> Iterator[Sample]:

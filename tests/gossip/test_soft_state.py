@@ -22,6 +22,7 @@ from lockstep.gossip.soft_state import (
 )
 from lockstep.values.codec import encode
 from lockstep.values.limits import (
+    GOSSIP_BUILDING_MAX,
     GOSSIP_DIGESTS_MAX,
     GOSSIP_PARTNERS_MAX,
     GOSSIP_REFRESH_ROUNDS,
@@ -248,3 +249,12 @@ def test_what_no_node_can_have_said_is_not_kept_and_nobody_is_silenced_by_it(
     made.told((Told(2, Version(3, 1), SoftState(ready=True)),), 3.0)
     known = made[2]
     assert known is not None and known.state.ready
+
+
+def test_a_view_counts_as_built_only_where_it_was_known_and_had_room_to_be_named() -> None:
+    said = SoftState(epoch=7, building=(3, 5))
+    assert [said.may_lack(view, 7) for view in (2, 3, 4, 5, 6)] == [False, True, False, True, False]
+    assert said.may_lack(6, 8), "it knew of no such view"
+    full = SoftState(epoch=7, building=tuple(range(10, 10 + GOSSIP_BUILDING_MAX)))
+    last = full.building[-1]
+    assert [full.may_lack(view, 7) for view in (9, 10, last, last + 1)] == [False, True, True, True]

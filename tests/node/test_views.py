@@ -10,8 +10,9 @@ import msgspec
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.replication.hints import REFUSED
+from lockstep.schema.changes import EmptyTable
 from lockstep.schema.model import Table
-from lockstep.schema.view_changes import CreateView
+from lockstep.schema.view_changes import AlterView, CreateView
 from lockstep.schema.views import unmarking
 from lockstep.sim.door import mutation_for
 from lockstep.sim.history import Change
@@ -223,3 +224,24 @@ def test_a_build_goes_on_after_a_crash() -> None:
 def done(town: Town, number: int) -> bool:
     builds = town.node(number).view_builds.builds
     return bool(builds) and all(build.done for build in builds.values())
+
+
+def test_a_view_is_as_old_as_its_beginning_whatever_is_done_to_it() -> None:
+    with founded(37) as town:
+        make_view(town)
+        began = town.newest.epoch
+        town.until(lambda: all(done(town, number) for number in (1, 2, 3)))
+        for change in (
+            AlterView("ks", "by_v", (("comment", "altered"),)),
+            EmptyTable("ks", "t"),
+            AlterView("ks", "by_v", (("comment", "again"),)),
+        ):
+            assert town.finish(town.submit(1, ChangeSchema(change))).error is None
+        town.agreed(1, 2, 3)
+        town.until(lambda: all(done(town, number) for number in (1, 2, 3)))
+        town.process(2).crash()
+        town.start(2)
+        town.until(lambda: town.ready(2))
+        for number in (1, 2, 3):
+            (build,) = town.node(number).view_builds.builds.values()
+            assert build.done and build.since_epoch == began

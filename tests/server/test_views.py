@@ -81,7 +81,7 @@ def test_who_reads_a_view_that_is_being_built_is_warned(three: Nodes, session: S
     _eventually(lambda: _rows(session, built), [("by_v",)])
     nodes = [member.node for member in three.members]
     _eventually(lambda: all(one.done for node in nodes for one in node.view_builds.builds.values()), True)
-    assert not session.execute("SELECT * FROM by_v").response_future.warnings
+    _eventually(lambda: bool(session.execute("SELECT * FROM by_v").response_future.warnings), False)
     for node in nodes:
         view = node.cluster.schema.table(session.keyspace, "by_v")
         assert view is not None
