@@ -261,6 +261,7 @@ class Parts(MetadataParts):
             self.catch_up.reach,
             throughput_bytes_s=settings.throughput_bytes_s,
             file_bytes=settings.file_bytes,
+            log=self.log,
         )
         self.stream_client = StreamClient(self.runtime, self.internode, self.engine, self.guards)
 

@@ -1,7 +1,8 @@
 """Building the files of large streams in helper processes, from the store's content fixed on disk.
 
 Invariants. Stretches follow each other without gaps and end at tokens, so no partition is in two of them.
-What is fixed for a stream is removed when the stream ends, or at the node's next start.
+What is fixed for a stream is removed when the stream has ended and no helper works for it any more, or at the
+node's next start.
 """
 
 from __future__ import annotations
@@ -46,10 +47,17 @@ class Fixing(Protocol):
 class HelpedBuilds:
     """Whether and how this node's helpers build files."""
 
-    def __init__(self, runtime: Runtime, fixing: Fixing, file_bytes: int) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        fixing: Fixing,
+        file_bytes: int,
+        log: Callable[..., None] = lambda *_, **__: None,
+    ) -> None:
         self._runtime = runtime
         self._fixing = fixing
         self._file_bytes = file_bytes
+        self.log = log
         self._failures = 0
         #: What a stream has at least when its files are built by helpers.
         self.bytes_min = STREAM_HELPED_BYTES
@@ -107,6 +115,17 @@ class _Work:
         self.table_id = table_id
         self.from_key = from_key
         self.file_bytes = file_bytes
+        #: What waits for helpers; a helper has ended, or has nothing to do, before its task ends.
+        self.filling: dict[asyncio.Task[None], None] = {}
+
+    async def end(self) -> None:
+        """Remove what was fixed. Links may be a file's last ones by now: that takes time."""
+        if self.filling:
+            await asyncio.wait(list(self.filling))
+        try:
+            await self.content.close()
+        except DiskRefused as error:
+            self._builds.log("stream.fixed_not_removed", reason=error.message)
 
     async def build(self, lower: bytes, upper: bytes, path: str) -> tuple[FileSummary, bool]:
         """StorageError when there is no such file."""
@@ -161,8 +180,7 @@ class HelpedStretches:
         self._bytes = max(1, self._bytes + size_bytes)
 
     def close(self) -> None:
-        # Links may be a file's last ones by now: removing that takes time.
-        self._runtime.tasks.spawn(self._work.content.close(), "stream.unfix")
+        self._runtime.tasks.spawn(self._work.end(), "stream.unfix")
 
 
 #: How much wider than the one before a stretch may be: parts of a range may be almost empty.
@@ -186,11 +204,14 @@ class HelpedStretch:
         self.ended = False
 
     async def fill(self, path: str) -> tuple[FileSummary, Callable[[], Awaitable[None]]]:
-        self._filling = asyncio.current_task()
+        task = self._filling = asyncio.current_task()
+        assert task is not None, "files are filled by tasks"
+        self._work.filling[task] = None
         try:
             summary, self.ended = await self._work.build(self._lower, self._upper, path)
         finally:
             self._filling = None
+            del self._work.filling[task]
         if summary.entries:
             self._lower = summary.last_key + b"\x00"
             self._bytes += self._runtime.disk.size(path)

@@ -99,6 +99,7 @@ class StreamService:
         *,
         throughput_bytes_s: int = 0,
         file_bytes: int = STREAM_FILE_BYTES,
+        log: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
         """`throughput_bytes_s` bounds all streams of this source together; 0 is no bound."""
         self._runtime = runtime
@@ -112,7 +113,7 @@ class StreamService:
         #: Directories in which content was to be fixed.
         self._fixed = 0
         self._builds = asyncio.Semaphore(STREAM_BUILDS_AT_ONCE_MAX)
-        self.helped = HelpedBuilds(runtime, engine.fixing, file_bytes)
+        self.helped = HelpedBuilds(runtime, engine.fixing, file_bytes, log)
         self.throttle = Throttle(runtime.clock, throughput_bytes_s)
         self.counts = StreamCounts()
         #: Asked for each session; None: the store.

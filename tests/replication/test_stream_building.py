@@ -16,6 +16,7 @@ from lockstep.replication.stream_building import StreamBuild
 from lockstep.replication.stream_helped import HelpedBuilds, HelpedStretches
 from lockstep.storage import keys
 from lockstep.storage.sorted_file import FileSummary
+from lockstep.values.errors import DiskRefused
 from lockstep.values.tokens import Range
 from tests.storage.support import LossyDisk
 
@@ -241,5 +242,53 @@ def test_a_stream_that_goes_on_is_judged_by_what_is_left() -> None:
         within = keys.partition_prefix(TABLE, 951, b"k")
         assert await stretches_of(tokens, 100_000, within) is None, "less than helpers are started for"
         assert await stretches_of(tokens, 9_999) is None
+
+    run(test)
+
+
+class _Refused(_FixedAlready):
+    """Content that cannot be removed, and a helper that takes some turns to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.helpers = 0
+        self.open_at_close: list[int] = []
+
+    def order(self, lower: bytes, upper: bytes, bytes_max: int, path: str) -> bytes:
+        return b""
+
+    async def do(self, order: bytes, timeout_ms: int) -> bytes:
+        self.helpers += 1
+        try:
+            await asyncio.sleep(60)
+        finally:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            self.helpers -= 1
+        return b""
+
+    async def close(self) -> None:
+        self.open_at_close.append(self.helpers)
+        raise DiskRefused("it is in use")
+
+
+def test_what_was_fixed_is_removed_when_no_helper_has_it_open_and_a_refusal_is_told() -> None:
+    async def test() -> None:
+        content, said, disk = _Refused(), list[str](), LossyDisk()
+        runtime = msgspec.structs.replace(real_runtime(), disk=disk, helpers=content)
+        builds = HelpedBuilds(runtime, content, 1000, lambda event, **facts: said.append(f"{event} {facts}"))
+        builds.bytes_min = 10_000
+        stretches = await builds.stretches(TABLE, Range(0, 10**6), b"", 10**6, "streams/fixed")
+        assert stretches is not None
+        build = StreamBuild(runtime, "streams/out-1", stretches, asyncio.Semaphore(4))
+        build.go_on()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert content.helpers == stretches.at_once
+        build.close()
+        for _ in range(40):
+            await asyncio.sleep(0)
+        assert content.open_at_close == [0]
+        assert said == ["stream.fixed_not_removed {'reason': 'it is in use'}"]
 
     run(test)
