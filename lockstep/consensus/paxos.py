@@ -32,7 +32,7 @@ NO_BALLOT = Ballot(0, 0)
 class Proposal(msgspec.Struct, frozen=True, array_like=True):
     """`origin` is the ballot under which the value was proposed first: whoever finishes it keeps that.
     `chain`: origins of the newest decided before it, the oldest first. `value` is empty of one that is ended
-    without effect."""
+    without effect, or whose rows are where they belong; then it is in its own chain."""
 
     ballot: Ballot
     origin: Ballot
@@ -44,6 +44,9 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True):
 
     def voided(self) -> Proposal:
         return Proposal(self.ballot, self.origin, b"", self.chain)
+
+    def made_good(self) -> Proposal:
+        return Proposal(self.ballot, self.origin, b"", decided(self))
 
 
 class Acceptor(msgspec.Struct, frozen=True, array_like=True):

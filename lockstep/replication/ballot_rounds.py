@@ -18,7 +18,7 @@ from lockstep.consensus import paxos
 from lockstep.consensus.decisions import STEPS, Happened, Phase
 from lockstep.consensus.paxos import Ballot, Promises, Proposal
 from lockstep.metadata.purging import purge_before_s
-from lockstep.replication import verbs
+from lockstep.replication import past_proposals, verbs
 from lockstep.replication.ballot_messages import (
     CommitRequest,
     Place,
@@ -155,10 +155,10 @@ class Rounds:
             self.counts.finished += 1
             self.owner.reach("conditional.finishes")
             self.did("Finishing a proposal that another request left in progress")
-            proposal = self._finished(found.in_progress).under(ballot)
+            left = await self._finished(plan, found.in_progress)
             # The other one's request goes on from here: it learns of its outcome by itself.
-            if await self.accepted(plan, proposal):
-                await self.held(plan, proposal, ())
+            if left is not None and await self.accepted(plan, left.under(ballot)):
+                await self.held(plan, left.under(ballot), ())
             self.goes(Happened.AGAIN)
             return None
         results = [reply.result for reply in canvass.granted.values()]
@@ -166,7 +166,7 @@ class Rounds:
             self.goes(Happened.LACKING)
             if self._is_past(found.committed):
                 self.owner.reach("conditional.past")
-                await self._made_good(command, results)
+                await self.made_good(command, results)
             elif not await self._brought(plan, found.committed, found.lacking, states):
                 self.goes(Happened.AGAIN)
                 return None
@@ -180,20 +180,22 @@ class Rounds:
         self.did("Bringing replicas the last decision, which they missed")
         return await self.held(plan, decided, [node for node in voters if node not in lacking_])
 
-    async def _made_good(self, command: ReadCommand, results: Sequence[ReadResult]) -> None:
+    async def made_good(self, command: ReadCommand, results: Sequence[ReadResult]) -> None:
+        """Have what was read held by a quorum."""
         try:
             await self.show(command, results)
         except (WriteTimeout, WriteFailure):
             raise self.late(0) from None
 
-    def _finished(self, left: Proposal) -> Proposal:
-        """What is to be decided of a proposal that was left in progress: without its effect, when a later
-        deletion may be purged, or others may have forgotten that they decided against it."""
-        forgotten_s = self._now_s() - BALLOTS_KEPT_S + BALLOT_BROUGHT_S
-        if left.origin.time_us // 1_000_000 < forgotten_s or self._is_past(left):
+    async def _finished(self, plan: Plan, left: Proposal) -> Proposal | None:
+        """What is to be decided of a proposal that was left in progress: without its effect, when others may
+        have forgotten that they decided against it, or a later deletion may be purged; None: begin again."""
+        if not left.value:
+            return left
+        if left.origin.time_us // 1_000_000 < self._now_s() - BALLOTS_KEPT_S + BALLOT_BROUGHT_S:
             self.owner.reach("conditional.voids")
             return left.voided()
-        return left
+        return await past_proposals.ended(self, plan, left, self._now_s()) if self._is_past(left) else left
 
     def _is_past(self, proposal: Proposal) -> bool:
         """Whether a later deletion of what was proposed may be purged already, or while this goes on: brought

@@ -76,6 +76,13 @@ def test_the_fate_of_a_proposal_of_ones_own(chain: tuple[int, ...], expected: Fa
     assert paxos.fate(own(5, 1, 2), committed) is expected
 
 
+def test_whose_rows_are_made_good_counts_as_decided() -> None:
+    made_good = own(5, 1, 2).under(ballot(9)).made_good()
+    assert (made_good.ballot, made_good.origin, made_good.value) == (ballot(9), ballot(5), b"")
+    assert paxos.decided(made_good) == (ballot(1), ballot(2), ballot(5))
+    assert paxos.fate(own(5, 1, 2), made_good) is Fate.DECIDED
+
+
 def test_what_is_ended_without_effect_counts_as_never_decided() -> None:
     voided = own(5, 1, 2).under(ballot(9)).voided()
     assert voided.ballot == ballot(9) and voided.origin == ballot(5)

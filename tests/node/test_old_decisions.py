@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 from lockstep.consensus.paxos import Ballot, Proposal
 from lockstep.node.node import Node
 from lockstep.replication.ballot_messages import CommitRequest, Place, ProposeRequest
 from lockstep.replication.ballot_rounds import Patience
 from lockstep.replication.conditional import Decision
 from lockstep.values.codec import encode
-from lockstep.values.errors import StaleEpoch
+from lockstep.values.errors import StaleEpoch, Unavailable
 from lockstep.values.ids import MUTATION_ID_BYTES, Consistency
-from lockstep.values.limits import PURGE_AGE_S_MIN
+from lockstep.values.limits import BALLOT_BROUGHT_S, PURGE_AGE_S_MIN
 from lockstep.values.rows import ALL_ROWS, Cell, Deletion, Liveness, Mutation, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import token_of
-from tests.node.support import Town
+from tests.node.support import Outcome, Town
 from tests.node.test_purging import GRACE_S, now_s, pairs, purging_town
 from tests.node.test_repairs import NODES, done, table_id, write
 
 KEY = 7
 NAME = KEY.to_bytes(4, "big")
 PATIENCE = Patience(5000, 5000)
-SERIAL, QUORUM = Consistency.SERIAL, Consistency.QUORUM
+SERIAL, QUORUM, ONE = Consistency.SERIAL, Consistency.QUORUM, Consistency.ONE
 
 
 def command(town: Town) -> ReadCommand:
@@ -51,11 +54,34 @@ def insert(town: Town, number: int) -> None:
     done(town, town.begin(number, work))
 
 
-def rows_seen(town: Town, number: int) -> int:
-    async def work(node: Node) -> ReadResult:
-        return await node.conditionals.read(command(town), SERIAL, PATIENCE)
+def reading(town: Town) -> Callable[[Node], Coroutine[Any, Any, ReadResult]]:
+    return lambda node: node.conditionals.read(command(town), SERIAL, PATIENCE)
 
-    return sum(len(partition.rows) for partition in done(town, town.begin(number, work)).partitions)
+
+def rows_seen(town: Town, number: int) -> int:
+    result = done(town, town.begin(number, reading(town)))
+    return sum(len(partition.rows) for partition in result.partitions)
+
+
+def rows_at(town: Town, number: int) -> int:
+    """What a node has by itself."""
+    result = done(town, town.begin(number, lambda node: node.engine.read(command(town))))
+    return sum(len(partition.rows) for partition in result.partitions)
+
+
+def away(town: Town, number: int) -> None:
+    """Stop a node, until the others take it for dead."""
+    town.process(number).crash()
+    node_id = int(town.node(number).node_id)
+    others = [town.node(other) for other in NODES if other != number]
+    town.until(lambda: not any(node.liveness.alive(node_id) for node in others))
+
+
+def back(town: Town, number: int) -> None:
+    town.start(number)
+    town.until(lambda: town.ready(number))
+    node_id = int(town.node(number).node_id)
+    town.until(lambda: all(town.node(other).liveness.alive(node_id) for other in NODES))
 
 
 def test_what_was_deleted_and_purged_since_does_not_return() -> None:
@@ -82,8 +108,9 @@ def proposed(town: Town) -> tuple[Place, Proposal]:
     return Place(asked.table_id, asked.right, NAME), Proposal(at, at, encode(inserted(asked, at_us)))
 
 
-def accept(town: Town, number: int) -> int:
-    """As if a coordinator had died when one replica had accepted; the time of the ballot."""
+def accept(town: Town, *numbers: int, committed: int = 0) -> int:
+    """As if a coordinator had died when some replicas had accepted, and perhaps one knew that this decided;
+    the time of the ballot."""
     place, proposal = proposed(town)
 
     async def work(node: Node) -> None:
@@ -91,8 +118,60 @@ def accept(town: Town, number: int) -> int:
         reply = await node.conditionals.ballots.answer(ProposeRequest(epoch, epoch, place, proposal))
         assert reply.accepted
 
-    done(town, town.begin(number, work))
+    async def commit(node: Node) -> None:
+        epoch = node.cluster.epoch
+        await node.conditionals.ballots.answer(CommitRequest(epoch, epoch, place, proposal))
+
+    for number in numbers:
+        done(town, town.begin(number, work))
+    if committed:
+        done(town, town.begin(committed, commit))
     return proposal.origin.time_us
+
+
+def begin_lock(town: Town, number: int) -> Outcome:
+    """Insert where nothing is: whether it was."""
+
+    def decide(found: ReadResult, at_us: int) -> Decision:
+        is_free = not any(partition.rows for partition in found.partitions)
+        return Decision(inserted(asked, at_us) if is_free else None, is_free)
+
+    asked = command(town)
+
+    async def work(node: Node) -> bool:
+        place = Place(asked.table_id, asked.right, NAME)
+        return bool(await node.conditionals.write(place, asked, decide, SERIAL, ONE, PATIENCE))
+
+    return town.begin(number, work)
+
+
+def lock_what_one_replica_alone_knows_to_be_locked() -> None:
+    """Its client was told so, at level ONE."""
+    with purging_town(PURGE_AGE_S_MIN) as town:
+        accept(town, *NODES, committed=1)
+        away(town, 1)
+        town.wait(BALLOT_BROUGHT_S + 5)
+        assert isinstance(town.finish(begin_lock(town, 2)).error, Unavailable)
+        assert [rows_at(town, number) for number in (2, 3)] == [0, 0], "its value is brought to nobody"
+        back(town, 1)
+        assert not done(town, begin_lock(town, 2))
+        # Others know it now, too.
+        away(town, 1)
+        assert not done(town, begin_lock(town, 3))
+        assert rows_seen(town, 2) == 1
+        back(town, 1)
+
+
+def test_what_one_replica_alone_knows_to_be_decided_stays_so() -> None:
+    lock_what_one_replica_alone_knows_to_be_locked()
+
+
+def test_what_no_replica_knows_to_be_decided_ends_without_effect() -> None:
+    with purging_town(PURGE_AGE_S_MIN) as town:
+        accept(town, *NODES)
+        town.wait(BALLOT_BROUGHT_S + 5)
+        assert rows_seen(town, 2) == 0
+        assert done(town, begin_lock(town, 2))
 
 
 def leave_undecided_what_is_deleted_and_purged() -> None:
@@ -105,13 +184,16 @@ def leave_undecided_what_is_deleted_and_purged() -> None:
         assert [pairs(town, number) for number in NODES] == [1, 1, 2], "that is too young"
         town.wait(PURGE_AGE_S_MIN)
         assert [pairs(town, number) for number in NODES] == [0, 0, 1], "the ballot is left"
-        town.process(2).crash()
-        assert rows_seen(town, 1) == 0
+        away(town, 2)
+        assert isinstance(town.finish(town.begin(3, reading(town))).error, Unavailable), "node 2 may know"
+        back(town, 2)
         assert rows_seen(town, 3) == 0
+        away(town, 2)
+        assert rows_seen(town, 1) == 0
         # It holds nobody up.
         insert(town, 1)
         assert rows_seen(town, 3) == 1
-        town.start(2)
+        back(town, 2)
 
 
 def test_what_was_left_undecided_does_not_return() -> None:

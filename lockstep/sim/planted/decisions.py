@@ -11,6 +11,7 @@ from lockstep.consensus import paxos
 from lockstep.consensus.paxos import Acceptor, Fate, Proposal
 from lockstep.node import work as work_module
 from lockstep.replication import ballot_rounds as rounds_module
+from lockstep.replication import past_proposals
 from lockstep.replication.ballots import BallotService
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
@@ -59,7 +60,20 @@ def _fate_unheard() -> contextlib.AbstractContextManager[None]:
 
 def _past_finished() -> contextlib.AbstractContextManager[None]:
     """What was left in progress is finished as it is, however old."""
-    return replaced((rounds_module.Rounds, "_finished", lambda self, left: left))
+
+    async def finished(self: Any, plan: Any, left: Proposal) -> Proposal:
+        return left
+
+    return replaced((rounds_module.Rounds, "_finished", finished))
+
+
+def _past_voided() -> contextlib.AbstractContextManager[None]:
+    """An old proposal is ended without effect whoever knows it as decided."""
+
+    async def ended(rounds: Any, plan: Any, left: Proposal, now_s: int) -> Proposal:
+        return left.voided()
+
+    return replaced((past_proposals, "ended", ended))
 
 
 def _one_voter() -> contextlib.AbstractContextManager[None]:
@@ -86,4 +100,5 @@ DECISIONS = (
 DIRECTED = (
     Planted("ballots_not_moved", "new replicas do not know of ballots", "lwt", _ballots_not_moved),
     Planted("past_finished", "what was deleted and purged returns", "lwt", _past_finished),
+    Planted("past_voided", "one lock is granted twice", "lwt", _past_voided),
 )
