@@ -27,6 +27,7 @@ from lockstep.replication.handshake import Address
 from lockstep.replication.speculation import Policy, policy_of
 from lockstep.schema.model import Replication, Table
 from lockstep.schema.table_options import option
+from lockstep.schema.views import views_of
 from lockstep.topology.running import passing
 from lockstep.values.errors import InvalidRequest, Unavailable
 from lockstep.values.ids import Consistency, NodeId
@@ -185,7 +186,7 @@ class TablePlacement:
     ) -> None:
         #: Of the metadata value.
         self.epoch = epoch
-        #: When the table or its keyspace last changed.
+        #: When the table, one of its views or its keyspace last changed.
         self.changed_epoch = changed_epoch
         self.replication = replication
         self.ring = ring
@@ -239,7 +240,9 @@ class PlanBook:
             return None
         keyspace = cluster.schema.by_name[table.keyspace]
         ring = cluster.placements.ring(keyspace.replication)
-        changed_epoch = max(table.epoch, keyspace.epoch)
+        # Who applies a write without knowing of a view derives nothing for it, and tells nobody what is gone.
+        views = (view.epoch for view in views_of(cluster.schema, table))
+        changed_epoch = max(table.epoch, keyspace.epoch, *views)
         found = TablePlacement(cluster.epoch, changed_epoch, keyspace.replication, ring, table)
         self._tables[table_id] = found
         return found

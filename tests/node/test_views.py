@@ -31,18 +31,18 @@ ALL = Consistency.ALL
 KEY = ("v", "pk", "ck")
 
 
-def begin_view(town: Town) -> Outcome:
+def begin_view(town: Town, name: str = "by_v", key: tuple[str, ...] = KEY) -> Outcome:
     change = CreateView(
         "ks",
-        "by_v",
+        name,
         "00000000-0000-4000-8000-000000000002",
         "ks",
         "t",
         (),
-        KEY[:1],
-        KEY[1:],
-        not_null=KEY,
-        where=" AND ".join(f"{column} IS NOT NULL" for column in KEY),
+        key[:1],
+        key[1:],
+        not_null=key,
+        where=" AND ".join(f"{column} IS NOT NULL" for column in key),
     )
     return town.submit(1, ChangeSchema(change))
 
@@ -125,7 +125,8 @@ def rows_at(town: Town, number: int, name: str) -> int:
         table = node.cluster.schema.table("ks", name)
         assert table is not None
         result = await node.engine.read(_everything(table))
-        return sum(len(partition.rows) for partition in result.partitions)
+        rows = (row for partition in result.partitions for row in partition.rows)
+        return sum(row.liveness is not None or bool(row.cells) for row in rows)
 
     return int(town.finish(town.begin(number, work)).value)
 
@@ -203,6 +204,28 @@ def test_a_write_whose_coordinator_keeps_no_hints_comes_to_each_replica() -> Non
 
 def refuse(_family: Family, _batch: Batch) -> int:
     raise DiskRefused("there is no more room than the reserve")
+
+
+def test_what_is_gone_is_told_to_a_view_that_a_replica_has_not_heard_of() -> None:
+    """Others have built it from what they had; the late one would tell its pair neither row nor deletion."""
+
+    async def delete(node: Node) -> None:
+        change = Change("t", b"a", node.runtime.clock.wall_us(), ALL, TIMEOUT_MS, delete_partition=True)
+        mutation = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
+        await node.coordinator.write(mutation, Consistency.QUORUM, TIMEOUT_MS)
+
+    with founded(38) as town:
+        assert town.finish(put(town, 1, b"a")).error is None
+        late = town.node(3).state
+        late.hold_at(late.epoch)
+        begin_view(town, "by_ck", ("ck", "pk"))
+        town.until(lambda: all(done(town, number) for number in (1, 2)))
+        assert town.finish(town.begin(1, delete)).error is None
+        town.wait(2)
+        late.hold_at(None)
+        town.until(lambda: done(town, 3) and owed(town) == 0)
+        town.wait(10)
+        assert [rows_at(town, number, name) for number in (1, 2, 3) for name in ("t", "by_ck")] == [0] * 6
 
 
 def test_a_build_goes_on_after_a_crash() -> None:
