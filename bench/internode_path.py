@@ -24,9 +24,10 @@ from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup,
 from lockstep.replication import verbs
 from lockstep.replication.coordinator import Coordinator
 from lockstep.replication.handshake import Hello, PeerInfo
-from lockstep.replication.internode import Internode, Respond
+from lockstep.replication.internode import Internode
 from lockstep.replication.messages import WriteReply, WriteRequest
 from lockstep.replication.replica import ReplicaService
+from lockstep.replication.responding import Respond
 from lockstep.runtime.real import real_runtime, run
 from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Replication, Table, keyspace_of, schema_of
 from lockstep.values.codec import encode

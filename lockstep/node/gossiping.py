@@ -17,7 +17,8 @@ from lockstep.node.liveness import Liveness
 from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
 from lockstep.replication.handshake import Address, PeerInfo
-from lockstep.replication.internode import Internode, Respond
+from lockstep.replication.internode import Internode
+from lockstep.replication.responding import Respond
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.compatibility import CASSANDRA_RELEASE

@@ -21,7 +21,8 @@ from lockstep.node.messages import Answers, AskForMe, Ping
 from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
-from lockstep.replication.internode import Internode, Respond
+from lockstep.replication.internode import Internode
+from lockstep.replication.responding import Respond
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError

@@ -308,6 +308,7 @@ class Node(Parts):
             address=network.address,
             port=network.internode_port,
             replaces=self.configuration.cluster.replaces,
+            takes_shared=True,
         )
 
     def _accept(self, hello: Hello) -> str | None:

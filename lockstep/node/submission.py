@@ -20,7 +20,8 @@ from lockstep.node.metadata_state import MetadataState
 from lockstep.node.processors.base import Processor
 from lockstep.replication import verbs
 from lockstep.replication.handshake import Address
-from lockstep.replication.internode import Internode, Respond
+from lockstep.replication.internode import Internode
+from lockstep.replication.responding import Respond
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import (

@@ -15,7 +15,8 @@ import msgspec
 from lockstep.replication import verbs
 from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.hints import Hints
-from lockstep.replication.internode import Internode, Respond
+from lockstep.replication.internode import Internode
+from lockstep.replication.responding import Respond
 from lockstep.replication.unacknowledged import Settled, Unacknowledged
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError

@@ -24,8 +24,9 @@ from lockstep.replication.batch_records import (
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.hint_store import RecordStore
 from lockstep.replication.hints import EXPIRED, OUTLIVED, Hints
-from lockstep.replication.internode import Internode, Respond
+from lockstep.replication.internode import Internode
 from lockstep.replication.owed import begin_owed
+from lockstep.replication.responding import Respond
 from lockstep.replication.writes import Writes
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.store import Batch, Family, Operation

@@ -7,6 +7,7 @@ frame nothing more is read; what one loop tick sends goes out in one write.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from lockstep.replication import verbs
@@ -68,10 +69,14 @@ class Connection(asyncio.Protocol):
         #: Small replies of this tick: (verb, body) -> streams.
         self._replies: dict[tuple[int, bytes], list[int]] = {}
         self._out_bytes = 0
+        #: Has more to send in this tick, and is asked for it before the write.
+        self._before_flush: Callable[[], None] | None = None
         self._paused = False
         self._reason = "closed by the other side"
         #: Identity from the handshake; None until it succeeded.
         self.peer: PeerInfo | None = None
+        #: Whether it takes several requests in one frame, by its handshake.
+        self.takes_shared = False
         #: Highest epoch this connection's peer has shown.
         self.peer_epoch = 0
         #: Highest epoch seen here that this node had applied by then: of such nothing is to be told.
@@ -162,10 +167,18 @@ class Connection(asyncio.Protocol):
         """Queue a whole frame for this tick's write; a closed connection drops it."""
         if self.closed:
             return
-        if not self._out and not self._replies:
+        if not self._out and not self._replies and self._before_flush is None:
             self._loop.call_soon(self.flush)
         self._out.append(frame)
         self._out_bytes += len(frame)
+
+    def before_flush(self, ask: Callable[[], None]) -> None:
+        """Call `ask` once, before what this tick sends is written."""
+        if self.closed:
+            return
+        if not self._out and not self._replies:
+            self._loop.call_soon(self.flush)
+        self._before_flush = ask
 
     def reply_raw(self, verb: int, stream: int, body: bytes, content: FileReply) -> None:
         """Queue a reply and the part of a file behind it."""
@@ -188,16 +201,24 @@ class Connection(asyncio.Protocol):
         if len(body) > SHARED_BODY_BYTES_MAX:
             self.send(encode_frame(verb, stream, self._owner.epoch(), REPLY, body))
             return
+        self.reply_all(verb, (stream,), body)
+
+    def small(self, body: bytes) -> bool:
+        """Whether replies with this body share frames."""
+        return len(body) <= SHARED_BODY_BYTES_MAX
+
+    def reply_all(self, verb: int, streams: Sequence[int], body: bytes) -> None:
+        """As `reply` with a small body, to the requests of several streams."""
         if self.closed:
             return
-        if not self._out and not self._replies:
+        if not self._out and not self._replies and self._before_flush is None:
             self._loop.call_soon(self.flush)
-        streams = self._replies.get((verb, body))
-        if streams is None:
-            self._replies[verb, body] = [stream]
+        crowd = self._replies.get((verb, body))
+        if crowd is None:
+            self._replies[verb, body] = list(streams)
         else:
-            streams.append(stream)
-        self._out_bytes += REPLY_BYTES
+            crowd.extend(streams)
+        self._out_bytes += REPLY_BYTES * len(streams)
 
     def _frame_replies(self) -> None:
         replies, self._replies = self._replies, {}
@@ -213,6 +234,9 @@ class Connection(asyncio.Protocol):
         """Write what is queued, unless something is in the way that calls again."""
         if self._paused or self._transport is None or self._raw_out.busy:
             return
+        if self._before_flush is not None:
+            self._before_flush()
+            self._before_flush = None
         if self._replies:
             self._frame_replies()
         if not self._out:
@@ -258,6 +282,7 @@ class Connection(asyncio.Protocol):
 
     def _forget(self) -> None:
         self._out = []
+        self._before_flush = None
         self._replies = {}
         self._raw_out.stop()
         self._raw_in.stop()

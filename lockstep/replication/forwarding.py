@@ -17,10 +17,11 @@ from lockstep.replication import verbs
 from lockstep.replication.deadlines import Deadlines
 from lockstep.replication.error_bodies import decode_error, encode_error
 from lockstep.replication.handshake import Address, PeerInfo
-from lockstep.replication.internode import Internode, Respond
+from lockstep.replication.internode import Internode
 from lockstep.replication.messages import WriteReply, WriteRequest
 from lockstep.replication.plans import Target
 from lockstep.replication.replica import ReplicaService
+from lockstep.replication.responding import Respond
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError, NodeExcluded, PeerError, PeerTimeout, PeerUnreachable

@@ -20,7 +20,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
     `replaces` is the id of the dead node whose place the sender is to take, maybe at its address; else 0.
     `purpose` is free text for logs ("node", "cli"). `address` and `port` are where the sender listens
-    for other nodes and name it in fault tests.
+    for other nodes and name it in fault tests. `takes_shared`: it serves several requests in one frame;
+    nodes of older versions do not say so.
     """
 
     protocol_version: int
@@ -33,6 +34,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     port: int
     purpose: str = "node"
     replaces: int = 0
+    takes_shared: bool = False
 
     @property
     def endpoint(self) -> Address:

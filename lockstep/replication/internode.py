@@ -11,18 +11,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
 from lockstep.replication.error_bodies import encode_error
-from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, Envelope, encode_frame
+from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, SHARED, Envelope, encode_frame
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of, refusal
-from lockstep.replication.lanes import Lanes, answer_raw
+from lockstep.replication.lanes import Lanes
 from lockstep.replication.peer import HELLO_DECODER, Link, Peer
-from lockstep.replication.raw_bytes import FileReply
+from lockstep.replication.responding import Respond
 from lockstep.replication.rivals import conflict
-from lockstep.replication.services import Service, Services
+from lockstep.replication.services import Services
+from lockstep.replication.serving import report, serve_later, serve_shared
+from lockstep.replication.shared_requests import SHARED_REQUEST_BYTES_MAX
 from lockstep.replication.shut_out import NOBODY, kept_from, muted
 from lockstep.replication.waiters import CallbackWaiter, FutureWaiter, Waiter
 from lockstep.runtime.ports import Runtime, Server, Tls
@@ -51,45 +51,6 @@ class Receiver(Protocol):
 Peers = dict[Address, Peer]
 #: With the context of each one's answer.
 Targets = Sequence[tuple[Address, Any]]
-
-#: In place of a stream: whoever answers now is not heard.
-_RELEASED = -1
-
-
-class Respond(msgspec.Struct, eq=False):
-    """Answers one request, once; a call after the peer is gone is dropped."""
-
-    _node: Internode
-    _connection: Connection
-    _verb: int
-    _stream: int
-    is_open: bool = True
-
-    def __call__(self, reply: Any) -> None:
-        """Send `reply`; a LockstepError is raised at the requester."""
-        assert self.is_open, "a request is answered once"
-        self.is_open = False
-        if self._stream == _RELEASED:
-            return
-        connection = self._connection
-        connection.serving -= 1
-        if isinstance(reply, FileReply):
-            answer_raw(self._node, connection, self._verb, self._stream, reply)
-        elif isinstance(reply, LockstepError):
-            self._node.answer(connection, self._verb, self._stream, ERROR, encode_error(reply))
-        else:
-            self._node.answer(connection, self._verb, self._stream, REPLY, encode(reply))
-
-    def release(self) -> None:
-        """Nobody waits: the request no longer counts as being answered, whether or not it ever is."""
-        if self.is_open and self._stream != _RELEASED:
-            self._stream = _RELEASED
-            self._connection.serving -= 1
-
-
-async def _report(error: Exception) -> None:
-    """Let the owner of tasks hear of a defect in a handler that has no task."""
-    raise error
 
 
 class Internode(Services):
@@ -198,7 +159,8 @@ class Internode(Services):
         assert service is not None, f"verb {verb} is declared before it is sent"
         self._streams += 1
         stream = self._streams
-        frame = encode_frame(verb, stream, self.epoch(), REQUEST, body)
+        shares = service.shared is not None and len(body) <= SHARED_REQUEST_BYTES_MAX
+        frame = b"" if shares else encode_frame(verb, stream, self.epoch(), REQUEST, body)
         for address, context in targets:
             if self.shut_out.at and self.shut_out.keeps(address, verb):
                 asyncio.get_running_loop().call_soon(waiter.failed, context, kept_from(address))
@@ -208,7 +170,7 @@ class Internode(Services):
                 error = PeerUnreachable("this node's internode service is not running")
                 asyncio.get_running_loop().call_soon(waiter.failed, context, error)
             else:
-                peer.submit(stream, frame, deadline_s, waiter, context, service.reply_decoder)
+                peer.submit(stream, verb, body, frame, deadline_s, waiter, context, service.reply_decoder)
 
     def send(self, address: Address, verb: int, message: Any) -> None:
         """One-way, best effort, in order while the connection lasts."""
@@ -326,6 +288,9 @@ class Internode(Services):
             self.see_epoch(connection, envelope.epoch)
         verb, stream = envelope.verb, envelope.stream
         service = self._services.get(verb)
+        if envelope.flags & SHARED:
+            serve_shared(self, connection, peer, service, envelope)
+            return
         connection.serving += 1
         respond = Respond(self, connection, verb, 0 if envelope.flags & ONE_WAY else stream)
         if service is None or (service.fast is None and service.handler is None):
@@ -343,7 +308,7 @@ class Internode(Services):
             connection.close(f"a {verbs.NAMES.get(verb, verb)} message does not decode: {error}")
             return
         if service.fast is None:
-            work = self._serve(service, peer, request, respond)
+            work = serve_later(service, peer, request, respond)
             self.runtime.tasks.spawn(work, f"internode-{verbs.NAMES.get(verb, str(verb))}")
             return
         try:
@@ -354,23 +319,9 @@ class Internode(Services):
             respond(error)
         except Exception as error:
             # A defect: the requester gets a definite answer, and other requests keep their connection.
-            self.runtime.tasks.spawn(_report(error), f"internode-{verbs.NAMES.get(verb, str(verb))}")
+            self.runtime.tasks.spawn(report(error), f"internode-{verbs.NAMES.get(verb, str(verb))}")
             if respond.is_open:
                 respond(ServerFault(f"{verbs.NAMES.get(verb)} failed: {type(error).__name__}"))
-
-    async def _serve(
-        self, service: Service[Any, Any], peer: PeerInfo, request: Any, respond: Respond
-    ) -> None:
-        assert service.handler is not None, "an async verb has a handler"
-        try:
-            reply = await service.handler(peer, request)
-        except LockstepError as error:
-            reply = error
-        except Exception as error:
-            # A defect: the requester gets a definite answer, the task's owner gets the report.
-            respond(ServerFault(f"{verbs.NAMES.get(service.verb)} failed: {type(error).__name__}"))
-            raise
-        respond(reply)
 
     def raw_follows(self, connection: Connection, envelope: Envelope, body: bytes) -> None:
         raise FrameCorrupt("raw bytes came on a connection for requests")

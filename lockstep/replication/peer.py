@@ -27,6 +27,7 @@ from lockstep.replication.frames import (
     encode_frame,
 )
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of
+from lockstep.replication.shared_requests import SharedOut
 from lockstep.replication.waiters import RawWaiter, Waiter
 from lockstep.values.codec import UNREADABLE, decoder, encode
 from lockstep.values.errors import FrameCorrupt, HandshakeRefused, LockstepError, PeerTimeout, PeerUnreachable
@@ -55,6 +56,20 @@ class Pending(msgspec.Struct, eq=False):
     reply_decoder: msgspec.msgpack.Decoder[Any]
 
 
+def end_shared(pendings: dict[int, Pending], envelope: Envelope) -> None:
+    """Equal replies to several requests of one verb, so one decoding serves them all. One of UNREADABLE."""
+    reply = None
+    shared = SHARED_REPLY.decode(envelope.body)
+    for stream in shared.streams:
+        pending = pendings.get(stream)
+        if pending is None:
+            continue
+        if reply is None:
+            reply = pending.reply_decoder.decode(shared.body)
+        del pendings[stream]
+        pending.waiter.replied(pending.context, reply, envelope.epoch)
+
+
 class Link(enum.Enum):
     IDLE = "idle"
     CONNECTING = "connecting"
@@ -81,6 +96,7 @@ class Peer:
         self._sweep_at_s = 0.0
         self._sweeps = Sweeps()
         self._replays: list[bytes] = []
+        self._shared = SharedOut(node.epoch, self._post_shared)
 
     @property
     def info(self) -> PeerInfo | None:
@@ -91,13 +107,16 @@ class Peer:
     def submit(
         self,
         stream: int,
+        verb: int,
+        body: bytes,
         frame: bytes,
         deadline_s: float,
         waiter: Waiter,
         context: Any,
         reply_decoder: msgspec.msgpack.Decoder[Any],
     ) -> None:
-        """Send a request's frame; its end is told to `waiter`, never before this call returns."""
+        """Send a request; its end is told to `waiter`, never before this call returns. `frame` is empty when
+        it may share one with others of this turn."""
         node = self._node
         if len(self._pending) >= PEER_REQUESTS_IN_FLIGHT_MAX:
             self._refuse(waiter, context, PeerUnreachable(f"{self._name()} has too many requests in flight"))
@@ -110,10 +129,19 @@ class Peer:
             if self.link is Link.IDLE and self._clock.monotonic_s() < self._retry_at_s:
                 self._refuse(waiter, context, self._last_error)
                 return
-            self._post(stream, frame)
+            if frame:
+                self._post(stream, frame)
+            elif connection is None or self.link is not Link.OPEN or not connection.takes_shared:
+                self._post(stream, encode_frame(verb, stream, node.epoch(), REQUEST, body))
+            elif self._shared.add(verb, stream, body):
+                connection.before_flush(self._shared.post)
         self._pending[stream] = Pending(waiter, context, deadline_s, reply_decoder)
         if self._sweep is None or deadline_s < self._sweep_at_s:
             self._arm(deadline_s)
+
+    def _post_shared(self, stream: int, frame: bytes) -> None:
+        if self.link is Link.OPEN and self.address not in self._node.blocked_to:
+            self._post(stream, frame)
 
     def send_one_way(self, verb: int, body: bytes) -> None:
         """Best effort: dropped when the peer is blocked, in back-off or does not read."""
@@ -132,7 +160,7 @@ class Peer:
     def introduce(self) -> None:
         """Tell an open peer this node's present identity again (it changed since the handshake)."""
         if self.link is Link.OPEN and self._connection is not None:
-            self._connection.send(self._hello_frame())
+            self._connection.send(_hello_frame(self._node))
 
     def _post(self, stream: int, frame: bytes) -> None:
         if self.link is Link.OPEN:
@@ -169,7 +197,7 @@ class Peer:
                 )
                 assert isinstance(protocol, Connection), "the network returns the protocol it was given"
                 self._connection = protocol
-                protocol.send(self._hello_frame())
+                protocol.send(_hello_frame(self._node))
                 await self._greeted
         except LockstepError as error:
             self._attempt_failed(error)
@@ -178,10 +206,6 @@ class Peer:
                 return  # the greeting came in the very tick of the timeout
             reason = str(error) or "no answer in time"
             self._attempt_failed(PeerUnreachable(f"{self._name()} cannot be reached: {reason}"))
-
-    def _hello_frame(self) -> bytes:
-        node = self._node
-        return encode_frame(verbs.HELLO, 0, node.epoch(), REQUEST, encode(node.hello()))
 
     def _attempt_failed(self, error: LockstepError) -> None:
         self._greeted = None
@@ -228,6 +252,7 @@ class Peer:
             return
         assert hello is not None, "a hello that is not refused was decoded"
         connection.peer = peer_of(hello)
+        connection.takes_shared = hello.takes_shared
         connection.peer_epoch = envelope.epoch
         self._opened(connection)
         node.told_epoch(connection.peer, envelope.epoch)
@@ -257,7 +282,10 @@ class Peer:
             node.see_epoch(connection, envelope.epoch)
         flags = envelope.flags
         if flags & SHARED:
-            self._shared_reply(connection, envelope)
+            try:
+                end_shared(self._pending, envelope)
+            except UNREADABLE as error:
+                self._garbled(connection, envelope, error)
             return
         pending = self._pending.pop(envelope.stream, None)
         if pending is None:
@@ -282,22 +310,6 @@ class Peer:
         self._node.see_epoch(connection, envelope.epoch)
         return _announced(self._pending.pop(envelope.stream, None), body, self._name())
 
-    def _shared_reply(self, connection: Connection, envelope: Envelope) -> None:
-        """Equal replies to several requests of one verb, so one decoding serves them all."""
-        epoch, reply = envelope.epoch, None
-        try:
-            shared = SHARED_REPLY.decode(envelope.body)
-            for stream in shared.streams:
-                pending = self._pending.get(stream)
-                if pending is None:
-                    continue
-                if reply is None:
-                    reply = pending.reply_decoder.decode(shared.body)
-                del self._pending[stream]
-                pending.waiter.replied(pending.context, reply, epoch)
-        except UNREADABLE as error:
-            self._garbled(connection, envelope, error)
-
     def _garbled(self, connection: Connection, envelope: Envelope, error: Exception) -> None:
         connection.close(f"a reply to {verbs.NAMES.get(envelope.verb)} does not decode: {error}")
 
@@ -305,6 +317,7 @@ class Peer:
         if connection is not self._connection:
             return
         self._connection = None
+        self._shared.forget()
         if self._greeted is not None:
             if not self._greeted.done():
                 self._greeted.set_exception(PeerUnreachable(f"{self._name()} closed: {reason}"))
@@ -352,6 +365,7 @@ class Peer:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close("this node stops")
+        self._shared.forget()
         self.link = Link.IDLE
         pendings, self._pending = self._pending, {}
         for stream, pending in pendings.items():
@@ -361,6 +375,10 @@ class Peer:
 
     def _name(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"
+
+
+def _hello_frame(node: Internode) -> bytes:
+    return encode_frame(verbs.HELLO, 0, node.epoch(), REQUEST, encode(node.hello()))
 
 
 def _announced(pending: Pending | None, body: bytes, name: str) -> RawWaiter | None:

@@ -10,7 +10,7 @@ when all accepted under older epochs are durable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from lockstep.metadata.cluster import ClusterMetadata
@@ -18,7 +18,7 @@ from lockstep.placement.placements import ReplicaGroup
 from lockstep.replication import verbs
 from lockstep.replication.digests import reply_to
 from lockstep.replication.handshake import Address, PeerInfo
-from lockstep.replication.internode import Internode, Respond
+from lockstep.replication.internode import Internode
 from lockstep.replication.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
 from lockstep.replication.plans import PlanBook, TablePlacement
 from lockstep.replication.refusals import (
@@ -34,6 +34,7 @@ from lockstep.replication.refusals import (
     WRITE,
     Refusals,
 )
+from lockstep.replication.responding import Respond
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
@@ -88,6 +89,7 @@ class ReplicaService:
         #: Why this store can make nothing durable any more; set by the first failed sync.
         self._failed: LockstepError | None = None
         internode.register_fast(verbs.WRITE, WriteRequest, WriteReply, self._receive_write)
+        internode.register_shared(verbs.WRITE, WriteRequest, self._receive_writes)
         internode.register_fast(verbs.READ_REPAIR, WriteRequest, WriteReply, self._receive_write)
         internode.register_fast(verbs.HINT, WriteRequest, WriteReply, self._receive_write)
         internode.register_fast(verbs.READ, ReadRequest, ReadReply, self._receive_read)
@@ -99,6 +101,31 @@ class ReplicaService:
             self.write(request, respond)
         else:
             self.take(peer.endpoint, request, respond)
+
+    def _receive_writes(
+        self, peer: PeerInfo, requests: Sequence[WriteRequest], responds: Sequence[Respond]
+    ) -> None:
+        """As each received alone; what they have in common is looked up once."""
+        metadata_epoch, own = self._metadata().epoch, self._own_id()
+        table_id, placement = 0, None
+        for request, respond in zip(requests, responds, strict=True):
+            mutation, epoch = request.mutation, request.epoch
+            if mutation.table_id != table_id:
+                table_id = mutation.table_id
+                placement = self._plans.placement(table_id)
+            try:
+                if request.needs_epoch > metadata_epoch:
+                    self.take(peer.endpoint, request, respond)
+                elif placement is None or placement.changed_epoch > epoch:
+                    self.write(request, respond)  # It says what is wrong.
+                else:
+                    group = placement.group_for(mutation.token)
+                    if group.epoch > epoch or own not in group.writes:
+                        self.write(request, respond)
+                    else:
+                        self._accept(request, placement, respond)
+            except LockstepError as error:
+                respond(error)
 
     def take(self, source: Address, request: WriteRequest, respond: Callable[[Any], None]) -> None:
         """As `write`, once this node has caught up with the plan; `source` is who knows what that needs."""
@@ -143,9 +170,15 @@ class ReplicaService:
         if self._own_id() not in group.writes:
             self.refusals.refused(WRITE, NOT_REPLICA)
             raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
+        self._accept(request, placement, answer)
+
+    def _accept(
+        self, request: WriteRequest, placement: TablePlacement, answer: Callable[[Any], None]
+    ) -> None:
+        """Apply what was judged in this very step."""
         self._probes.reach("replica.write.accepted")
         first_epoch = request.first_epoch if placement.has_views else None
-        sequence = self._engine.apply(mutation, first_epoch=first_epoch)
+        sequence = self._engine.apply(request.mutation, first_epoch=first_epoch)
         self._accepted += 1
         self._probes.reach("replica.write.applied")
         self._unsynced.append((sequence, placement.epoch, answer, request))
@@ -165,17 +198,29 @@ class ReplicaService:
                     answer(error)
             else:
                 self._probes.reach("replica.write.synced")
-                reply, epoch = WriteReply(0), self._metadata().epoch
-                for _, accepted_epoch, answer, request in batch:
-                    if accepted_epoch != epoch and (refusal := self._fenced(request)) is not None:
-                        answer(refusal)
-                        continue
-                    if reply.accepted_epoch != accepted_epoch:
-                        reply = WriteReply(accepted_epoch)
-                    answer(reply)
+                self._acknowledge(batch)
             self._finished += len(batch)
             self._wake_drains()
         self._syncing = False
+
+    def _acknowledge(self, batch: Sequence[_Unsynced]) -> None:
+        """Answer durable writes: those of other nodes in crowds, for one sync has many of them."""
+        crowds: dict[int, list[Respond]] = {}
+        reply, epoch = WriteReply(0), self._metadata().epoch
+        for _, accepted_epoch, answer, request in batch:
+            if accepted_epoch != epoch and (refusal := self._fenced(request)) is not None:
+                answer(refusal)
+            elif isinstance(answer, Respond):
+                crowd = crowds.get(accepted_epoch)
+                if crowd is None:
+                    crowd = crowds[accepted_epoch] = []
+                crowd.append(answer)
+            else:
+                if reply.accepted_epoch != accepted_epoch:
+                    reply = WriteReply(accepted_epoch)
+                answer(reply)
+        for accepted_epoch, answers in crowds.items():
+            Respond.all(answers, WriteReply(accepted_epoch))
 
     def _fenced(self, request: WriteRequest) -> StaleEpoch | None:
         """The refusal of a write whose replica group changed while it was executed; None when it holds.

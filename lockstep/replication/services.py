@@ -8,24 +8,36 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import msgspec
+
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
+from lockstep.replication.shared_requests import SharedRequests
 from lockstep.values.codec import decoder
 
 if TYPE_CHECKING:
-    from lockstep.replication.internode import Respond
+    from lockstep.replication.responding import Respond
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 
 AsyncHandler = Callable[[PeerInfo, Any], Awaitable[Any]]
 FastHandler = Callable[[PeerInfo, Any, "Respond"], None]
+SharedHandler = Callable[[PeerInfo, list[Any], list["Respond"]], None]
 
 
 class Service(Generic[Q, A]):
     """One verb: how its messages decode and who answers them here."""
 
-    __slots__ = ("fast", "handler", "reply_decoder", "request_decoder", "verb")
+    __slots__ = (
+        "fast",
+        "handler",
+        "reply_decoder",
+        "request_decoder",
+        "shared",
+        "shared_decoder",
+        "verb",
+    )
 
     def __init__(self, verb: int, request_type: type[Q], reply_type: type[A]) -> None:
         self.verb = verb
@@ -33,6 +45,9 @@ class Service(Generic[Q, A]):
         self.reply_decoder = decoder(reply_type)
         self.handler: AsyncHandler | None = None
         self.fast: FastHandler | None = None
+        #: Serves several requests that came in one frame.
+        self.shared: SharedHandler | None = None
+        self.shared_decoder: msgspec.msgpack.Decoder[SharedRequests[Q]] | None = None
 
 
 class Services:
@@ -70,3 +85,15 @@ class Services:
         if verb not in self._services:
             self.declare(verb, request_type, reply_type)
         self._services[verb].fast = handler
+
+    def register_shared(
+        self,
+        verb: int,
+        request_type: type[Q],
+        handler: Callable[[PeerInfo, list[Q], list[Respond]], None],
+    ) -> None:
+        """Send small requests of `verb`, which is registered, several in a frame, and answer such frames: the
+        handler calls each `respond` once, as with `register_fast`."""
+        service = self._services[verb]
+        service.shared = handler
+        service.shared_decoder = decoder(SharedRequests[request_type])  # type: ignore[valid-type]

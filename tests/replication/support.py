@@ -112,7 +112,17 @@ class TestNode:
         self.epochs_seen: list[tuple[int, int]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.refuse: str | None = None
-        self.greeting = Hello(1, cluster_id, "test", lineage, f"host-{index}", index, self.host, self.port)
+        self.greeting = Hello(
+            1,
+            cluster_id,
+            "test",
+            lineage,
+            f"host-{index}",
+            index,
+            self.host,
+            self.port,
+            takes_shared=True,
+        )
         self.internode = self.build()
 
     def build(self) -> Internode:

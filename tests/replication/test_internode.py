@@ -11,8 +11,8 @@ from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
 from lockstep.replication.frames import REPLY, SHARED, Envelope, encode_frame
 from lockstep.replication.handshake import PeerInfo
-from lockstep.replication.internode import Respond
 from lockstep.replication.peer import Peer
+from lockstep.replication.responding import Respond
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     HandshakeRefused,

@@ -27,8 +27,9 @@ from lockstep.node.messages import (
 )
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
-from lockstep.replication.internode import Internode, Respond
+from lockstep.replication.internode import Internode
 from lockstep.replication.messages import ReadReply, ReadRequest, WriteReply, WriteRequest
+from lockstep.replication.responding import Respond
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.coordinator.history import CLUSTER_ID, CaseHistory, host_id_of, host_of
 from lockstep.sim.process import Process

@@ -1,0 +1,81 @@
+"""How what one connection brought is served: by a task of its own, or several requests in one step.
+
+Invariant: each request is answered; a defect in a handler is reported and answered, and ends nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lockstep.replication import verbs
+from lockstep.replication.connection import Connection
+from lockstep.replication.frames import Envelope
+from lockstep.replication.handshake import PeerInfo
+from lockstep.replication.responding import Respond
+from lockstep.replication.services import Service
+from lockstep.replication.shut_out import muted
+from lockstep.values.codec import UNREADABLE
+from lockstep.values.errors import LockstepError, Overloaded, ServerFault
+from lockstep.values.limits import PEER_REQUESTS_SERVED_MAX
+
+if TYPE_CHECKING:
+    from lockstep.replication.internode import Internode
+
+
+async def report(error: Exception) -> None:
+    """Let the owner of tasks hear of a defect in a handler that has no task."""
+    raise error
+
+
+async def serve_later(service: Service[Any, Any], peer: PeerInfo, request: Any, respond: Respond) -> None:
+    assert service.handler is not None, "an async verb has a handler"
+    try:
+        reply = await service.handler(peer, request)
+    except LockstepError as error:
+        reply = error
+    except Exception as error:
+        # A defect: the requester gets a definite answer, the task's owner gets the report.
+        respond(ServerFault(f"{verbs.NAMES.get(service.verb)} failed: {type(error).__name__}"))
+        raise
+    respond(reply)
+
+
+def serve_shared(
+    node: Internode,
+    connection: Connection,
+    peer: PeerInfo,
+    service: Service[Any, Any] | None,
+    envelope: Envelope,
+) -> None:
+    """Several requests in one frame, judged in one step; each has an answer of its own."""
+    verb, name = envelope.verb, verbs.NAMES.get(envelope.verb, envelope.verb)
+    if service is None or service.shared is None or service.shared_decoder is None:
+        connection.close(f"{name} messages do not share a frame")
+        return
+    try:
+        shared = service.shared_decoder.decode(envelope.body)
+    except UNREADABLE as error:
+        connection.close(f"{name} messages do not decode: {error}")
+        return
+    streams, requests = shared.streams, shared.requests
+    if len(streams) != len(requests):
+        connection.close(f"{len(requests)} {name} messages came for {len(streams)} streams")
+        return
+    node.runtime.probes.reach("internode.shared")
+    connection.serving += len(streams)
+    answers = [Respond(node, connection, verb, stream) for stream in streams]
+    refused: LockstepError | None = None
+    if node.shut_out.hosts and node.shut_out.mutes(peer, verb):
+        refused = muted(peer)
+    elif connection.serving > PEER_REQUESTS_SERVED_MAX:
+        refused = Overloaded("too many requests of this peer are being answered")
+    try:
+        if refused is None:
+            service.shared(peer, requests, answers)
+    except Exception as error:
+        node.runtime.tasks.spawn(report(error), f"internode-{name}")
+        refused = ServerFault(f"{name} failed: {type(error).__name__}")
+        answers = [answer for answer in answers if answer.is_open]
+    if refused is not None:
+        for answer in answers:
+            answer(refused)
