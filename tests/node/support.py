@@ -26,9 +26,10 @@ from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 
 
-def keyspace(name: str) -> ChangeSchema:
+def keyspace(name: str, factor: int = 3) -> ChangeSchema:
     """A change that is accepted once."""
-    return ChangeSchema(CreateKeyspace(name, (("class", "SimpleStrategy"), ("replication_factor", "3"))))
+    replication = (("class", "SimpleStrategy"), ("replication_factor", str(factor)))
+    return ChangeSchema(CreateKeyspace(name, replication))
 
 
 def table(name: str) -> ChangeSchema:

@@ -32,10 +32,10 @@ LATE = "n2"
 JOINING, LEAVING = 4, 3
 
 
-def founded(seed: int) -> Town:
+def founded(seed: int, factor: int = 3) -> Town:
     town = Town(seed)
     town.found()
-    town.finish(town.submit(1, keyspace("ks")))
+    town.finish(town.submit(1, keyspace("ks", factor)))
     columns = (
         NewColumn("pk", "blob", ColumnKind.PARTITION_KEY, 0),
         NewColumn("ck", "int", ColumnKind.CLUSTERING, 0),

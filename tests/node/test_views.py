@@ -21,8 +21,8 @@ from lockstep.sim.replaced import replaced
 from lockstep.storage.store import Batch, Family
 from lockstep.values.errors import DiskRefused
 from lockstep.values.ids import Consistency
-from lockstep.values.rows import ALL_ROWS, ReadCommand
-from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
+from lockstep.values.rows import ALL_ROWS, ReadCommand, Row
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, token_of
 from tests.node.support import Outcome, Town
 from tests.node.test_requests_while_moving import cut, founded, table_of
 
@@ -125,8 +125,7 @@ def rows_at(town: Town, number: int, name: str) -> int:
         table = node.cluster.schema.table("ks", name)
         assert table is not None
         result = await node.engine.read(_everything(table))
-        rows = (row for partition in result.partitions for row in partition.rows)
-        return sum(row.liveness is not None or bool(row.cells) for row in rows)
+        return sum(_is_live(row) for partition in result.partitions for row in partition.rows)
 
     return int(town.finish(town.begin(number, work)).value)
 
@@ -204,6 +203,73 @@ def test_a_write_whose_coordinator_keeps_no_hints_comes_to_each_replica() -> Non
 
 def refuse(_family: Family, _batch: Batch) -> int:
     raise DiskRefused("there is no more room than the reserve")
+
+
+def move_a_row_while_a_replica_is_away() -> None:
+    """What it had told its pair is told to be gone by another one: it may never be back, and who takes its
+    place gets the row as it is by then."""
+    with founded(39, factor=2) as town:
+        make_view(town)
+        key, pairs = one_of_two_pairs(town)
+        assert town.finish(put(town, 1, key)).error is None
+        town.until(lambda: owed(town) == 0)
+        only_base, only_view = pairs
+        assert rows_at(town, only_view, "by_v") == 1
+        town.process(only_base).crash()
+        (writer,) = {1, 2, 3} - {*pairs}
+
+        async def move(node: Node) -> None:
+            change = Change("t", key, node.runtime.clock.wall_us(), ALL, TIMEOUT_MS, ((0, b"w"),))
+            mutation = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
+            await node.coordinator.write(mutation, Consistency.ONE, TIMEOUT_MS)
+
+        assert town.finish(town.begin(writer, move)).error is None
+        town.wait(5)
+        keys = keys_at(town, only_view, "by_v")
+        assert b"v" not in keys, keys
+
+
+def one_of_two_pairs(town: Town) -> tuple[bytes, tuple[int, int]]:
+    """A key of the base of whose two replicas only one keeps the view's row for `v`, with those that keep but
+    one of the two."""
+    node = town.node(1)
+    view = node.cluster.schema.table("ks", "by_v")
+    assert view is not None
+
+    def replicas(table: Table, key: bytes) -> set[int]:
+        placement = node.coordinator.plans.placement(table.id)
+        assert placement is not None
+        return set(placement.group_for(token_of(key)).reads)
+
+    there = replicas(view, b"v")
+    for number in range(100):
+        key = b"k%d" % number
+        here = replicas(table_of(node), key)
+        if len(here & there) == 1:
+            (only_base,), (only_view,) = here - there, there - here
+            return key, (only_base, only_view)
+    raise AssertionError("there is no such key")
+
+
+def keys_at(town: Town, number: int, name: str) -> list[bytes]:
+    """Of the partitions in which a node has rows by itself."""
+
+    async def work(node: Node) -> list[bytes]:
+        table = node.cluster.schema.table("ks", name)
+        assert table is not None
+        result = await node.engine.read(_everything(table))
+        return [one.key for one in result.partitions if any(map(_is_live, one.rows))]
+
+    found: list[bytes] = town.finish(town.begin(number, work)).value
+    return found
+
+
+def _is_live(row: Row) -> bool:
+    return row.liveness is not None or any(cell.value is not None for cell in row.cells)
+
+
+def test_a_row_that_moves_is_gone_from_its_place_although_a_replica_is_away() -> None:
+    move_a_row_while_a_replica_is_away()
 
 
 def test_what_is_gone_is_told_to_a_view_that_a_replica_has_not_heard_of() -> None:

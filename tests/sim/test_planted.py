@@ -34,6 +34,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], None]] = {
     "past_voided": test_old_decisions.lock_what_one_replica_alone_knows_to_be_locked,
     "view_not_logged": test_node_views.lose_power_before_view_updates_are_sent,
     "view_write_not_completed": test_node_views.lose_a_coordinator_that_left_no_hint,
+    "view_dead_for_pairs": test_node_views.move_a_row_while_a_replica_is_away,
     "view_late_value_ignored": test_view_updates.tell_of_a_value_that_comes_late,
     "guards_ignored": (
         test_failed_work.test_an_effect_that_is_slow_holds_the_barrier_behind_its_session_and_is_named

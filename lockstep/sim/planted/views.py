@@ -80,5 +80,11 @@ VIEWS = (
 DIRECTED = (
     Planted("view_write_not_completed", "a replica of a base lacks a write for good", "", _not_completed),
     Planted("view_not_logged", "a view lacks a row after all nodes lost power", "", _not_logged),
+    Planted(
+        "view_dead_for_pairs",
+        "a row stays where it was while a replica of its base is away",
+        "",
+        _dead_for_pairs,
+    ),
     Planted("view_late_value_ignored", "a row is at two keys of a view", "", _late_value_ignored),
 )
