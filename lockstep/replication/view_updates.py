@@ -69,7 +69,7 @@ class ViewOf:
 
     def derived(self, before: Partition, mutation: Mutation, now_s: int) -> list[Mutation]:
         """What a replica that had `before` of the rows that a mutation touches changes in the view: each
-        mutation has dead markers alone, or none."""
+        mutation has rows that are dead alone, or none."""
         change = Partition(
             mutation.token,
             mutation.key,
@@ -220,13 +220,16 @@ class ViewOf:
 
 def for_all(mutation: Mutation) -> bool:
     """Whether all replicas of a view are to have a change that a replica of the base derived: which values of
-    the added column have lost. A replica of the view may have heard of one from another replica of the base,
-    which never hears what replaced it."""
+    the added column have lost, and which rows are gone. A replica of the view may have heard of one from
+    another replica of the base, which never hears what replaced it, or is lost; who takes its place gets
+    the base without that row, and finds nothing to tell when it hears what deleted it."""
     return any(map(_is_dead, mutation.rows))
 
 
 def _is_dead(row: Row) -> bool:
-    return bool(row.cells) and row.cells[0].column == MARKER_COLUMN and row.cells[0].value is None
+    if row.cells:
+        return row.cells[0].column == MARKER_COLUMN and row.cells[0].value is None
+    return row.deletion is not None and row.liveness is None and not row.column_deletions
 
 
 def _value_cell(row: Row | None, column: int) -> Cell | None:

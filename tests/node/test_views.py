@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import msgspec
 
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.replication.hints import REFUSED
@@ -19,8 +21,9 @@ from lockstep.sim.history import Change
 from lockstep.sim.probes import CrashRule
 from lockstep.sim.replaced import replaced
 from lockstep.storage.store import Batch, Family
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import DiskRefused
-from lockstep.values.ids import Consistency
+from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.rows import ALL_ROWS, ReadCommand, Row
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, token_of
 from tests.node.support import Outcome, Town
@@ -229,22 +232,55 @@ def move_a_row_while_a_replica_is_away() -> None:
         assert b"v" not in keys, keys
 
 
+def test_a_deleted_row_is_gone_from_a_view_although_a_replica_is_lost() -> None:
+    """Who takes its place has a base without the row, and so derives nothing from the deletion."""
+    with founded(41, factor=2) as town:
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        begin_view(town, "by_ck", ("ck", "pk"))
+        town.agreed(1, 2, 3, 4)
+        town.until(lambda: all(done(town, number) for number in (1, 2, 3, 4)))
+        node = town.node(1)
+        view = node.cluster.schema.table("ks", "by_ck")
+        assert view is not None
+        there = replicas(node, view, bytes(4))
+        keys = (b"k%d" % number for number in range(100))
+        key = next(key for key in keys if not replicas(node, table_of(node), key) & there)
+        lost, other = sorted(replicas(node, table_of(node), key))
+        assert town.finish(put(town, other, key)).error is None
+        town.until(lambda: not any(len(town.node(number).batch_store) for number in (1, 2, 3, 4)))
+        assert all(rows_at(town, number, "by_ck") == 1 for number in there)
+        town.process(lost).crash()
+
+        async def delete(node: Node) -> None:
+            change = Change("t", key, node.runtime.clock.wall_us(), ALL, TIMEOUT_MS, delete_partition=True)
+            mutation = mutation_for(change, table_of(node), node.new_mutation_id(), 1)
+            await node.coordinator.write(mutation, Consistency.ONE, TIMEOUT_MS)
+
+        assert town.finish(town.begin(other, delete)).error is None
+        gone = EnqueueRequest(OperationKind.REMOVE, NodeId(lost), actor="operator", presumed_dead=True)
+        assert town.finish(town.submit(other, gone)).error is None
+        town.until(lambda: town.state_of(lost) is NodeState.LEFT)
+        town.wait(20)
+        assert [rows_at(town, number, "by_ck") for number in {1, 2, 3, 4} - {lost}] == [0, 0, 0]
+
+
+def replicas(node: Node, table: Table, key: bytes) -> set[int]:
+    placement = node.coordinator.plans.placement(table.id)
+    assert placement is not None
+    return set(placement.group_for(token_of(key)).reads)
+
+
 def one_of_two_pairs(town: Town) -> tuple[bytes, tuple[int, int]]:
     """A key of the base of whose two replicas only one keeps the view's row for `v`, with those that keep but
     one of the two."""
     node = town.node(1)
     view = node.cluster.schema.table("ks", "by_v")
     assert view is not None
-
-    def replicas(table: Table, key: bytes) -> set[int]:
-        placement = node.coordinator.plans.placement(table.id)
-        assert placement is not None
-        return set(placement.group_for(token_of(key)).reads)
-
-    there = replicas(view, b"v")
+    there = replicas(node, view, b"v")
     for number in range(100):
         key = b"k%d" % number
-        here = replicas(table_of(node), key)
+        here = replicas(node, table_of(node), key)
         if len(here & there) == 1:
             (only_base,), (only_view,) = here - there, there - here
             return key, (only_base, only_view)
