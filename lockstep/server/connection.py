@@ -205,6 +205,7 @@ class CqlConnection(asyncio.Protocol):
         if error is None:
             self.session = Session(self._version, user=role)
             self._send(int(Opcode.AUTH_SUCCESS), stream, responses.auth_success())
+            self._end_if_answered()
             return
         if isinstance(error, LockstepError):
             self._send(_ERROR, stream, responses.error(self._version, error))
@@ -359,6 +360,8 @@ class CqlConnection(asyncio.Protocol):
 
     def _end_if_answered(self) -> None:
         if not self._finishing or self._ended or self._flow.requests or self._intake:
+            return
+        if self._login is not None and self._login.busy:
             return
         if self._outbox.half_close():
             self._ended = True

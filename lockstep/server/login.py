@@ -29,6 +29,11 @@ class Login:
         self._done = done
         self._tries = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether credentials are being looked at."""
+        return self._tries
+
     def take(self, stream: int, request: Request) -> None:
         """A request of a client that is not logged in. ProtocolViolation unless it is its credentials."""
         if not isinstance(request, AuthResponse) or self._tries:

@@ -69,12 +69,14 @@ class Outbox:
 
     def half_close(self) -> bool:
         """Write what waits and then the end of the stream: a reset, for bytes that nobody has read, could
-        overtake the last answers. False where a connection can only be closed."""
+        overtake the last answers. What is sent later goes nowhere. False where a connection can only be
+        closed."""
         transport = self.transport
         if transport is None or not transport.can_write_eof():
             return False
         self.flush()
         transport.write_eof()
+        self.transport = None
         return True
 
     def lost(self) -> None:

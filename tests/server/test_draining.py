@@ -132,6 +132,38 @@ def test_what_comes_while_a_request_is_in_flight_is_refused(
     assert (draining.state, draining.cut) == ("drained", 0)
 
 
+def test_a_client_that_is_logging_in_is_answered_and_hears_nothing_behind_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with nodes(tmp_path, 1, auth_authenticator="PasswordAuthenticator") as cluster:
+        member, held = cluster.members[0], asyncio.Event()
+        authentication, draining = member.server.authentication, member.server.draining
+        assert authentication is not None
+        login = authentication.login
+
+        async def hold(token: bytes | None) -> str:
+            await held.wait()
+            return await login(token)
+
+        monkeypatch.setattr(authentication, "login", hold)
+        with WireClient(member.address, CQL_PORT) as client:
+            client.startup()
+            client.send(Opcode.AUTH_RESPONSE, wire.auth_response(b"\0cassandra\0cassandra"), stream=7)
+            client.send(Opcode.OPTIONS, wire.options(), stream=1)
+            while not isinstance(client.response().body, wire.Supported):
+                pass  # The credentials were read before.
+            drained = asyncio.run_coroutine_threadsafe(draining.drain(60_000), cluster.loop)
+            cluster.loop.call_soon_threadsafe(held.set)
+            found = answers_until_the_end(client)
+            assert isinstance(found[7], wire.AuthSuccess)
+            connection = next(iter(member.server.connections))
+            connection.events = frozenset(["SCHEMA_CHANGE"])
+            cluster.loop.call_soon_threadsafe(member.server._broadcast, "SCHEMA_CHANGE", b"late")
+        drained.result(20)
+        assert (draining.state, draining.cut, member.server.faults) == ("drained", 0, 0)
+        assert not cluster.escaped
+
+
 @pytest.mark.cluster
 def test_a_drain_answers_what_was_sent_and_refuses_what_comes_later(tmp_path: Path) -> None:
     with busy(tmp_path) as (process, address, client, statement):
