@@ -29,7 +29,7 @@ from lockstep.local.clusters import LocalCluster
 from lockstep.sim.checkers.decisions import Decided, check_decisions
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.history import Outcome
-from lockstep.testing import Cluster
+from lockstep.testing import Cluster, Node
 
 HOME = ROOT / "build" / "proof"
 #: What there must be some of.
@@ -115,7 +115,7 @@ def load(operations: int, seed: int, level: str, skew_s: float) -> dict[str, Any
     with proof_cluster(skew_s) as cluster:
         for statement in SCHEMA:
             cluster.execute(statement)
-        faults = Faults(cluster, seed)
+        faults = Faults(cluster, seed, keep_log)
         try:
             clients += [Client(cluster, f"p{number}", seed, level) for number in range(CLIENTS)]
             while sum(client.acknowledged for client in clients) < operations:
@@ -133,22 +133,29 @@ def load(operations: int, seed: int, level: str, skew_s: float) -> dict[str, Any
             tell("reads all rows back")
             for client in clients:
                 client.ask("read back")
-            broken = faults_told(cluster)
+            for node in cluster.nodes:
+                keep_log(node)
+            broken = faults_told()
         finally:
             for client in clients:
                 client.close()
     return {"seconds": seconds, "counts": counts, "struck": faults.struck, "broken": broken}
 
 
-def faults_told(cluster: Cluster) -> list[str]:
-    """What nodes logged of defects of their own; the logs are kept."""
+def keep_log(node: Node) -> None:
+    """A node that joins later may have the name of one that has left."""
+    with (HOME / f"{node.name}.node.log").open("a") as kept:
+        kept.write(node.log_path.read_text(errors="replace"))
+
+
+def faults_told() -> list[str]:
+    """What nodes logged of defects of their own, those that have left included."""
     told: list[str] = []
-    for node in cluster.nodes:
-        shutil.copyfile(node.log_path, HOME / f"{node.name}.node.log")
-        lines = node.log_path.read_text(errors="replace").splitlines()
+    for path in sorted(HOME.glob("*.node.log")):
+        lines = path.read_text().splitlines()
         for at, line in enumerate(lines):
             if any(mark in line for mark in ("Traceback", "cql.fault", "task.fault")):
-                told += [f"{node.name}: {text}" for text in lines[max(0, at - 3) : at + FAULT_LINES]]
+                told += [f"{path.stem}: {text}" for text in lines[max(0, at - 3) : at + FAULT_LINES]]
     return told
 
 

@@ -1,7 +1,7 @@
 """What strikes the cluster of the proof, one thing after another.
 
 Invariant: after each strike every node runs again and all know it, so that the next one meets a cluster that
-works.
+works. A node that ends by itself ends the run; no node's log is lost.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 
 from lockstep.testing import Cluster, Node
 from lockstep.values.errors import LockstepError, PeerTimeout
@@ -24,8 +25,11 @@ ROUND = ("kill", "pause", "isolate", "split", "kill two", "restart", "kill all",
 
 
 class Faults:
-    def __init__(self, cluster: Cluster, seed: int) -> None:
+    """`keep_log` takes the log of a node that is about to go."""
+
+    def __init__(self, cluster: Cluster, seed: int, keep_log: Callable[[Node], None]) -> None:
         self._cluster = cluster
+        self._keep_log = keep_log
         self._draw = random.Random(seed)
         self._left: list[str] = []
         self.struck: dict[str, int] = {}
@@ -39,6 +43,9 @@ class Faults:
             name = "grow" if len(self._cluster.nodes) == 3 else "shrink"
         began_s = time.monotonic()
         getattr(self, f"_{name.replace(' ', '_')}")()
+        dead = [node.name for node in self._cluster.nodes if not node.running]
+        if dead:
+            raise LockstepError(f"{', '.join(dead)} ended without being struck, in {name!r} or before")
         self._settle()
         self.struck[name] = self.struck.get(name, 0) + 1
         seconds = time.monotonic() - began_s
@@ -133,4 +140,8 @@ class Faults:
 
     def _shrink(self) -> None:
         """A node gives its data to the others, and leaves."""
-        self._chosen()[0].decommission(OPERATION_S)
+        node = self._chosen()[0]
+        self._cluster.operate("decommission", node, OPERATION_S)
+        self._cluster.local.stop([node.name])
+        self._keep_log(node)
+        self._cluster.local.forget(node.name)
