@@ -85,12 +85,7 @@ class Silence:
 def cql_layers(rounds: int) -> dict[str, float]:
     """Decoding a request, binding it to a mutation, encoding the answer."""
     cluster = metadata([("127.0.0.1", 1), ("127.0.0.1", 2), ("127.0.0.1", 3)])
-    planned: list[Mutation] = []
-
-    ended: list[Any] = []
-
-    def write_told(mutation: Mutation, *_: Any) -> None:
-        planned.append(mutation)
+    planned: list[Mutation | None] = []
 
     runtime = real_runtime(str(SCRATCH / "layers"))
     node: Any = SimpleNamespace(
@@ -99,7 +94,6 @@ def cql_layers(rounds: int) -> dict[str, float]:
         node_id=1,
         configuration=Configuration(),
         new_mutation_id=lambda: mutation_id(1, 1, 1),
-        coordinator=SimpleNamespace(write_told=write_told),
     )
     virtual: Any = SimpleNamespace(schema=type(cluster.schema)())
     absent: Any = None
@@ -125,7 +119,7 @@ def cql_layers(rounds: int) -> dict[str, float]:
 
     def bind() -> None:
         for request in requests:
-            executor.begin_execute(session, request, ended.append)
+            planned.append(executor.plan_write(session, request))
 
     def answer() -> None:
         b"".join(

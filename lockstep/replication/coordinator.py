@@ -44,8 +44,8 @@ class Coordinator:
         #: What has been planned against the newest metadata; for all who plan requests on this node.
         self.plans = plans = PlanBook(metadata, own_id)
         self._writes = Writes(runtime, internode, plans, replica, catch_up, alive, own_id)
-        #: `begin_write` for crowds: `told` hears once, of None or the error, perhaps before the call returns.
-        self.write_told = self._writes.begin_told
+        #: `begin_write` for crowds.
+        self.begin_all = self._writes.begin_all
         self._reads = Reads(
             runtime,
             internode,

@@ -75,7 +75,7 @@ class RepairWrite(Write):
             if target.node in self._parts:
                 self._outstanding[target.node] = 1
                 if target.node == self._owner.own_id():
-                    self._apply_here(target)
+                    self.apply_here(target)
                 else:
                     self._send((target,))
         if self._retry is None and not self.done:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
 from lockstep.replication import verbs
 from lockstep.replication.base_writes import BaseWrites
 from lockstep.replication.deadlines import Deadlines
@@ -24,6 +26,7 @@ from lockstep.replication.messages import WriteReply, WriteRequest
 from lockstep.replication.notes import NOTES
 from lockstep.replication.plans import Plan, PlanBook, Target
 from lockstep.replication.replica import ReplicaService
+from lockstep.replication.serving import report
 from lockstep.replication.unacknowledged import Unacknowledged
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
@@ -35,6 +38,7 @@ from lockstep.values.errors import (
     Overloaded,
     PeerError,
     RequestError,
+    ServerFault,
     StaleEpoch,
     WriteFailure,
     WriteTimeout,
@@ -55,6 +59,14 @@ TRANSIENT = (PeerError, NotReplica, Overloaded)
 
 #: Told the end of a write: None, WriteTimeout, WriteFailure or another RequestError.
 Told = Callable[[LockstepError | None], None]
+
+
+class Begun(msgspec.Struct, frozen=True, gc=False):
+    """A write to be begun; `told` hears once of its end."""
+
+    mutation: Mutation
+    consistency: Consistency
+    told: Told
 
 
 def settle(future: asyncio.Future[None]) -> Told:
@@ -105,6 +117,8 @@ class Writes:
         self.hints: Hints | None = None
         #: Told of writes to tables with views; None: their replicas hear nothing.
         self.base_writes: BaseWrites | None = None
+        #: Gathers what is to be applied here while many are begun; None: it is applied at once.
+        self._here: list[tuple[Write, Target]] | None = None
         #: Plans that were replaced by one that differs in something that matters.
         self.replans = 0
         #: Refusals that made this node learn a newer epoch first.
@@ -146,6 +160,33 @@ class Writes:
         else:
             write = Write(self, plan, mutation, deadline_s, write_type, told)
         write.start()
+
+    def begin_all(self, writes: Sequence[Begun], timeout_ms: float) -> None:
+        """As `begin_told` of each, where what that raises is told. All are sent before one is applied."""
+        here: list[tuple[Write, Target]] = []
+        self._here = here
+        for write in writes:
+            try:
+                self.begin_told(write.mutation, write.consistency, timeout_ms, write.told)
+            except LockstepError as error:
+                write.told(error)
+            except Exception as error:
+                # A defect: its client gets a definite answer, the others' writes begin.
+                self.runtime.tasks.spawn(report(error), "write-begin")
+                write.told(ServerFault(f"the write did not begin: {type(error).__name__}"))
+        self._here = None
+        for begun, target in here:
+            try:
+                begun.apply_here(target)
+            except Exception as error:
+                self.runtime.tasks.spawn(report(error), "write-here")
+
+    def give_here(self, write: Write, target: Target) -> None:
+        """Apply a write to this node's own replica, now or once all that begin now are sent."""
+        if self._here is not None:
+            self._here.append((write, target))
+        else:
+            write.apply_here(target)
 
     def admit(self) -> None:
         """Overloaded when this node coordinates as many writes as it may, or as many bytes of them."""
@@ -258,7 +299,7 @@ class Write(Unacknowledged):
         if remote:
             self._send(remote)
         if local is not None:
-            self._apply_here(local)
+            self._owner.give_here(self, local)
 
     def _request_for(self, target: Target) -> WriteRequest:
         return self._request
@@ -272,7 +313,8 @@ class Write(Unacknowledged):
                 return
         self._owner.internode.submit_each(targets, self._verb, self._body, self.deadline_s, self)
 
-    def _apply_here(self, target: Target) -> None:
+    def apply_here(self, target: Target) -> None:
+        """Give the write to this node's own replica."""
         try:
             self._owner.replica.write(self._request_for(target), self._answered_here)
         except LockstepError as error:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
-import msgspec
-
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.compression import ALGORITHMS, LZ4
 from lockstep.cql.wire.constants import (
@@ -41,6 +39,7 @@ from lockstep.cql.wire.messages import (
 from lockstep.cql.wire.segments import SegmentReader
 from lockstep.replication.notes import NOTES
 from lockstep.server.authentication import AUTHENTICATOR
+from lockstep.server.direct_writes import DirectWrites
 from lockstep.server.execution import Answer
 from lockstep.server.flow import Flow
 from lockstep.server.greeting import endpoint_of, startup_options
@@ -51,8 +50,6 @@ from lockstep.server.permits import Session
 from lockstep.server.plan_payload import PayloadNotes, answered_payload, notes_for
 from lockstep.server.tracing import Trace
 from lockstep.values.errors import (
-    ColumnsGone,
-    InvalidRequest,
     LockstepError,
     NodeDraining,
     ProtocolViolation,
@@ -91,6 +88,7 @@ class CqlConnection(asyncio.Protocol):
         self._flow = Flow(server.load)
         self._turns = server.turns
         self._intake = Intake(server.turns, self._flow, self._received, self._end_if_answered)
+        self._writes = DirectWrites(self, self._flow, server.executor)
         self._finishing = self._ended = False  # Ended: what is read is dropped.
         self.session: Session | None = None
         self._login: Login | None = None
@@ -138,7 +136,9 @@ class CqlConnection(asyncio.Protocol):
                 data = self._segments.feed(data)
                 if not data:
                     return
-            self._intake.take(self._reader.feed(data))
+            envelopes = self._reader.feed(data)
+            with self._writes:
+                self._intake.take(envelopes)
         except EnvelopeRefused as refused:
             version = self._version if self.session is not None else VERSION_MAX
             self._send(_ERROR, refused.stream, responses.error(version, refused), version=version)
@@ -165,7 +165,8 @@ class CqlConnection(asyncio.Protocol):
                 self._handshake(envelope.version, stream, request)
             elif envelope.opcode == _EXECUTE and not envelope.flags & (FLAG_TRACING | FLAG_PAYLOAD):
                 assert isinstance(request, Execute)
-                self._execute(self.session, stream, request, len(envelope.body))
+                if not self._writes.take(self.session, stream, request, len(envelope.body)):
+                    self._spawn(self.session, stream, request, len(envelope.body))
             else:
                 self._dispatch(self.session, envelope, request)
         except LockstepError as error:
@@ -235,20 +236,6 @@ class CqlConnection(asyncio.Protocol):
             if isinstance(request, Batch):
                 self._turns.batch_begun(len(request.statements))
             self._spawn(session, stream, request, len(envelope.body), traced, notes=notes)
-
-    def _execute(self, session: Session, stream: int, request: Execute, size: int) -> None:
-        """The hot path: a prepared write of one partition needs neither a task nor a future."""
-        # Counted first, for a write that fails at once is told before this returns.
-        self._flow.begin(size)
-        try:
-            begun = self._server.executor.begin_execute(
-                session, request, _Written(self, stream, request, size)
-            )
-        except BaseException:
-            self._flow.end(size)
-            raise
-        if not begun:
-            self._spawn(session, stream, request, size)
 
     def again(self, stream: int, request: Execute, size: int, begun: bool) -> None:
         """Run a request whose table was emptied, dropped or lost columns meanwhile: under the present schema
@@ -379,25 +366,3 @@ class CqlConnection(asyncio.Protocol):
         self._ended = True
         if self._transport is not None:
             self._transport.close()
-
-
-class _Written(msgspec.Struct, eq=False):
-    """Answers one write when it has ended."""
-
-    _connection: CqlConnection
-    _stream: int
-    _request: Execute
-    _size: int
-
-    def __call__(self, error: LockstepError | None) -> None:
-        connection = self._connection
-        try:
-            if isinstance(error, InvalidRequest):
-                begun = isinstance(error, ColumnsGone) and error.begun
-                connection.again(self._stream, self._request, self._size, begun)
-                return
-            connection.written(self._stream, error)
-            connection.ended(self._size)
-        except Exception as defect:
-            # Whoever calls this has other writes to tell.
-            connection.broken(defect)

@@ -29,7 +29,7 @@ from lockstep.cql.wire.messages import (
     Request,
     Value,
 )
-from lockstep.replication.writes import Told
+from lockstep.replication.writes import Begun
 from lockstep.server.batch_writes import WRITE_LEVELS_REFUSED, BatchWrites, serial_write
 from lockstep.server.capture import refuse_uncapturable
 from lockstep.server.catalogs import Catalogs
@@ -134,26 +134,23 @@ class Executor:
         )
         return Answer(body)
 
-    def begin_execute(self, session: Session, request: Execute, told: Told) -> bool:
-        """Start a prepared write of one partition; False when the request needs `run`.
-
-        `told` hears once of the end, perhaps before this returns. Raises what is known before anything
-        was sent; `told` hears nothing then, nor after False.
-        """
+    def plan_write(self, session: Session, request: Execute) -> Mutation | None:
+        """Bind a prepared write of one partition; None when the request needs `run`. Raises what is known
+        before anything is sent."""
         statement = self.statements.by_id(request.statement_id)
         parameters = request.parameters
         if not statement.is_direct or parameters.names is not None:
-            return False
+            return None
         if self._permits is not None:
             self._permits.require(session, statement.needs)
-        consistency = parameters.consistency
-        if consistency in WRITE_LEVELS_REFUSED:
-            raise serial_write(consistency)
+        if parameters.consistency in WRITE_LEVELS_REFUSED:
+            raise serial_write(parameters.consistency)
         mutations = plan_modification(statement.prepared, parameters.values, self.context(parameters))
-        if not mutations:
-            return False
-        self._node.coordinator.write_told(mutations[0], consistency, self._write_ms, told)
-        return True
+        return mutations[0] if mutations else None
+
+    def begin_writes(self, writes: Sequence[Begun]) -> None:
+        """Start what `plan_write` made; each hears once of its end, perhaps before this returns."""
+        self._node.coordinator.begin_all(writes, self._write_ms)
 
     async def run_traced(self, session: Session, request: Request, trace: Trace) -> Answer:
         """`run`, telling the trace what was done."""

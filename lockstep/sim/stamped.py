@@ -7,11 +7,12 @@ when its client is never answered. All of it is CQL without USING TIMESTAMP.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep.cql.wire import client as wire
 from lockstep.node.node import Node
+from lockstep.replication.writes import Begun
 from lockstep.schema.changes import NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.sim.checkers.stamps import Stamped, StampedRow, check_stamps
@@ -65,21 +66,32 @@ class StampedLoad(SideLoad):
     def _observe(self, node: Node) -> None:
         """Learn the timestamps that this node's coordinator gives."""
         coordinator = node.coordinator
-        for name in ("write", "begin_write", "write_told"):
+        for name in ("write", "begin_write"):
             setattr(coordinator, name, self._observed(node, getattr(coordinator, name)))
+        begin_all = coordinator.begin_all
+
+        def observed(writes: Sequence[Begun], timeout_ms: float) -> None:
+            for write in writes:
+                self._note(node, write.mutation)
+            begin_all(writes, timeout_ms)
+
+        coordinator.begin_all = observed
 
     def _observed(self, node: Node, write: Callable[..., Any]) -> Callable[..., Any]:
         def planned(mutation: Mutation, *others: Any, **named: Any) -> Any:
-            table = node.cluster.table(mutation.table_id)
-            if table is not None and table.name == TABLE:
-                column = table.by_name["mark"].id
-                for row in mutation.rows:
-                    self.stamps.update(
-                        {c.value: c.timestamp_us for c in row.cells if c.column == column and c.value}
-                    )
+            self._note(node, mutation)
             return write(mutation, *others, **named)
 
         return planned
+
+    def _note(self, node: Node, mutation: Mutation) -> None:
+        table = node.cluster.table(mutation.table_id)
+        if table is not None and table.name == TABLE:
+            column = table.by_name["mark"].id
+            for row in mutation.rows:
+                self.stamps.update(
+                    {c.value: c.timestamp_us for c in row.cells if c.column == column and c.value}
+                )
 
     def next_mark(self, name: str, deletes: bool) -> bytes:
         self._written += 1

@@ -1,23 +1,28 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
+import msgspec
 import pytest
 
 from lockstep.replication import verbs
+from lockstep.replication.writes import Begun
 from lockstep.values.errors import (
     DiskRefused,
     InvalidRequest,
+    LockstepError,
     Overloaded,
     Unavailable,
     WriteFailure,
     WriteTimeout,
 )
 from lockstep.values.ids import Consistency
+from lockstep.values.rows import Mutation
 from lockstep.values.tokens import TOKEN_MAX
 
 from .clusters import ScriptedNode, Wire, make_cluster, make_nodes, upsert, whole_ring
-from .support import run
+from .support import run, until
 
 QUORUM = Consistency.QUORUM
 
@@ -395,5 +400,38 @@ def test_a_stale_request_is_refused_in_the_same_step_as_it_would_apply() -> None
         await nodes[0].coordinator.write(upsert(1), QUORUM, 2000)
         assert not nodes[2].engine.applied, "node 3 gave the range up before the write came"
         assert nodes[0].catch_ups[0] == 7
+
+    run(test)
+
+
+def test_writes_that_begin_together_are_all_sent_before_one_is_applied_and_each_hears_its_own_end() -> None:
+    async def test() -> None:
+        wire, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
+        one, ends = nodes[0], dict[int, LockstepError | None]()
+        applied_at: list[int] = []
+        apply = one.engine.apply
+
+        def noting(mutation: Mutation, *, first_epoch: int | None) -> int:
+            applied_at.append(len(sent_to(wire)))
+            if mutation.rows[0].clustering == b"defect":
+                raise ZeroDivisionError
+            return apply(mutation, first_epoch=first_epoch)
+
+        one.engine.apply = noting  # type: ignore[method-assign]
+        unknown = msgspec.structs.replace(upsert(2), table_id=404)
+        row = msgspec.structs.replace(upsert(3).rows[0], clustering=b"defect")
+        defect = msgspec.structs.replace(upsert(3), rows=(row,))
+        writes = [
+            Begun(mutation, QUORUM, partial(ends.__setitem__, number))
+            for number, mutation in enumerate((upsert(1), unknown, defect, upsert(4)))
+        ]
+        one.coordinator.begin_all(writes, 1000)
+        assert applied_at == [6, 6, 6] and list(ends) == [1] and isinstance(ends[1], InvalidRequest)
+        await until(lambda: len(ends) == len(writes))
+        assert [ends[number] for number in (0, 2, 3)] == [None] * 3, "the defect was here alone"
+        failures = one.runtime.tasks.failures  # type: ignore[attr-defined]
+        assert [type(failure) for failure in failures] == [ZeroDivisionError]
+        await one.coordinator.write(upsert(5), QUORUM, 1000)
+        assert len(applied_at) == 4, "a write that begins alone is applied at once"
 
     run(test)

@@ -1,0 +1,84 @@
+"""The hot path: prepared writes of one partition, which need neither a task nor a future.
+
+Invariant: each write that was taken is answered once. Writes that one read brought are all bound before the
+first of them begins, and all sent before the first is applied here: an interpreter that does the same for
+many in a row is several times as fast as one that takes each through everything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from lockstep.cql.wire.messages import Execute
+from lockstep.replication.writes import Begun
+from lockstep.server.flow import Flow
+from lockstep.server.permits import Session
+from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError
+
+if TYPE_CHECKING:
+    from lockstep.server.connection import CqlConnection
+    from lockstep.server.execution import Executor
+
+
+class DirectWrites:
+    """Of one connection. Inside `with` writes are gathered; they begin at its end."""
+
+    def __init__(self, connection: CqlConnection, flow: Flow, executor: Executor) -> None:
+        self._connection = connection
+        self._flow = flow
+        self._executor = executor
+        self._gathers = False
+        self._gathered: list[Begun] = []
+
+    def __enter__(self) -> None:
+        self._gathers = True
+
+    def __exit__(self, *_: object) -> None:
+        self._gathers = False
+        if self._gathered:
+            gathered, self._gathered = self._gathered, []
+            self._executor.begin_writes(gathered)
+
+    def take(self, session: Session, stream: int, request: Execute, size: int) -> bool:
+        """False when the request is no such write; it is counted as in flight then, too.
+
+        Raises what is known before anything was sent; it is not counted then."""
+        self._flow.begin(size)
+        try:
+            mutation = self._executor.plan_write(session, request)
+        except BaseException:
+            self._flow.end(size)
+            raise
+        if mutation is None:
+            return False
+        told = _Written(self._connection, stream, request, size)
+        write = Begun(mutation, request.parameters.consistency, told)
+        if self._gathers:
+            self._gathered.append(write)
+        else:
+            self._executor.begin_writes((write,))
+        return True
+
+
+class _Written(msgspec.Struct, eq=False):
+    """Answers one write when it has ended."""
+
+    _connection: CqlConnection
+    _stream: int
+    _request: Execute
+    _size: int
+
+    def __call__(self, error: LockstepError | None) -> None:
+        connection = self._connection
+        try:
+            if isinstance(error, InvalidRequest):
+                begun = isinstance(error, ColumnsGone) and error.begun
+                connection.again(self._stream, self._request, self._size, begun)
+                return
+            connection.written(self._stream, error)
+            connection.ended(self._size)
+        except Exception as defect:
+            # Whoever calls this has other writes to tell.
+            connection.broken(defect)
