@@ -43,12 +43,13 @@ class ListIds:
     """Ids of list elements in the order they are added: 16 bytes that sort by time, then by order.
 
     Bytes: 2^63 plus (appended) or minus (prepended) the coordinator's microseconds, the mutation id's
-    node and low sequence, and a count within the request. The wall time is used, not the write
-    timestamp, so that an append goes behind elements that are there whatever timestamps clients choose.
+    node and low sequence, and a count within the request, downwards for what is prepended. The wall time is
+    used, not the write timestamp, so that an append goes behind elements that are there whatever timestamps
+    clients choose.
     `known`: lists that were read for the request.
     """
 
-    __slots__ = ("_append", "_count", "_prepend", "_tail", "known")
+    __slots__ = ("_append", "_before", "_behind", "_prepend", "_tail", "known")
 
     def __init__(self, context: Context, known: Lists | None = None) -> None:
         self.known: Lists = known if known is not None else {}
@@ -56,9 +57,15 @@ class ListIds:
         self._append = (half + context.now_us).to_bytes(8, "big")
         self._prepend = (half - context.now_us).to_bytes(8, "big")
         self._tail = context.new_mutation_id[:2] + context.new_mutation_id[-3:]
-        self._count = 0
+        self._behind = 0
+        self._before = 1 << 24
 
-    def next(self, *, prepend: bool = False) -> bytes:
-        self._count += 1
-        front = self._prepend if prepend else self._append
-        return front + self._tail + self._count.to_bytes(3, "big")
+    def take(self, count: int, *, prepend: bool = False) -> list[bytes]:
+        """Of elements that are added together; what is prepended later in a request goes to the front."""
+        if prepend:
+            self._before -= count
+            front, first = self._prepend, self._before
+        else:
+            front, first = self._append, self._behind
+            self._behind += count
+        return [front + self._tail + at.to_bytes(3, "big") for at in range(first, first + count)]

@@ -134,8 +134,9 @@ class AddElements(Operation):
     def add(self, row: RowWriter, data: bytes) -> None:
         column, parts, name = self.column.id, self.parts(data), self.kind.name
         if name == "list":
-            for part in parts:
-                row.put(column, part, row.list_ids.next(prepend=self.prepend))
+            ids = row.list_ids.take(len(parts), prepend=self.prepend)
+            for part, id_ in zip(parts, ids, strict=True):
+                row.put(column, part, id_)
         elif name == "set":
             for part in parts:
                 row.put(column, b"", part)

@@ -146,6 +146,10 @@ def test_two_prepends_put_the_later_one_first(session: Session) -> None:
     session.run(f"UPDATE t SET l = [3, 4] + l {where}")
     session.run(f"UPDATE t SET l = [1, 2] + l {where}")
     assert session.run(f"SELECT l FROM t {where}") == [([1, 2, 3, 4],)]
+    first, second = (f"UPDATE t SET l = {part} {where};" for part in ("[-1, 0] + l", "[-3, -2] + l"))
+    last = f"UPDATE t SET l = l + [5] {where};"
+    session.run(f"BEGIN BATCH {first} {last} {second} APPLY BATCH")
+    assert session.run(f"SELECT l FROM t {where}") == [(list(range(-3, 6)),)]
 
 
 def test_update_leaves_no_row_behind_when_its_cells_go(session: Session) -> None:
