@@ -66,7 +66,9 @@ class Silent:
         self.waiting: list[tuple[Any, Any]] = []
         self.handlers: dict[int, Any] = {}
 
-    def register_fast(self, verb: int, request: Any, reply: Any, handler: Any) -> None:
+    def register_fast(
+        self, verb: int, request: Any, reply: Any, handler: Any, *, shares: bool = False
+    ) -> None:
         self.handlers[verb] = handler
 
     register = register_fast

@@ -173,9 +173,9 @@ def _refuse_another(name: str, parts: Iterable[Path], there: Mapping[str, Iterab
     if len(ids) > 1:
         raise PreconditionError(f"the parts of the copy are of {len(ids)} backups that are called {name}")
     for path in (path for paths in there.values() for path in paths):
-        kept = _read(path)
-        known = copied.get(path.parent.name)
-        if kept != known if known is not None else _manifest(path).backup_id not in ids:
+        copy = copied.get(path.parent.name)
+        same = _read(path) == copy if copy is not None else _manifest(path).backup_id in ids
+        if not same:
             raise PreconditionError(
                 f"another backup {name} is there: {path.parent}",
                 hint=f"remove it first: lockstep backup remove {name}",

@@ -167,8 +167,7 @@ class Connection(asyncio.Protocol):
         """Queue a whole frame for this tick's write; a closed connection drops it."""
         if self.closed:
             return
-        if not self._out and not self._replies and self._before_flush is None:
-            self._loop.call_soon(self.flush)
+        self._flush_soon()
         self._out.append(frame)
         self._out_bytes += len(frame)
 
@@ -176,9 +175,13 @@ class Connection(asyncio.Protocol):
         """Call `ask` once, before what this tick sends is written."""
         if self.closed:
             return
-        if not self._out and not self._replies:
-            self._loop.call_soon(self.flush)
+        self._flush_soon()
         self._before_flush = ask
+
+    def _flush_soon(self) -> None:
+        """Called before the first thing of a tick is queued, and before each other, where it does nothing."""
+        if not self._out and not self._replies and self._before_flush is None:
+            self._loop.call_soon(self.flush)
 
     def reply_raw(self, verb: int, stream: int, body: bytes, content: FileReply) -> None:
         """Queue a reply and the part of a file behind it."""
@@ -211,8 +214,7 @@ class Connection(asyncio.Protocol):
         """As `reply` with a small body, to the requests of several streams."""
         if self.closed:
             return
-        if not self._out and not self._replies and self._before_flush is None:
-            self._loop.call_soon(self.flush)
+        self._flush_soon()
         crowd = self._replies.get((verb, body))
         if crowd is None:
             self._replies[verb, body] = list(streams)

@@ -21,9 +21,9 @@ from lockstep.replication.peer import HELLO_DECODER, Link, Peer
 from lockstep.replication.responding import Respond
 from lockstep.replication.rivals import conflict
 from lockstep.replication.services import Services
-from lockstep.replication.serving import report, serve_later, serve_shared
+from lockstep.replication.serving import serve_fast, serve_later, serve_shared, unserved
 from lockstep.replication.shared_requests import SHARED_REQUEST_BYTES_MAX
-from lockstep.replication.shut_out import NOBODY, kept_from, muted
+from lockstep.replication.shut_out import NOBODY, kept_from
 from lockstep.replication.waiters import CallbackWaiter, FutureWaiter, Waiter
 from lockstep.runtime.ports import Runtime, Server, Tls
 from lockstep.values.codec import UNREADABLE, encode
@@ -31,11 +31,9 @@ from lockstep.values.errors import (
     FrameCorrupt,
     HandshakeRefused,
     LockstepError,
-    Overloaded,
     PeerUnreachable,
-    ServerFault,
 )
-from lockstep.values.limits import PEER_CONNECT_TIMEOUT_MS, PEER_REQUESTS_SERVED_MAX, PEER_SILENT_MS
+from lockstep.values.limits import PEER_CONNECT_TIMEOUT_MS, PEER_SILENT_MS
 
 
 class Log(Protocol):
@@ -159,7 +157,7 @@ class Internode(Services):
         assert service is not None, f"verb {verb} is declared before it is sent"
         self._streams += 1
         stream = self._streams
-        shares = service.shared is not None and len(body) <= SHARED_REQUEST_BYTES_MAX
+        shares = service.shared_decoder is not None and len(body) <= SHARED_REQUEST_BYTES_MAX
         frame = b"" if shares else encode_frame(verb, stream, self.epoch(), REQUEST, body)
         for address, context in targets:
             if self.shut_out.at and self.shut_out.keeps(address, verb):
@@ -296,11 +294,8 @@ class Internode(Services):
         if service is None or (service.fast is None and service.handler is None):
             respond(PeerUnreachable(f"verb {verb} is not served here"))
             return
-        if self.shut_out.hosts and self.shut_out.mutes(peer, verb):
-            respond(muted(peer))
-            return
-        if connection.serving > PEER_REQUESTS_SERVED_MAX:
-            respond(Overloaded("too many requests of this peer are being answered"))
+        if (refused := unserved(self, connection, peer, verb)) is not None:
+            respond(refused)
             return
         try:
             request = service.request_decoder.decode(envelope.body)
@@ -311,17 +306,9 @@ class Internode(Services):
             work = serve_later(service, peer, request, respond)
             self.runtime.tasks.spawn(work, f"internode-{verbs.NAMES.get(verb, str(verb))}")
             return
-        try:
-            service.fast(peer, request, respond)
-            if envelope.flags & ONE_WAY:
-                respond.release()  # its handler may well say nothing
-        except LockstepError as error:
-            respond(error)
-        except Exception as error:
-            # A defect: the requester gets a definite answer, and other requests keep their connection.
-            self.runtime.tasks.spawn(report(error), f"internode-{verbs.NAMES.get(verb, str(verb))}")
-            if respond.is_open:
-                respond(ServerFault(f"{verbs.NAMES.get(verb)} failed: {type(error).__name__}"))
+        serve_fast(self, service, peer, request, respond)
+        if envelope.flags & ONE_WAY:
+            respond.release()  # its handler may well say nothing
 
     def raw_follows(self, connection: Connection, envelope: Envelope, body: bytes) -> None:
         raise FrameCorrupt("raw bytes came on a connection for requests")

@@ -88,8 +88,7 @@ class ReplicaService:
         self._drains: list[tuple[int, asyncio.Future[None]]] = []
         #: Why this store can make nothing durable any more; set by the first failed sync.
         self._failed: LockstepError | None = None
-        internode.register_fast(verbs.WRITE, WriteRequest, WriteReply, self._receive_write)
-        internode.register_shared(verbs.WRITE, WriteRequest, self._receive_writes)
+        internode.register_fast(verbs.WRITE, WriteRequest, WriteReply, self._receive_write, shares=True)
         internode.register_fast(verbs.READ_REPAIR, WriteRequest, WriteReply, self._receive_write)
         internode.register_fast(verbs.HINT, WriteRequest, WriteReply, self._receive_write)
         internode.register_fast(verbs.READ, ReadRequest, ReadReply, self._receive_read)
@@ -101,31 +100,6 @@ class ReplicaService:
             self.write(request, respond)
         else:
             self.take(peer.endpoint, request, respond)
-
-    def _receive_writes(
-        self, peer: PeerInfo, requests: Sequence[WriteRequest], responds: Sequence[Respond]
-    ) -> None:
-        """As each received alone; what they have in common is looked up once."""
-        metadata_epoch, own = self._metadata().epoch, self._own_id()
-        table_id, placement = 0, None
-        for request, respond in zip(requests, responds, strict=True):
-            mutation, epoch = request.mutation, request.epoch
-            if mutation.table_id != table_id:
-                table_id = mutation.table_id
-                placement = self._plans.placement(table_id)
-            try:
-                if request.needs_epoch > metadata_epoch:
-                    self.take(peer.endpoint, request, respond)
-                elif placement is None or placement.changed_epoch > epoch:
-                    self.write(request, respond)  # It says what is wrong.
-                else:
-                    group = placement.group_for(mutation.token)
-                    if group.epoch > epoch or own not in group.writes:
-                        self.write(request, respond)
-                    else:
-                        self._accept(request, placement, respond)
-            except LockstepError as error:
-                respond(error)
 
     def take(self, source: Address, request: WriteRequest, respond: Callable[[Any], None]) -> None:
         """As `write`, once this node has caught up with the plan; `source` is who knows what that needs."""
@@ -170,12 +144,6 @@ class ReplicaService:
         if self._own_id() not in group.writes:
             self.refusals.refused(WRITE, NOT_REPLICA)
             raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
-        self._accept(request, placement, answer)
-
-    def _accept(
-        self, request: WriteRequest, placement: TablePlacement, answer: Callable[[Any], None]
-    ) -> None:
-        """Apply what was judged in this very step."""
         self._probes.reach("replica.write.accepted")
         first_epoch = request.first_epoch if placement.has_views else None
         sequence = self._engine.apply(request.mutation, first_epoch=first_epoch)
@@ -211,10 +179,7 @@ class ReplicaService:
             if accepted_epoch != epoch and (refusal := self._fenced(request)) is not None:
                 answer(refusal)
             elif isinstance(answer, Respond):
-                crowd = crowds.get(accepted_epoch)
-                if crowd is None:
-                    crowd = crowds[accepted_epoch] = []
-                crowd.append(answer)
+                crowds.setdefault(accepted_epoch, []).append(answer)
             else:
                 if reply.accepted_epoch != accepted_epoch:
                     reply = WriteReply(accepted_epoch)

@@ -23,7 +23,6 @@ A = TypeVar("A")
 
 AsyncHandler = Callable[[PeerInfo, Any], Awaitable[Any]]
 FastHandler = Callable[[PeerInfo, Any, "Respond"], None]
-SharedHandler = Callable[[PeerInfo, list[Any], list["Respond"]], None]
 
 
 class Service(Generic[Q, A]):
@@ -34,7 +33,6 @@ class Service(Generic[Q, A]):
         "handler",
         "reply_decoder",
         "request_decoder",
-        "shared",
         "shared_decoder",
         "verb",
     )
@@ -45,8 +43,7 @@ class Service(Generic[Q, A]):
         self.reply_decoder = decoder(reply_type)
         self.handler: AsyncHandler | None = None
         self.fast: FastHandler | None = None
-        #: Serves several requests that came in one frame.
-        self.shared: SharedHandler | None = None
+        #: Of frames that hold several requests, where the verb has such.
         self.shared_decoder: msgspec.msgpack.Decoder[SharedRequests[Q]] | None = None
 
 
@@ -79,21 +76,17 @@ class Services:
         request_type: type[Q],
         reply_type: type[A],
         handler: Callable[[PeerInfo, Q, Respond], None],
+        *,
+        shares: bool = False,
     ) -> None:
         """Answer `verb` without a task: the handler calls `respond` once, now or later, with a reply or
-        a LockstepError. One-way messages of the verb get a `respond` whose answer is dropped."""
+        a LockstepError. One-way messages of the verb get a `respond` whose answer is dropped.
+
+        With `shares`, small requests to one peer leave several in a frame; the handler gets them one by one.
+        """
         if verb not in self._services:
             self.declare(verb, request_type, reply_type)
-        self._services[verb].fast = handler
-
-    def register_shared(
-        self,
-        verb: int,
-        request_type: type[Q],
-        handler: Callable[[PeerInfo, list[Q], list[Respond]], None],
-    ) -> None:
-        """Send small requests of `verb`, which is registered, several in a frame, and answer such frames: the
-        handler calls each `respond` once, as with `register_fast`."""
         service = self._services[verb]
-        service.shared = handler
-        service.shared_decoder = decoder(SharedRequests[request_type])  # type: ignore[valid-type]
+        service.fast = handler
+        if shares:
+            service.shared_decoder = decoder(SharedRequests[request_type])  # type: ignore[valid-type]

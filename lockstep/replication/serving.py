@@ -40,6 +40,32 @@ async def serve_later(service: Service[Any, Any], peer: PeerInfo, request: Any, 
     respond(reply)
 
 
+def serve_fast(
+    node: Internode, service: Service[Any, Any], peer: PeerInfo, request: Any, respond: Respond
+) -> None:
+    """In this step, as far as the handler goes."""
+    assert service.fast is not None, "a fast verb has a handler"
+    try:
+        service.fast(peer, request, respond)
+    except LockstepError as error:
+        respond(error)
+    except Exception as error:
+        # A defect: the requester gets a definite answer, and other requests keep their connection.
+        name = verbs.NAMES.get(service.verb, str(service.verb))
+        node.runtime.tasks.spawn(report(error), f"internode-{name}")
+        if respond.is_open:
+            respond(ServerFault(f"{name} failed: {type(error).__name__}"))
+
+
+def unserved(node: Internode, connection: Connection, peer: PeerInfo, verb: int) -> LockstepError | None:
+    """Why nothing of this peer is served now."""
+    if node.shut_out.hosts and node.shut_out.mutes(peer, verb):
+        return muted(peer)
+    if connection.serving > PEER_REQUESTS_SERVED_MAX:
+        return Overloaded("too many requests of this peer are being answered")
+    return None
+
+
 def serve_shared(
     node: Internode,
     connection: Connection,
@@ -47,9 +73,9 @@ def serve_shared(
     service: Service[Any, Any] | None,
     envelope: Envelope,
 ) -> None:
-    """Several requests in one frame, judged in one step; each has an answer of its own."""
+    """Several requests in one frame: each is served as if it came alone."""
     verb, name = envelope.verb, verbs.NAMES.get(envelope.verb, envelope.verb)
-    if service is None or service.shared is None or service.shared_decoder is None:
+    if service is None or service.fast is None or service.shared_decoder is None:
         connection.close(f"{name} messages do not share a frame")
         return
     try:
@@ -63,19 +89,10 @@ def serve_shared(
         return
     node.runtime.probes.reach("internode.shared")
     connection.serving += len(streams)
-    answers = [Respond(node, connection, verb, stream) for stream in streams]
-    refused: LockstepError | None = None
-    if node.shut_out.hosts and node.shut_out.mutes(peer, verb):
-        refused = muted(peer)
-    elif connection.serving > PEER_REQUESTS_SERVED_MAX:
-        refused = Overloaded("too many requests of this peer are being answered")
-    try:
+    refused = unserved(node, connection, peer, verb)
+    for stream, request in zip(streams, requests, strict=True):
+        respond = Respond(node, connection, verb, stream)
         if refused is None:
-            service.shared(peer, requests, answers)
-    except Exception as error:
-        node.runtime.tasks.spawn(report(error), f"internode-{name}")
-        refused = ServerFault(f"{name} failed: {type(error).__name__}")
-        answers = [answer for answer in answers if answer.is_open]
-    if refused is not None:
-        for answer in answers:
-            answer(refused)
+            serve_fast(node, service, peer, request, respond)
+        else:
+            respond(refused)

@@ -1,7 +1,7 @@
 """Small requests of one verb that leave for one peer in one turn of the loop: they share a frame.
 
-Invariant: a request that waits here leaves before anything that is sent later on the same connection, at the
-latest at the end of the turn, or its connection is gone.
+Invariant: a request that waits here leaves at the end of the turn at the latest, or its connection is gone.
+What is sent alone in that turn may leave before it.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class HelpedBuilds:
         runtime: Runtime,
         fixing: Fixing,
         file_bytes: int,
-        log: Callable[..., None] = lambda *_, **__: None,
+        log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
         self._fixing = fixing

@@ -95,6 +95,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     repair_s: float = 0.0
     #: How many clients; 0 leaves it to the seed.
     clients: int = 0
+    #: How many requests a client sends at once, one of these.
+    volley: tuple[int, ...] = (1,)
     #: How many clients that leave timestamps to the servers, whose clocks differ.
     stamped: int = 0
     #: How many clients that change counters.
@@ -219,7 +221,7 @@ class Run:
             load = msgspec.structs.replace(load, levels=self.scenario.levels)
         if self.scenario.rare_levels:
             load = msgspec.structs.replace(load, rare_levels=self.scenario.rare_levels)
-        return load
+        return msgspec.structs.replace(load, volley=self.world.stream("volley").choice(self.scenario.volley))
 
     def _operators(self, tables: list[str]) -> Operators:
         scenario = self.scenario

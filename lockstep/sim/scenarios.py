@@ -60,6 +60,25 @@ SCENARIOS: dict[str, Scenario] = {
             ),
         ),
         Scenario(
+            name="volleys",
+            chaos_s=12.0,
+            founders=(3,),
+            factors=(3, 3, 2),
+            spares=2,
+            busy_s=0.8,
+            clients=2,
+            volley=(4, 8, 16),
+            faults=(
+                *("kill", "power", "pause", "slow_node", "partition", "loss", "latency", "flapping"),
+                *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
+                *("slow_disk", "linger"),
+            ),
+            sometimes=(
+                *("internode.shared", "replica.write.fenced", "read.repaired"),
+                *("join completed", "decommission completed", *_STALE),
+            ),
+        ),
+        Scenario(
             name="kinds",
             chaos_s=15.0,
             founders=(3,),

@@ -51,6 +51,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     #: at these.
     levels: tuple[Consistency, ...] = (Consistency.QUORUM, Consistency.QUORUM, Consistency.LOCAL_QUORUM)
     rare_levels: tuple[Consistency, ...] = (Consistency.ONE, Consistency.ALL)
+    #: How many requests a client sends at once.
+    volley: int = 1
 
 
 def draw_load(draw: Stream) -> Load:
@@ -137,7 +139,10 @@ class Client:
             await asyncio.sleep(self._draw.expovariate(1000 / self._load.think_ms))
             door = await self._connected(runtime)
             if door is not None:
+                asking = [self.perform(door, self._request()) for _ in range(self._load.volley - 1)]
+                others = [runtime.tasks.spawn(each, "volley") for each in asking]
                 await self.perform(door, self._request())
+                await asyncio.gather(*others)
         if self._door is not None:
             self._door.close()
 

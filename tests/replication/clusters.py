@@ -209,10 +209,9 @@ class ScriptedInternode:
         self.slow: dict[int, tuple[Any, Any]] = {}
         wire.nodes[self.address] = self
 
-    def register_shared(self, verb: int, request_type: type[Any], handler: Callable[..., None]) -> None:
-        pass  # Messages come one by one here.
-
-    def register_fast(self, verb: int, request: Any, reply: Any, handler: Any) -> None:
+    def register_fast(
+        self, verb: int, request: Any, reply: Any, handler: Any, *, shares: bool = False
+    ) -> None:
         self.fast[verb] = (decoder(request), handler)
 
     def register(self, verb: int, request: Any, reply: Any, handler: Any) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lockstep.replication import internode as internode_module
-from lockstep.replication import verbs
+from lockstep.replication import serving, verbs
 from lockstep.replication.connection import Connection
 from lockstep.replication.frames import REPLY, SHARED, Envelope, encode_frame
 from lockstep.replication.handshake import PeerInfo
@@ -254,7 +253,7 @@ def test_a_silent_handler_is_a_timeout_with_unknown_outcome() -> None:
 
 
 def test_one_way_messages_that_nobody_answers_never_exhaust_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(internode_module, "PEER_REQUESTS_SERVED_MAX", 4)
+    monkeypatch.setattr(serving, "PEER_REQUESTS_SERVED_MAX", 4)
 
     async def test() -> None:
         kept: list[Respond] = []

@@ -174,7 +174,7 @@ async def stretches_of(
     tokens: Range, total_bytes: int, from_key: bytes = b"", file_bytes: int = 1000
 ) -> HelpedStretches | None:
     runtime = msgspec.structs.replace(real_runtime(), disk=LossyDisk(), helpers=object())
-    builds = HelpedBuilds(runtime, _FixedAlready(), file_bytes)
+    builds = HelpedBuilds(runtime, _FixedAlready(), file_bytes, lambda *_, **__: None)
     builds.bytes_min = 10_000
     return await builds.stretches(TABLE, tokens, from_key, total_bytes, "streams/fixed")
 

@@ -18,6 +18,7 @@ from lockstep.sim.planted.purging import PURGING
 from lockstep.sim.planted.service import SERVICE
 from lockstep.sim.planted.sessions import DIRECTED as _DIRECTED
 from lockstep.sim.planted.sessions import SESSIONS
+from lockstep.sim.planted.sharing import SHARING
 from lockstep.sim.planted.topology import TOPOLOGY
 from lockstep.sim.planted.views import DIRECTED as _VIEWS_DIRECTED
 from lockstep.sim.planted.views import VIEWS
@@ -30,6 +31,7 @@ REGISTRY: dict[str, Planted] = {
         *DECISIONS,
         *TOPOLOGY,
         *SESSIONS,
+        *SHARING,
         *LOG,
         *SERVICE,
         *PURGING,
