@@ -18,7 +18,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mmh3
@@ -33,6 +34,7 @@ QUORUM = 2
 WARM_UP_S = 1.0
 _LENGTH = struct.Struct(">I")
 _REPLICA_WRITE, _REPLICA_ANSWER, _CLIENT_WRITE, _CLIENT_ANSWER = range(4)
+_ANSWER_TO = {_REPLICA_WRITE: _REPLICA_ANSWER, _CLIENT_WRITE: _CLIENT_ANSWER}
 
 
 class Frame(msgspec.Struct, array_like=True, gc=False):
@@ -133,8 +135,8 @@ class BareNode:
         self.waiting: dict[int, Callable[[], None]] = {}
         self.streams = 0
 
-    def coordinate(self, client: Framed, frame: Frame) -> None:
-        payload = frame.payload
+    def coordinate(self, payload: bytes, answer: Callable[[], None]) -> None:
+        """Store a key and its value; `answer` is called when a quorum holds them."""
         key = payload[:KEY_BYTES]
         mmh3.hash64(key, 0)
         self.streams += 1
@@ -144,12 +146,12 @@ class BareNode:
             nonlocal held
             held += 1
             if held == QUORUM:
-                client.send(_encode(Frame(_CLIENT_ANSWER, frame.stream, frame.epoch, b"")))
+                answer()
             elif held > QUORUM:
                 del self.waiting[stream]
 
         self.waiting[stream] = acknowledged
-        message = _encode(Frame(_REPLICA_WRITE, stream, frame.epoch, payload))
+        message = _encode(Frame(_REPLICA_WRITE, stream, 0, payload))
         for peer in self.peers:
             peer.send(message)
         self.storage.put(key, payload, acknowledged)
@@ -162,11 +164,15 @@ class Incoming(Framed):
 
     def received(self, data: bytes) -> None:
         frame = _decode(data)
+        answer = Frame(_ANSWER_TO[frame.verb], frame.stream, frame.epoch, b"")
+
+        def held() -> None:
+            self.send(_encode(answer))
+
         if frame.verb == _CLIENT_WRITE:
-            self._node.coordinate(self, frame)
-            return
-        answer = Frame(_REPLICA_ANSWER, frame.stream, frame.epoch, b"")
-        self._node.storage.put(frame.payload[:KEY_BYTES], frame.payload, lambda: self.send(_encode(answer)))
+            self._node.coordinate(frame.payload, held)
+        else:
+            self._node.storage.put(frame.payload[:KEY_BYTES], frame.payload, held)
 
 
 class Outgoing(Framed):
@@ -180,11 +186,15 @@ class Outgoing(Framed):
             waiting()
 
 
-async def serve(own: str, directory: str) -> None:
-    """A node, until standard input ends."""
+async def serve(
+    own: str, directory: str, also: Callable[[BareNode, str], Awaitable[None]] | None = None
+) -> None:
+    """A node, until standard input ends; `also` opens another door to it."""
     loop = asyncio.get_running_loop()
     node = BareNode(Storage(directory))
     await loop.create_server(lambda: Incoming(node), own, PORT)
+    if also is not None:
+        await also(node, own)
     print("listening", flush=True)
     await loop.run_in_executor(None, sys.stdin.readline)
     for address in ADDRESSES:
@@ -246,14 +256,15 @@ async def load(pids: list[int], seconds: float, in_flight: int, value_bytes: int
     }
 
 
-def measure(seconds: float = 10.0, in_flight: int = 192, value_bytes: int = 100) -> dict[str, Any]:
-    """Figures of quorum writes over the bare path."""
+@contextmanager
+def running(script: str) -> Iterator[list[int]]:
+    """Three nodes that `script` makes; their process ids."""
     directory = SCRATCH / "bare"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     nodes = [
         subprocess.Popen(
-            [sys.executable, __file__, "--node", address, str(directory / address)],
+            [sys.executable, script, "--node", address, str(directory / address)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -273,13 +284,18 @@ def measure(seconds: float = 10.0, in_flight: int = 192, value_bytes: int = 100)
                     assert node.stdin is not None
                     node.stdin.write("connect\n")
                     node.stdin.flush()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            figures = runner.run(load([node.pid for node in nodes], seconds, in_flight, value_bytes))
+        yield [node.pid for node in nodes]
     finally:
         for node in nodes:
             node.kill()
             node.wait()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def measure(seconds: float = 10.0, in_flight: int = 192, value_bytes: int = 100) -> dict[str, Any]:
+    """Figures of quorum writes over the bare path."""
+    with running(__file__) as pids, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        figures = runner.run(load(pids, seconds, in_flight, value_bytes))
     return {"in_flight": in_flight, "value_bytes": value_bytes, **figures}
 
 
