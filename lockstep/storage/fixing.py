@@ -8,6 +8,7 @@ from __future__ import annotations
 from lockstep.storage import keys
 from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.store import FixedContent, Store
+from lockstep.values.errors import DiskRefused
 from lockstep.values.tokens import Range
 
 
@@ -23,8 +24,12 @@ class Fixing:
             try:
                 # Written later, maybe, but nothing of the range that was fixed is missed.
                 await self._commit.synced(self._commit.unsynced_between(*keys.token_bounds(table_id, tokens)))
-            except BaseException:
-                await found.close()
+            except BaseException as reason:
+                try:
+                    await found.close()
+                except DiskRefused as error:
+                    # What goes on is why it is closed: a cancellation above all must not become an error.
+                    raise reason from error
                 raise
         return found
 
