@@ -132,10 +132,11 @@ class Unchanged:
         bits = self._bits.get(table_id)
         if bits is None:
             return tuple(ranges)
-        found = [piece for range_ in ranges for piece in _changed(bits, range_)]
-        while len(found) > max(REPAIR_CHANGED_RANGES_MAX, len(ranges)):
-            found = [_joined(found[at : at + 2]) for at in range(0, len(found), 2)]
-        return tuple(found)
+        found = [list(_changed(bits, range_)) for range_ in ranges]
+        while sum(map(len, found)) > max(REPAIR_CHANGED_RANGES_MAX, len(ranges)):
+            # Within a range alone: what lies between two of them is with other replicas.
+            found = [[_joined(of[at : at + 2]) for at in range(0, len(of), 2)] for of in found]
+        return tuple(piece for of in found for piece in of)
 
     def equal(self, session_id: str, table_id: int, ranges: Sequence[Range]) -> Sequence[Operation]:
         """The repair of a session made the ranges equal: what to write, at once."""

@@ -115,3 +115,22 @@ def test_ranges_that_end_inside_a_bucket_leave_it_changed_and_many_pieces_are_jo
         await engine.close()
 
     asyncio.run(check())
+
+
+def test_joined_pieces_never_reach_over_what_lies_between_the_ranges(tmp_path: Path) -> None:
+    """Other nodes replicate that: a repair compared it with replicas that may not have it."""
+
+    async def check() -> None:
+        engine = await opened(tmp_path)
+        repaired(engine, WHOLE)
+        for bucket in range(0, BUCKETS, 8):
+            engine.unchanged.changed(TABLE, (bucket << 48) - (1 << 63) + 7)
+        width = 1 << 59
+        ranges = [Range(at, at + width) for at in range(TOKEN_MIN, TOKEN_MAX - width, 2 * width)]
+        parts = engine.unchanged.parts(TABLE, ranges)
+        assert len(parts) <= REPAIR_CHANGED_RANGES_MAX
+        assert all(any(r.left <= part.left and part.right <= r.right for r in ranges) for part in parts)
+        assert all(any(part.intersects(range_) for part in parts) for range_ in ranges)
+        await engine.close()
+
+    asyncio.run(check())
