@@ -32,6 +32,7 @@ from lockstep.values.limits import (
     HINT_TIMEOUT_MS,
     HINTS_AT_ONCE_MAX,
     HINTS_HANDED_BYTES_MAX,
+    HINTS_PAGE,
     HINTS_ROUND_MS,
 )
 
@@ -99,9 +100,11 @@ class HintDelivery:
             if self.is_leaving:
                 await self.hand_over()
             for target in list(self._store.pending):
-                if target not in self._busy and (self._is_gone(target) or self._alive(target)):
+                if target not in self._busy:
                     self._busy[target] = None
-                    self._runtime.tasks.spawn(self._deliver(target), f"hints.deliver.{target}")
+                    is_away = not self._is_gone(target) and not self._alive(target)
+                    work = self._give_up(target) if is_away else self._deliver(target)
+                    self._runtime.tasks.spawn(work, f"hints.deliver.{target}")
             await asyncio.sleep(HINTS_ROUND_MS / 1000)
 
     def _is_gone(self, target: NodeId) -> bool:
@@ -120,6 +123,25 @@ class HintDelivery:
                 after = page[-1].key
         except LockstepError:
             self.failed += 1  # the store is dying, or was busy: the next round sees
+        finally:
+            del self._busy[target]
+
+    async def _give_up(self, target: NodeId) -> None:
+        """Forget, oldest first, what a node that is away will never get: else it held purging back, and
+        repairs, for as long as nobody removes the node."""
+        try:
+            count = 1
+            while page := self._store.page(target, count=count):
+                judged = [(one, self.judge(target, one.hint)[0]) for one in page]
+                late = [(one, fate) for one, fate in judged if fate in (Fate.GONE, Fate.EXPIRED)]
+                if not late:
+                    break
+                marks = [self._hints.expired(target, one.hint) for one, fate in late if fate is Fate.EXPIRED]
+                self._store.delete([one for one, _ in late], marks)
+                count = HINTS_PAGE
+                await asyncio.sleep(0)
+        except LockstepError:
+            self.failed += 1  # as with a delivery
         finally:
             del self._busy[target]
 

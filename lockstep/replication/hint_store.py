@@ -124,10 +124,10 @@ class HintStore:
             self._counted(key, size)
         return sequence
 
-    def page(self, target: int, after: bytes = b"") -> list[Stored]:
+    def page(self, target: int, after: bytes = b"", count: int = HINTS_PAGE) -> list[Stored]:
         """The next hints of a node in the order in which they were left, behind a key."""
         lower, upper = bounds_of(target)
-        pairs = self._store.records(max(lower, after + b"\0"), upper, HINTS_PAGE)
+        pairs = self._store.records(max(lower, after + b"\0"), upper, count)
         return [Stored(key, len(key) + len(value), decode_hint(key, value)) for key, value in pairs]
 
     def delete(self, hints: Sequence[Stored], marks: Sequence[DroppedHints] = ()) -> int:

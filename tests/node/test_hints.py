@@ -209,6 +209,21 @@ def test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked() -> None
         assert {mark.reason for mark in town.node(1).hints.store.marks()} == {EXPIRED}
 
 
+def test_a_node_that_stays_away_holds_purging_back_for_its_grace_time_only() -> None:
+    with founded(6) as town:
+        grace = ChangeSchema(AlterOptions("ks", "t", (("gc_grace_seconds", "20"),)))
+        assert town.finish(town.submit(1, grace)).error is None
+        away(town, 3)
+        write_all(town, 1)
+        town.wait(10)
+        assert pending(town, 1) == COUNT and town.node(1).oldest_hint_us() is not None
+        town.wait(15)
+        assert pending(town, 1) == 0 and town.node(1).oldest_hint_us() is None
+        marks = list(town.node(1).hints.store.marks())
+        assert {(mark.node, mark.reason) for mark in marks} == {(town.node(3).node_id, EXPIRED)}
+        assert sum(mark.count for mark in marks) == COUNT
+
+
 def remove_the_only_one_that_has_a_hint() -> None:
     """A write of which only hints for one node are left, which then is removed."""
     with founded(7) as town:
