@@ -1,7 +1,7 @@
 """A small CQL client on the runtime's network, for workloads inside a simulation.
 
-Speaks protocol v4 over one connection. Invariant: an answer is matched to its request by stream id; when
-the connection ends, every open request ends with ConnectionError (outcome unknown).
+Speaks protocol v4 over one connection, or v5 if asked to. Invariant: an answer is matched to its request by
+stream id; when the connection ends, every open request ends with ConnectionError (outcome unknown).
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Sequence
 
 from lockstep.cql.wire import client as wire
-from lockstep.cql.wire.constants import Opcode
+from lockstep.cql.wire.constants import Opcode, uses_segments
 from lockstep.cql.wire.frames import EnvelopeReader, encode_request
 from lockstep.cql.wire.messages import QueryParameters, Value
+from lockstep.cql.wire.segments import SegmentReader, encode_segments
 from lockstep.runtime.ports import Runtime
 from lockstep.values.ids import Consistency
 
@@ -33,20 +34,26 @@ class CqlError(Exception):
 class CqlClient(asyncio.Protocol):
     """`await CqlClient.connect(...)`; afterwards `query` and `execute`."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: int = _VERSION) -> None:
+        self.version = version
         self._reader = EnvelopeReader(responses=True)
+        self._segments: SegmentReader | None = None
         self._transport: asyncio.Transport | None = None
         self._open: dict[int, asyncio.Future[wire.Body]] = {}
         self._next_stream = 0
         self.closed = False
 
     @classmethod
-    async def connect(cls, runtime: Runtime, host: str, port: int, timeout_ms: int) -> CqlClient:
+    async def connect(
+        cls, runtime: Runtime, host: str, port: int, timeout_ms: int, version: int = _VERSION
+    ) -> CqlClient:
         """Connect and start up. OSError or TimeoutError when that fails."""
         async with asyncio.timeout(timeout_ms / 1000):
-            _, protocol = await runtime.network.connect(host, port, cls)
+            _, protocol = await runtime.network.connect(host, port, lambda: cls(version))
             assert isinstance(protocol, cls)
             await protocol.request(Opcode.STARTUP, wire.startup({"CQL_VERSION": "3.4.7"}))
+            if uses_segments(version):
+                protocol._segments = SegmentReader()
         return protocol
 
     async def request(self, opcode: int, body: bytes) -> wire.Body:
@@ -59,7 +66,8 @@ class CqlClient(asyncio.Protocol):
         future: asyncio.Future[wire.Body] = asyncio.get_running_loop().create_future()
         self._open[stream] = future
         self._next_stream = (stream + 1) % _STREAMS_MAX
-        self._transport.write(encode_request(_VERSION, opcode, stream, body))
+        data = encode_request(self.version, opcode, stream, body)
+        self._transport.write(data if self._segments is None else encode_segments([data]))
         answer = await future
         if isinstance(answer, wire.ErrorResponse):
             raise CqlError(answer)
@@ -69,13 +77,17 @@ class CqlClient(asyncio.Protocol):
         self, text: str, values: Sequence[Value] = (), consistency: Consistency = Consistency.QUORUM
     ) -> wire.Body:
         parameters = QueryParameters(consistency=consistency, values=tuple(values))
-        return await self.request(Opcode.QUERY, wire.query(_VERSION, text, parameters))
+        return await self.request(Opcode.QUERY, wire.query(self.version, text, parameters))
 
     async def prepare(self, text: str) -> bytes:
         """The statement's id."""
-        answer = await self.request(Opcode.PREPARE, wire.prepare(_VERSION, text))
+        return (await self.prepared(text)).statement_id
+
+    async def prepared(self, text: str) -> wire.PreparedResult:
+        """All that is told of it."""
+        answer = await self.request(Opcode.PREPARE, wire.prepare(self.version, text))
         assert isinstance(answer, wire.PreparedResult)
-        return answer.statement_id
+        return answer
 
     async def execute(
         self,
@@ -91,7 +103,7 @@ class CqlClient(asyncio.Protocol):
             serial_consistency=serial,
             timestamp_us=timestamp_us,
         )
-        return await self.request(Opcode.EXECUTE, wire.execute(_VERSION, statement_id, None, parameters))
+        return await self.request(Opcode.EXECUTE, wire.execute(self.version, statement_id, None, parameters))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -103,6 +115,7 @@ class CqlClient(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        data = data if self._segments is None else self._segments.feed(data)
         for envelope in self._reader.feed(data):
             response = wire.decode_response(envelope.version, envelope.opcode, envelope.flags, envelope.body)
             future = self._open.pop(envelope.stream, None)

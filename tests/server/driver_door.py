@@ -9,11 +9,11 @@ from cassandra import protocol
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Session
 from cassandra.cqltypes import UserType
 from cassandra.protocol import ErrorMessage, ResultMessage, _ProtocolHandler
-from cassandra.query import UNSET_VALUE, BoundStatement, SimpleStatement, Statement
+from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement, SimpleStatement, Statement
 
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.types import parse_type
-from lockstep.sim.fuzz.door import Told
+from lockstep.sim.fuzz.asking import Told
 from lockstep.sim.fuzz.saying import Said
 
 
@@ -102,6 +102,11 @@ class DriverDoor:
 
     def _statement(self, said: Said, page_rows: int | None) -> Statement:
         """The driver sends no bytes of values but with what it prepared."""
+        if said.batched:
+            batch = BatchStatement(_BATCHES[said.text])
+            for one in said.batched:
+                batch.add(self._statement(one, None))
+            return batch
         if not said.values and not said.prepared:
             return SimpleStatement(said.text, fetch_size=page_rows)
         bound = _Anywhere(self._session.prepare(said.text), fetch_size=page_rows)
@@ -109,5 +114,6 @@ class DriverDoor:
         return bound
 
 
+_BATCHES = {"": BatchType.LOGGED, "UNLOGGED": BatchType.UNLOGGED, "COUNTER": BatchType.COUNTER}
 #: The driver's own exceptions for what nodes answer.
 _CODES = {"InvalidRequest": 0x2200, "SyntaxException": 0x2000, "AlreadyExists": 0x2400}

@@ -24,6 +24,7 @@ QUICK = {
     "model_bounds_closed": 0,
     "model_limits_rows": 0,
     "unset_is_null": 0,
+    "client_seconds_lost": 0,
     "dropped_cells_count": 0,
     "folds_once": 0,
 }

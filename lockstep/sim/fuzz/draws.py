@@ -15,7 +15,7 @@ from lockstep.sim.fuzz import kinds
 from lockstep.sim.fuzz.changes import Alter, Assignment, Batch, Change, Truncate, Wrong
 from lockstep.sim.fuzz.refusals import draw_wrong
 from lockstep.sim.fuzz.relations import Relation
-from lockstep.sim.fuzz.saying import BESIDE, EVERY, PREPARED
+from lockstep.sim.fuzz.saying import BESIDE, BOUND, EVERY, KEEPS_TIME, MESSAGE, PREPARED, way_of
 from lockstep.sim.fuzz.tables import Column, Table, draw_added
 from lockstep.sim.streams import Stream
 
@@ -49,9 +49,15 @@ class Changes:
             return draw_wrong(self.draw, self.table)
         if chance < 0.14:
             found = self._batch()
-            return msgspec.structs.replace(
-                found, way=self.way(), changes=tuple(self._with_unset(change) for change in found.changes)
-            )
+            way = self.way()
+            changes = [self._with_unset(change) for change in found.changes]
+            if way & MESSAGE:
+                changes = [msgspec.structs.replace(change, way=self.way() & BOUND) for change in changes]
+            if way & (MESSAGE | BESIDE) and found.stamp is None and any(c.stamp for c in changes):
+                # Not for those that have one of their own.
+                changes[0] = msgspec.structs.replace(changes[0], stamp=None)
+                found = msgspec.structs.replace(found, stamp=self._stamp())
+            return msgspec.structs.replace(found, way=way, changes=tuple(changes))
         return self._with_unset(msgspec.structs.replace(self._one(chance), way=self.way()))
 
     def _one(self, chance: float) -> Change:
@@ -78,8 +84,11 @@ class Changes:
     # ---- parts
 
     def way(self) -> int:
-        """Which values are bound."""
-        beside = BESIDE if self.draw.random() < 0.3 else 0
+        """How it is sent, and which values are bound."""
+        beside = way_of(self.draw)
+        if self.table.views:
+            # A view goes by the nodes' time alone.
+            beside &= KEEPS_TIME
         if self.draw.random() < 0.6:
             return beside
         bound = EVERY if self.draw.random() < 0.5 else self.draw.randrange(EVERY)

@@ -284,15 +284,15 @@ _ORDERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def wire(kind: Kind, value: Any, *, whole: bool = False) -> bytes:
-    """The bytes of a value; `whole`: with the nulls that end a user's type, which clients send and nodes
-    leave out, for the type may get more fields."""
+    """The bytes of a value; `whole`: with all nulls that end a user's type, which clients send and nodes
+    leave out but for the first, for the type may get more fields."""
     if kind.name == "map":
         pairs = [zip(kind.parts, pair, strict=True) for pair in value]
         parts = [_sized(part, held, whole) for pair in pairs for part, held in pair]
         return struct.pack(">i", len(value)) + b"".join(parts)
     if kind.name in ("tuple", "udt"):
         fields = list(zip(kind.parts, value, strict=True))
-        while kind.name == "udt" and not whole and fields and fields[-1][1] is None:
+        while kind.name == "udt" and not whole and len(fields) > 1 and fields[-1][1] is None:
             del fields[-1]
         return b"".join(_sized(part, held, whole) for part, held in fields)
     if kind.parts:

@@ -136,6 +136,15 @@ def _client_stamps_lost() -> _Context:
     return replaced((messages_module, "_read_rare", rare))
 
 
+def _client_seconds_lost() -> _Context:
+    read = messages_module._read_rare
+
+    def rare(*given: Any) -> Any:
+        return (*read(*given)[:3], None)
+
+    return replaced((messages_module, "_read_rare", rare))
+
+
 def _elements_are_null() -> _Context:
     """Conditions find no entry of a map."""
     return replaced((if_checks_module, "_entry", lambda kind, current, key: None))
@@ -244,6 +253,7 @@ PLANTS: Final[dict[str, Planted]] = {
         _planted("marker_stays", "a row outlives the marker that expires", _marker_stays),
         _planted("unset_is_null", "what is unset is deleted", _unset_is_null),
         _planted("client_stamps_lost", "writes ignore timestamps beside them", _client_stamps_lost),
+        _planted("client_seconds_lost", "statements ignore seconds beside them", _client_seconds_lost),
         _planted("elements_are_null", "conditions find no entry of a map", _elements_are_null),
         _planted("batch_asks_once", "a batch looks at its first condition", _batch_asks_once),
         _planted("refusal_is_bare", "a refused condition shows no row", _refusal_is_bare),

@@ -14,14 +14,15 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz import kinds, wording
+from lockstep.sim.fuzz.asking import Told
 from lockstep.sim.fuzz.changes import Alter, Answer, Batch, Change, Moment, Truncate, Wrong
-from lockstep.sim.fuzz.door import NOT_DONE, UNKNOWN, Door, Told
+from lockstep.sim.fuzz.door import NOT_DONE, UNKNOWN, Door
 from lockstep.sim.fuzz.draw_looks import Looks
 from lockstep.sim.fuzz.draws import Changes
 from lockstep.sim.fuzz.facts import Content
 from lockstep.sim.fuzz.looks import Look
-from lockstep.sim.fuzz.saying import BESIDE, Binder, Said, shown
+from lockstep.sim.fuzz.saying import BESIDE, MESSAGE, Binder, Said, ahead_s, shown
 from lockstep.sim.fuzz.tables import Table, draw_table, star
 from lockstep.sim.fuzz.views import ViewLook, draw_views, table_of
 from lockstep.sim.streams import Stream, stream
@@ -157,8 +158,9 @@ def play(script: Script, door: Doorway, tally: Tally | None = None) -> Differenc
                 door.strike("mend", script.nodes)
             door.rest()
         door.settle()
-        moment.now_s = door.now_s()
-        told = door.ask(said(step, content.table), _page_rows(step))
+        clock_s = door.now_s()
+        moment.now_s = clock_s + ahead_s(_way(step))
+        told = door.ask(said(step, content.table, moment.now_s), _page_rows(step))
         tally.statements += 1
         tally.pages += told.pages
         tally.rows += len(told.rows or ())
@@ -168,7 +170,7 @@ def play(script: Script, door: Doorway, tally: Tally | None = None) -> Differenc
                 continue
             return None
         tally.refused += bool(told.error)
-        if told.pages > 1 and door.now_s() != moment.now_s:
+        if told.pages > 1 and door.now_s() != clock_s:
             continue  # Waited for a node between pages: later ones show less of what expires.
         answer = step.apply(content, moment)
         sort = difference(content.table, step, answer, told)
@@ -177,19 +179,24 @@ def play(script: Script, door: Doorway, tally: Tally | None = None) -> Differenc
     return None
 
 
-def said(step: Statement, table: Table) -> Said:
-    """As it is sent."""
+def said(step: Statement, table: Table, now_s: int = 0) -> Said:
+    """As it is sent, in that second."""
     if isinstance(step, Wrong):
         return Said(step.statement, step.values)
-    way, stamp = 0, None
-    if isinstance(step, ViewLook):
-        way = step.look.way
-    elif not isinstance(step, Truncate | Alter):
-        way = step.way
-    if isinstance(step, Change | Batch) and way & BESIDE:
-        stamp = step.stamp
+    way = _way(step)
+    stamp = step.stamp if isinstance(step, Change | Batch) and way & BESIDE else None
     binder = Binder(way)
-    return binder.said(step.text(table, binder), stamp)
+    if isinstance(step, Batch) and way & MESSAGE:
+        sort = wording.sort_of(step, table)
+        parts = tuple(said(change, table) for change in step.changes)
+        return msgspec.structs.replace(binder.said(sort, step.stamp, now_s), batched=parts)
+    return binder.said(step.text(table, binder), stamp, now_s)
+
+
+def _way(step: Statement) -> int:
+    if isinstance(step, ViewLook):
+        return step.look.way
+    return 0 if isinstance(step, Truncate | Alter | Wrong) else step.way
 
 
 def _page_rows(step: Statement) -> int:
@@ -275,10 +282,19 @@ def in_cql(found: Difference) -> str:
 
 def _bound(step: Statement, table: Table) -> str:
     sent = said(step, table)
-    if not sent.values and not sent.prepared and sent.stamp is None:
-        return ""
-    beside = f", timestamp {sent.stamp}" if sent.stamp is not None else ""
-    return f"  -- {'prepared' if sent.prepared else 'sent'} with {len(sent.values)} values{beside}"
+    marks = [f"timestamp {sent.stamp}"] if sent.stamp is not None else []
+    marks += [f"{ahead_s(_way(step))} s ahead"] if sent.now_s is not None else []
+    marks += ["version 5"] if sent.version == 5 else []
+    if sent.batched:
+        marks.append(f"message of {', '.join(_how(one) for one in sent.batched)}")
+    elif sent.values or sent.prepared:
+        marks.append(_how(sent))
+    return f"  -- {'; '.join(marks)}" if marks else ""
+
+
+def _how(sent: Said) -> str:
+    named = " named" if sent.named else ""
+    return f"{'prepared' if sent.prepared else 'text'} with {len(sent.values)}{named} values"
 
 
 def fresh(script: Script) -> Difference | None:

@@ -23,11 +23,15 @@ def text_of(change: Change, table: Table, say: Say) -> str:
 
 
 def batch_text(batch: Batch, table: Table, say: Say) -> str:
-    sort = "COUNTER " if table.counters else "" if batch.logged else "UNLOGGED "
+    sort = sort_of(batch, table)
     beside = batch.stamp is None or batch.way & BESIDE
     using = "" if beside else f" USING TIMESTAMP {say(BIGINT, batch.stamp)}"
     changes = "; ".join(change.text(table, say) for change in batch.changes)
-    return f"BEGIN {sort}BATCH{using} {changes}; APPLY BATCH"
+    return f"BEGIN {sort}{' ' if sort else ''}BATCH{using} {changes}; APPLY BATCH"
+
+
+def sort_of(batch: Batch, table: Table) -> str:
+    return "COUNTER" if table.counters else "" if batch.logged else "UNLOGGED"
 
 
 def _using(change: Change, say: Say) -> str:
