@@ -168,7 +168,7 @@ class BatchStore:
         mutations = self._owed(batch)
         self._runtime.probes.reach("batches.replayed")
         self.replayed += 1
-        if mutations and not await self._write(mutations):
+        if mutations and not await self._write(mutations, batch.created_us):
             self.replay_failures += 1
             return
         if key in self._kept:
@@ -196,9 +196,10 @@ class BatchStore:
             self._hints.store.mark(marks)
         return owed
 
-    async def _write(self, mutations: Sequence[Mutation]) -> bool:
+    async def _write(self, mutations: Sequence[Mutation], made_us: int) -> bool:
         """Whether every write is on all its replicas, or has durable hints for the others."""
-        ends = [begin_owed(self._writes, mutation, self._replay_after_ms / 2) for mutation in mutations]
+        timeout_ms = self._replay_after_ms / 2
+        ends = [begin_owed(self._writes, mutation, timeout_ms, made_us=made_us) for mutation in mutations]
         told = await asyncio.gather(*ends)
         for whole, sequence in told:
             if not whole:

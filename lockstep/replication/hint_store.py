@@ -55,14 +55,14 @@ class Stored:
 
 
 class Pending:
-    """What one node is to get."""
+    """What one node is to get. `since_us`: since when there has been something, as far as that is known."""
 
-    __slots__ = ("bytes", "count", "newest_us", "oldest_us")
+    __slots__ = ("bytes", "count", "newest_us", "oldest_us", "since_us")
 
     def __init__(self) -> None:
         self.count = 0
         self.bytes = 0
-        self.oldest_us = 0
+        self.oldest_us = self.since_us = 0
         self.newest_us = 0
 
 
@@ -97,10 +97,15 @@ class HintStore:
     # -- hints ------------------------------------------------------------------------------------
 
     def put(
-        self, hints: Sequence[tuple[NodeId, Hint]], instead_of: Stored | None = None, *, fresh: bool = False
+        self,
+        hints: Sequence[tuple[NodeId, Hint]],
+        instead_of: Stored | None = None,
+        *,
+        fresh: bool = False,
+        left_us: int = 0,
     ) -> int:
         """Keep hints, in place of another one if that is given: the sequence to await. `fresh`: none of them
-        can be there already."""
+        can be there already. `left_us`: now; 0: as they say."""
         batch: list[Operation] = [("delete", instead_of.key)] if instead_of is not None else []
         written: list[tuple[bytes, int]] = []
         value = body = b""
@@ -121,7 +126,7 @@ class HintStore:
         if instead_of is not None:
             self._uncounted((instead_of,))
         for key, size in written:
-            self._counted(key, size)
+            self._counted(key, size, left_us)
         return sequence
 
     def page(self, target: int, after: bytes = b"", count: int = HINTS_PAGE) -> list[Stored]:
@@ -147,12 +152,13 @@ class HintStore:
         """When the oldest hint was left; None without hints."""
         return min((pending.oldest_us for pending in self.pending.values()), default=None)
 
-    def _counted(self, key: bytes, size: int) -> None:
+    def _counted(self, key: bytes, size: int, left_us: int = 0) -> None:
         target, created_us = target_of(key)
         pending = self.pending.get(target)
         if pending is None:
             pending = self.pending[target] = Pending()
             pending.oldest_us = created_us
+            pending.since_us = left_us or created_us
         pending.count += 1
         pending.bytes += size
         self.bytes += size
@@ -173,7 +179,9 @@ class HintStore:
         for target in targets:
             if target in self.pending:
                 first = self._store.records(*bounds_of(target), 1)
-                self.pending[target].oldest_us = target_of(first[0][0])[1]
+                pending = self.pending[target]
+                pending.oldest_us = target_of(first[0][0])[1]
+                pending.since_us = max(pending.since_us, pending.oldest_us)
 
     # -- marks ------------------------------------------------------------------------------------
 

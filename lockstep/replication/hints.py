@@ -81,9 +81,16 @@ class Hints:
         self.on_left: Callable[[], None] = lambda: None
 
     def leave(
-        self, mutation: Mutation, epoch: int, targets: Sequence[Target], *, forced: bool = False
+        self,
+        mutation: Mutation,
+        epoch: int,
+        targets: Sequence[Target],
+        *,
+        forced: bool = False,
+        made_us: int = 0,
     ) -> Left:
         """Keep hints for replicas of a plan made at `epoch`. `forced`: whatever the settings and the window.
+        `made_us`: of a write that is replayed; the hint is as old, for what deleted it may go by then.
 
         What is not kept is marked. Nothing is owed to replicas of a table that is gone.
         """
@@ -91,7 +98,7 @@ class Hints:
         if gc_grace_s is None:
             return Left(0, 0, True)
         now_us = self._runtime.clock.wall_us()
-        hint = Hint(now_us, epoch, gc_grace_s, mutation)
+        hint = Hint(made_us or now_us, epoch, gc_grace_s, mutation)
         size = sum(len(cell.value or b"") for row in mutation.rows for cell in row.cells)
         kept: list[NodeId] = []
         dropped: list[tuple[str, NodeId]] = []
@@ -105,7 +112,7 @@ class Hints:
         if kept:
             try:
                 # What is owed may be owed twice: of two changes that mean the same for a view.
-                sequence = self.store.put([(node, hint) for node in kept], fresh=not forced)
+                sequence = self.store.put([(node, hint) for node in kept], fresh=not forced, left_us=now_us)
             except LockstepError:
                 dropped += [(REFUSED, node) for node in kept]
                 kept = []
@@ -194,7 +201,7 @@ class Hints:
         silent_s = self._silent_s(node)
         if silent_s is not None and silent_s * 1000 > policy.window_ms:
             return WINDOW
-        if pending is not None and now_us - pending.oldest_us > policy.window_ms * 1000:
+        if pending is not None and now_us - pending.since_us > policy.window_ms * 1000:
             return WINDOW
         return None
 

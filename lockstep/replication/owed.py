@@ -23,9 +23,12 @@ Owed = tuple[bool, int]
 class OwedWrite(Write):
     __slots__ = ()
 
-    def __init__(self, owner: Writes, plan: Plan, mutation: Mutation, deadline_s: float, told: Told) -> None:
+    def __init__(
+        self, owner: Writes, plan: Plan, mutation: Mutation, deadline_s: float, told: Told, made_us: int
+    ) -> None:
         super().__init__(owner, plan, mutation, deadline_s, "BATCH", told)
         self.forced = True
+        self.made_us = made_us
 
     def _still_fits(self) -> bool:
         # Nobody sees cells of columns that are gone.
@@ -44,9 +47,10 @@ class PairedWrite(OwedWrite):
 
 
 def begin_owed(
-    writes: Writes, mutation: Mutation, timeout_ms: float, pair: Plan | None = None
+    writes: Writes, mutation: Mutation, timeout_ms: float, pair: Plan | None = None, made_us: int = 0
 ) -> asyncio.Future[Owed]:
-    """Write to every replica now, or to that of `pair`; nothing is owed to a table that is gone."""
+    """Write to every replica now, or to that of `pair`; nothing is owed to a table that is gone. `made_us`:
+    when a write was made that is replayed; its hints are as old as that."""
     future: asyncio.Future[Owed] = asyncio.get_running_loop().create_future()
 
     def settled(whole: bool, sequence: int) -> None:
@@ -62,7 +66,7 @@ def begin_owed(
         plan = pair or writes.plans.write_plan(mutation.table_id, mutation.token, Consistency.ANY)
         deadline_s = writes.runtime.clock.monotonic_s() + timeout_ms / 1000
         kind = OwedWrite if pair is None else PairedWrite
-        write = kind(writes, plan, mutation, deadline_s, told)
+        write = kind(writes, plan, mutation, deadline_s, told, made_us)
         write.settled = settled
         write.start()
     except RequestError as error:

@@ -54,6 +54,7 @@ class Unacknowledged(abc.ABC):
         "_size",
         "done",
         "forced",
+        "made_us",
         "settled",
     )
 
@@ -83,6 +84,8 @@ class Unacknowledged(abc.ABC):
         self.settled: Settled | None = None
         #: Whether hints are left whatever the settings.
         self.forced = False
+        #: When it was made that hints are left for late; 0: it is made now.
+        self.made_us = 0
 
     @abc.abstractmethod
     def expired(self) -> None:
@@ -156,7 +159,9 @@ class Unacknowledged(abc.ABC):
         if owner.hints is None or not self.leaves_hints:
             left = Left(0, 0, False, tuple(target.node for target in targets))
         else:
-            left = owner.hints.leave(self._mutation, self._plan.epoch, targets, forced=self.forced)
+            left = owner.hints.leave(
+                self._mutation, self._plan.epoch, targets, forced=self.forced, made_us=self.made_us
+            )
         for target in targets:
             self._hinted[target.node] = target.node not in left.unmarked
         self._hints_kept = self._hints_kept or left.kept > 0

@@ -91,6 +91,27 @@ def test_a_batch_is_written_when_its_coordinator_dies_before_the_first_replica_h
     lose_the_coordinator_at_its_first_write()
 
 
+def test_what_a_late_replay_leaves_for_others_is_as_old_as_the_batch() -> None:
+    """What deleted the batch's rows since may be purged after their grace time: no hint is sent then."""
+    with founded(18) as town:
+        town.world.probes.add(CrashRule(label="batches.logged", process="n1", hit=1))
+        begin_batch(town, 1)
+        town.until(lambda: not town.process(1).alive)
+        for number in (2, 3):
+            town.process(number).crash()
+        town.wait(120)
+        town.start(2, 3)
+        town.until(lambda: town.ready(2, 3) and kept(town, 2, 3) == 0)
+        stores = [town.node(number).hints.store for number in (2, 3)]
+        assert sum(store.count() for store in stores) >= len(KEYS), "for the one that is away"
+        now_us = town.node(2).runtime.clock.wall_us()
+        for store in stores:
+            oldest_us = store.oldest_us()
+            assert oldest_us is None or now_us - oldest_us > 120_000_000
+            assert all(now_us - one.since_us < 120_000_000 for one in store.pending.values())
+        assert len({one.key[6:] for store in stores for one in store.page(1)}) == len(KEYS)
+
+
 def test_a_batch_whose_log_is_not_acknowledged_sends_nothing_to_replicas_and_says_so() -> None:
     with founded(12) as town:
         town.world.probes.add(CrashRule(label="batches.kept", process="n2", hit=1))
