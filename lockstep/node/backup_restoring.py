@@ -88,6 +88,8 @@ class BackupRestoring:
         self._guards = guards
         self._metadata = metadata
         self._offers: dict[str, RestoringSource] = {}
+        #: By session and path what was found whole: an order to offer it again reads nothing again.
+        self._files: dict[str, dict[str, CheckedFile]] = {}
 
     def source_of(self, session_id: str) -> RestoringSource | None:
         """Where a session's fragments come from, when not from the store. NotReplica when they were to come
@@ -100,6 +102,8 @@ class BackupRestoring:
     async def offer(self, order: BackupOrder) -> BackupStatus:
         """CorruptFile names the first file that is damaged; PreconditionError where tables do not fit."""
         manifests.check_name(order.name)
+        self._guards.require(order.session_id)
+        files_known = self._files.setdefault(order.session_id, {})
         tables: dict[int, _OfferedTable] = {}
         size = files = 0
         for host_id in order.host_ids:
@@ -117,7 +121,7 @@ class BackupRestoring:
                     offered = tables[wanted.table] = _OfferedTable(
                         self._mapping(manifest, backed, wanted.table)
                     )
-                offered.parts.append(await self._checked(order, host_id, backed))
+                offered.parts.append(await self._checked(order, host_id, backed, files_known))
                 size, files = size + backed.size_bytes, files + len(backed.files)
         self._guards.require(order.session_id)
         for wanted in order.offered:
@@ -138,14 +142,18 @@ class BackupRestoring:
         salt = manifest.salt if backed.counts else 0
         return TableMapping(backed.id, table.id, columns, exact=backed.exact, salt=salt)
 
-    async def _checked(self, order: BackupOrder, host_id: str, backed: BackedTable) -> list[CheckedFile]:
+    async def _checked(
+        self, order: BackupOrder, host_id: str, backed: BackedTable, known: dict[str, CheckedFile]
+    ) -> list[CheckedFile]:
         disk, found = self._runtime.disk, []
         directory = manifests.part_directory(order.name, host_id)
         for file in backed.files:
             self._guards.require(order.session_id)
             path, summary = f"{directory}/{file.name}", file.summary()
-            check = partial(CheckedFile, disk, path, summary)
-            found.append(await self._runtime.tasks.run_blocking(check))
+            if path not in known or known[path].summary != summary:
+                check = partial(CheckedFile, disk, path, summary)
+                known[path] = await self._runtime.tasks.run_blocking(check)
+            found.append(known[path])
         return found
 
     async def load(self, order: BackupOrder) -> BackupStatus:
@@ -179,8 +187,9 @@ class BackupRestoring:
         return BackupStatus(True, size, files)
 
     def forget_closed(self, session_open: Callable[[str], bool]) -> None:
-        for session_id in [one for one in self._offers if not session_open(one)]:
-            del self._offers[session_id]
+        for kept in (self._offers, self._files):
+            for session_id in [one for one in kept if not session_open(one)]:
+                del kept[session_id]
 
 
 def first_of(failures: BaseExceptionGroup[LockstepError]) -> LockstepError:

@@ -1,23 +1,26 @@
 """Drives backups and restores from the node that was asked.
 
 Invariants. Everything is done under a session that entries open and close; nothing is purged while one is
-open. A backup is complete when every node has written its part. A restore has ended, by its entry, only
-when all that are replicas by then have taken in every part.
+open. A backup is complete when every node has written its part. A restore empties a table only after every
+part was found whole, and has ended, by its entry, only when all that are replicas by then have taken in every
+part.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.repairs import Repair, RepairPart, RepairState, joined_ranges
+from lockstep.metadata.repairs import Repair, RepairPart, RepairState
+from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.backup_choice import Found, chosen_parts, refuse_lossy
 from lockstep.node.backup_desk import BackupDesk
 from lockstep.node.backup_restoring import first_of
 from lockstep.node.driven_ends import ENTRY_TIMEOUT_MS, DrivenEnds
 from lockstep.node.metadata_state import MetadataState
+from lockstep.node.restore_orders import Restored, loads, offers
 from lockstep.node.submission import Submitter
 from lockstep.replication import verbs
 from lockstep.replication.backup_messages import (
@@ -27,20 +30,20 @@ from lockstep.replication.backup_messages import (
     BackupStatus,
     KeptPart,
     KeptParts,
-    OfferedTable,
     Purpose,
 )
-from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
+from lockstep.schema.changes import EmptyTable
 from lockstep.storage.backup_manifest import Statement, check_name
-from lockstep.topology.repairs import BACKUP, RESTORE, BeginRepair
+from lockstep.topology.repairs import BACKUP, RESTORE, BeginRepair, refuse_emptied
 from lockstep.values.errors import (
     LockstepError,
     Overloaded,
     PeerError,
     PeerUnreachable,
     PreconditionError,
+    SessionClosed,
 )
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import (
@@ -49,7 +52,7 @@ from lockstep.values.limits import (
     REPLICA_RETRY_MS,
     RESTORE_ROUNDS_MAX,
 )
-from lockstep.values.tokens import FULL_RING, Range
+from lockstep.values.tokens import FULL_RING
 
 
 class BackupProgress:
@@ -195,49 +198,49 @@ class BackupDriver:
             kept[node] = (*kept.get(node, ()), *parts)
         return chosen_parts(name, kept, silent)
 
-    async def begin_restore(self, found: Found, tables: Mapping[int, int]) -> Repair:
-        """Bring tables of a backup into tables of this cluster, which are there; `tables` has the id here of
-        each id in the backup. Goes on in the background. Rejected."""
+    async def begin_restore(self, wanted: Restored) -> Repair:
+        """Bring tables of a backup into tables of this cluster, which are there. Goes on in the background.
+        Rejected, PreconditionError."""
         cluster = self._state.current
-        by_keyspace: dict[str, list[int]] = {}
-        for table_id in sorted(tables.values()):
-            table = cluster.table(table_id)
-            if table is None:
-                raise PreconditionError("a table to be restored was dropped meanwhile")
-            by_keyspace.setdefault(table.keyspace, []).append(table_id)
         parts = tuple(
             RepairPart(name, cluster.schema.by_name[name].replication, tuple(ids), (FULL_RING,))
-            for name, ids in sorted(by_keyspace.items())
+            for name, ids in wanted.by_keyspace(cluster).items()
         )
+        found = wanted.found
         repair = await self._begin(RESTORE, parts, found.name, found.first.backup_id)
-        work = self._restore(repair, found, tables)
-        self._runtime.tasks.spawn(self._drive(repair, work), f"restore.{repair.id}")
+        self._runtime.tasks.spawn(self._drive(repair, self._restore(repair, wanted)), f"restore.{repair.id}")
         return repair
 
-    async def _restore(self, repair: Repair, found: Found, tables: Mapping[int, int]) -> None:
+    async def _restore(self, repair: Repair, wanted: Restored) -> None:
+        """What is there is touched only when every part was found whole."""
+        try:
+            await self._all(repair, list(offers(self._state.current, repair, wanted)), counted=False)
+        except LockstepError as error:
+            raise wanted.untouched(error) from error
+        self._runtime.probes.reach("restore.checked")
+        if not wanted.empty:
+            await self._load(repair, wanted)
+            return
+        if not self._ends.is_running(repair.id):
+            raise SessionClosed(f"session {repair.session_id} was closed, and nothing was changed")
+        try:
+            for keyspace, name in wanted.empty:
+                await self._submitter.submit(ChangeSchema(EmptyTable(keyspace, name)), ENTRY_TIMEOUT_MS)
+            await self._load(repair, wanted)
+        except LockstepError as error:
+            raise wanted.emptied(error) from error
+
+    async def _load(self, repair: Repair, wanted: Restored) -> None:
         """Again, as long as ranges change replicas while they are brought there: a new replica may have got
         its copy from one that had not taken the parts in yet."""
-        offered = tuple(OfferedTable(backed, here) for backed, here in sorted(tables.items()))
         for _ in range(RESTORE_ROUNDS_MAX):
             cluster = self._state.current
-            offers = [
-                (
-                    node,
-                    BackupOrder(
-                        repair.session_id,
-                        repair.began_epoch,
-                        BackupAction.OFFER,
-                        found.name,
-                        host_ids=host_ids,
-                        offered=offered,
-                    ),
-                )
-                for node, host_ids in found.host_ids.items()
-            ]
-            await self._all(repair, offers, counted=False)
-            loads = list(_loads(cluster, repair, found))
-            self.progress[repair.id].parts += len(loads)
-            await self._all(repair, loads)
+            # Tables have other ids when they were emptied, and a node that was started anew offers nothing;
+            # what a node has checked is not read again.
+            await self._all(repair, list(offers(cluster, repair, wanted)), counted=False)
+            orders = list(loads(cluster, repair, wanted))
+            self.progress[repair.id].parts += len(orders)
+            await self._all(repair, orders)
             if await self._ends.submit(
                 self._ends.ending(repair.id, RepairState.DONE, unchanged_since=cluster.epoch)
             ):
@@ -256,6 +259,7 @@ class BackupDriver:
         await self._submitter.submit(end, ENTRY_TIMEOUT_MS)
 
     async def _begin(self, purpose: str, parts: Sequence[RepairPart], name: str, backup_id: str) -> Repair:
+        refuse_emptied(self._state.current, parts)
         began_s = self._runtime.clock.wall_us() // 1_000_000
         wanted = BeginRepair(
             NodeId(self._own_id()), tuple(parts), began_s, run=self._generation, purpose=purpose
@@ -342,30 +346,3 @@ class BackupDriver:
     def _host_ids(self, nodes: Sequence[NodeId]) -> tuple[str, ...]:
         by_id = self._state.current.directory.by_id
         return tuple(by_id[node].host_id for node in nodes)
-
-
-def _loads(cluster: ClusterMetadata, repair: Repair, found: Found) -> Iterator[tuple[NodeId, BackupOrder]]:
-    """What every replica has to bring to itself."""
-    by_id = cluster.directory.by_id
-    sources: tuple[Address, ...] = tuple(
-        (by_id[node].address, by_id[node].internode_port) for node in found.host_ids
-    )
-    for part in repair.parts:
-        owned: dict[NodeId, list[Range]] = {}
-        for placed in cluster.placements.ring(part.replication).ranges:
-            for node in placed.group.writes:
-                owned.setdefault(node, []).append(placed.range)
-        for table in part.tables:
-            for node, ranges in sorted(owned.items()):
-                yield (
-                    node,
-                    BackupOrder(
-                        repair.session_id,
-                        cluster.epoch,
-                        BackupAction.LOAD,
-                        found.name,
-                        table=table,
-                        ranges=joined_ranges(ranges),
-                        sources=sources,
-                    ),
-                )

@@ -20,7 +20,7 @@ from lockstep.node.repair_questions import RepairQuestions
 from lockstep.node.submission import Submitter
 from lockstep.replication.repair_messages import About, Note
 from lockstep.runtime.ports import Runtime
-from lockstep.topology.repairs import BeginRepair, EndRepair, RepairUnit, units
+from lockstep.topology.repairs import BeginRepair, EndRepair, RepairUnit, refuse_emptied, units
 from lockstep.values.errors import LockstepError, PreconditionError, SessionClosed
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import (
@@ -82,6 +82,7 @@ class RepairDriver:
             self._generation,
         )
         self.refuse_dead(self._state.current, wanted)
+        refuse_emptied(self._state.current, wanted.parts)
         epoch = await self._submitter.submit(wanted, ENTRY_TIMEOUT_MS)
         repairs = self._state.current.repairs
         begun = [one for one in (*repairs.running, *repairs.ended) if one.began_epoch == epoch]

@@ -1,7 +1,7 @@
 """Backups and restores for the admin API: make one, list, remove, restore, tell how it stands.
 
 Invariant: what would be refused is refused before anything is changed; a restore touches no table that is
-there unless it was said whether that is to be emptied or added to.
+there unless it was said whether that is to be emptied or added to, and none before all parts were checked.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from lockstep.cql.describe import ClusterFacts, describe
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairPart
 from lockstep.node.backup_choice import Found
+from lockstep.node.restore_orders import Restored
 from lockstep.replication.backup_messages import KeptPart
 from lockstep.schema.changes import SYSTEM_KEYSPACES
-from lockstep.schema.model import Schema, Table
+from lockstep.schema.model import Schema
 from lockstep.server.answers import get, later, now
 from lockstep.server.operations import Operation
 from lockstep.storage.backup_manifest import BackedTable, Statement, columns_between, unsealed
@@ -266,15 +267,16 @@ class BackupRequests:
         self._check(tables, wanted.existing)
         if wanted.dry_run:
             return self._restore_plan(found, tables, wanted)
-        await self._make(found, tables, wanted.existing)
-        ids = {one.id: self._here(one).id for one in tables}
-        return self._document(await self._node.backups.begin_restore(found, ids))
+        empty = self._to_empty(tables) if wanted.existing == "truncate" else ()
+        made = await self._make(found, tables)
+        names = {one.id: (one.keyspace, one.name) for one in tables}
+        return self._document(await self._node.backups.begin_restore(Restored(found, names, empty, made)))
 
-    def _here(self, backed: BackedTable) -> Table:
-        table = self._node.cluster.schema.table(backed.keyspace, backed.name)
-        if table is None:
-            raise PreconditionError(f"table {backed.keyspace}.{backed.name} was dropped meanwhile")
-        return table
+    def _to_empty(self, tables: Sequence[BackedTable]) -> tuple[tuple[str, str], ...]:
+        """Views are emptied with what they are made of."""
+        schema = self._node.cluster.schema
+        here = (schema.table(one.keyspace, one.name) for one in tables)
+        return tuple((one.keyspace, one.name) for one in here if one is not None and one.view is None)
 
     def _check(self, tables: Sequence[BackedTable], existing: str) -> None:
         schema = self._node.cluster.schema
@@ -295,8 +297,8 @@ class BackupRequests:
                 )
             columns_between(backed, schema.by_name[backed.keyspace], table)
 
-    async def _make(self, found: Found, tables: Sequence[BackedTable], existing: str) -> None:
-        """Make what is missing, and empty what is to be emptied."""
+    async def _make(self, found: Found, tables: Sequence[BackedTable]) -> int:
+        """Make what is missing; how many tables."""
         schema = self._node.cluster.schema
         missing: dict[str, set[str]] = {}
         for backed in tables:
@@ -306,12 +308,7 @@ class BackupRequests:
             names = missing.get(one.keyspace)
             if names is not None and _is_about(one.kind, one.name, one.cql, one.keyspace, names):
                 await self._executor.change_schema(_CREATE.sub(r"CREATE \1 IF NOT EXISTS ", one.cql, count=1))
-        for backed in tables:
-            table = schema.table(backed.keyspace, backed.name)
-            # Views are emptied with what they are made of.
-            if existing == "truncate" and table is not None and table.view is None:
-                text = f"TRUNCATE {cql_name(backed.keyspace)}.{cql_name(backed.name)}"
-                await self._executor.change_schema(text)
+        return sum(len(names) for names in missing.values())
 
     def _restore_plan(self, found: Found, tables: Sequence[BackedTable], wanted: WantedRestore) -> Document:
         schema, manifest = self._node.cluster.schema, found.first
@@ -334,9 +331,11 @@ class BackupRequests:
                 for one in tables
             ],
             "steps": [
-                "missing keyspaces, types and tables are made as they were, others emptied with --truncate",
+                "missing keyspaces, types and tables are made as they were",
                 "an entry opens a session: nothing is purged",
-                "nodes that keep parts check every file, and every replica takes its ranges from all parts",
+                "nodes that keep parts check every file",
+                "with --truncate, tables that were there are emptied",
+                "every replica takes its ranges from all parts",
                 "an entry closes the session, unless ranges got other replicas: then these take them too",
             ],
             "way_back": "none for a table that was emptied or added to: back it up before",

@@ -172,6 +172,19 @@ def _refuse_part(cluster: ClusterMetadata, repairs: Repairs, part: RepairPart) -
             )
 
 
+def refuse_emptied(cluster: ClusterMetadata, parts: Sequence[RepairPart]) -> None:
+    """Rejected when a restore that has emptied tables of these keyspaces goes on. Entries do not tell: it
+    holds the tables under the ids that they had before."""
+    keyspaces = {part.keyspace for part in parts}
+    for other in cluster.repairs.running:
+        for held in other.parts if other.purpose == RESTORE else ():
+            if held.keyspace in keyspaces and any(cluster.table(table) is None for table in held.tables):
+                raise Rejected(
+                    f"{other.title()} has emptied tables of keyspace {held.keyspace}, and goes on",
+                    hint=f"wait for it, or end it: `lockstep repair --cancel {other.id}`",
+                )
+
+
 def _unchanged(
     cluster: ClusterMetadata, repair: Repair, part: RepairPart, ranges: Sequence[Range]
 ) -> tuple[Range, ...]:

@@ -70,6 +70,16 @@ def told(*arguments: str, home: Path | None = None) -> Any:
     return json.loads(ended.out)
 
 
+def flip(cluster: LocalCluster) -> Path:
+    """Flip a bit of a file of the last node's part."""
+    node = cluster.file.nodes[-1].name
+    path = max(cluster.paths.data(node).glob("backups/one/*/*-00000"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return path
+
+
 def test_tables_come_back_here_and_in_another_cluster(cluster: LocalCluster, tmp_path: Path) -> None:
     driver = connect(POINTS)
     session = driver.connect()
@@ -89,6 +99,11 @@ def test_tables_come_back_here_and_in_another_cluster(cluster: LocalCluster, tmp
     assert refused.code == 3 and "--truncate" in refused.err
     session.execute("UPDATE b.n SET hits = hits + 1000 WHERE k = 1")
     session.execute('DELETE FROM b."T" WHERE k = 9')
+    present, torn = content(session), flip(cluster)
+    refused = lockstep("backup", "restore", "one", "--truncate", "--host", HOST)
+    assert refused.code == 1 and torn.name in refused.out + refused.err
+    assert "nothing was changed" in refused.out + refused.err and content(session) == present
+    flip(cluster)
     session.execute('DROP TABLE b."T"')
     dry = lockstep("backup", "restore", "one", "--truncate", "--dry-run", "--host", HOST)
     assert dry.code == 0 and "create" in dry.out and "truncate" in dry.out, dry.err

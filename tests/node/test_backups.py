@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairState
 from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node.backup_restoring import BackupRestoring
 from lockstep.node.node import Node
-from lockstep.replication.backup_messages import KeptPart
+from lockstep.node.restore_orders import Restored
+from lockstep.replication.backup_messages import BackupOrder, BackupStatus, KeptPart
 from lockstep.schema.changes import CreateTable, EmptyTable, NewColumn
+from lockstep.sim.replaced import replaced
 from lockstep.storage import backup_manifest
-from lockstep.values.errors import PreconditionError
+from lockstep.values.errors import PreconditionError, Rejected
 from lockstep.values.ids import Consistency, NodeId, mutation_id
 from lockstep.values.rows import ALL_ROWS, Cell, Liveness, Mutation, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import FULL_RING, token_of
@@ -94,13 +98,14 @@ def back_up(town: Town, name: str = "b", number: int = 1, **options: Any) -> Rep
     return ended(town, done(town, asked))
 
 
-async def restoring(node: Node, name: str) -> Repair:
+async def restoring(node: Node, name: str, *, empty: bool = False) -> Repair:
     found = await node.backups.found(name)
-    return await node.backups.begin_restore(found, {found.tables()[0].id: table_id(node.cluster)})
+    names = {found.tables()[0].id: ("ks", "t")}
+    return await node.backups.begin_restore(Restored(found, names, (("ks", "t"),) if empty else ()))
 
 
-def restore(town: Town, name: str = "b", number: int = 2) -> Repair:
-    return ended(town, done(town, town.begin(number, lambda node: restoring(node, name))))
+def restore(town: Town, name: str = "b", number: int = 2, *, empty: bool = False) -> Repair:
+    return ended(town, done(town, town.begin(number, lambda node: restoring(node, name, empty=empty))))
 
 
 def truncate(town: Town) -> None:
@@ -190,10 +195,8 @@ def test_another_cluster_takes_the_parts_of_all_nodes_from_one_directory(town: T
         assert columns_at(other, 1) <= {stored.by_name["v"].id} != {2}
 
 
-def test_a_damaged_file_is_named_and_nothing_is_restored(town: Town) -> None:
-    write(town, range(20))
-    back_up(town)
-    truncate(town)
+def damaged(town: Town) -> str:
+    """The path of a file of node 3's part that has a flipped bit from now on."""
     directory = part_of(town, 3)
 
     async def damage(node: Node) -> str:
@@ -205,11 +208,59 @@ def test_a_damaged_file_is_named_and_nothing_is_restored(town: Town) -> None:
         disk.append(f"{directory}/{name}", bytes(content))
         return name
 
-    name = done(town, town.begin(3, damage))
-    failed = restore(town)
+    return f"{directory}/{done(town, town.begin(3, damage))}"
+
+
+def test_a_damaged_file_is_named_and_nothing_is_emptied_or_restored(town: Town) -> None:
+    write(town, range(20))
+    back_up(town)
+    write(town, range(10, 30), 9)
+    path, before = damaged(town), table_id(town.newest)
+    failed = restore(town, empty=True)
     assert failed.state is RepairState.FAILED
-    assert f"{directory}/{name}" in failed.reason
-    assert not keys_at(town, 1)
+    assert path in failed.reason and failed.reason.endswith("nothing was changed")
+    assert table_id(town.newest) == before
+    assert keys_at(town, 1) == set(range(30))
+
+
+def test_a_table_is_emptied_when_all_files_were_found_whole(town: Town) -> None:
+    write(town, range(20))
+    back_up(town)
+    write(town, range(10, 30), 9)
+    before = table_id(town.newest)
+    assert restore(town, empty=True).state is RepairState.DONE
+    assert table_id(town.newest) != before
+    for number in NODES:
+        assert keys_at(town, number) == set(range(20))
+
+
+def test_a_table_that_a_restore_has_emptied_is_neither_backed_up_nor_repaired_before_it_is_full(
+    town: Town,
+) -> None:
+    load, goes_on = BackupRestoring.load, [False]
+
+    async def held(self: BackupRestoring, order: BackupOrder) -> BackupStatus:
+        # The test stands outside this loop, so it sets no event.
+        while not goes_on[0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return await load(self, order)
+
+    write(town, range(20))
+    back_up(town)
+    before = table_id(town.newest)
+    with replaced((BackupRestoring, "load", held)):
+        begun = done(town, town.begin(1, lambda node: restoring(node, "b", empty=True)))
+        town.until(lambda: table_id(town.newest) != before)
+        town.agreed(*NODES)
+        for begin in (
+            lambda node: node.backups.begin("c", (part(town.newest),), ()),
+            lambda node: node.repairs.begin((part(town.newest),)),
+        ):
+            refused = town.finish(town.begin(2, begin)).error
+            assert isinstance(refused, Rejected) and "has emptied tables of keyspace ks" in refused.message
+        goes_on[0] = True
+        assert ended(town, begun).state is RepairState.DONE
+    assert back_up(town, "c").state is RepairState.DONE
 
 
 def test_a_missing_part_is_named(town: Town) -> None:
