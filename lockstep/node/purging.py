@@ -30,6 +30,9 @@ from lockstep.values.tokens import Range
 GRACE_PARTS: Final = 10
 #: Longest time between two passes over a table.
 PASS_EVERY_S_MAX: Final = 24 * 3600
+#: Longest time from a start to the first pass: nobody knows how long ago the last one was, and a node that is
+#: started every day would never come to one.
+FIRST_PASS_S_MAX: Final = 3600
 #: Pause after a check found nothing due; passes are due in seconds at best.
 CHECK_S: Final = 1.0
 #: After a pass that found damage: others of the node tell of it, and its table is left alone for a while.
@@ -103,7 +106,8 @@ class TombstonePurge:
         for keyspace in cluster.schema.keyspaces:
             for table in keyspace.tables:
                 if table.id not in known:
-                    heapq.heappush(self._due, (now_s + self._every_s(table), table.id))
+                    first_s = FIRST_PASS_S_MAX if before is None else PASS_EVERY_S_MAX
+                    heapq.heappush(self._due, (now_s + min(self._every_s(table), first_s), table.id))
                 elif known[table.id].options != table.options:
                     self._due = [entry for entry in self._due if entry[1] != table.id]
                     heapq.heapify(self._due)

@@ -120,6 +120,19 @@ def test_by_repair_only_what_a_repair_of_all_replicas_covers_goes(town: Town) ->
     town.until(lambda: not any(pairs(town, number) for number in NODES))
 
 
+def test_a_node_that_is_started_often_comes_to_a_pass(town: Town) -> None:
+    """Nobody remembers over a start when the last one was."""
+    set_mode(town, "immediate")
+    grace = ChangeSchema(AlterOptions("ks", "t", (("gc_grace_seconds", "864000"),)))
+    done(town, town.submit(1, grace))
+    delete_everywhere(town)
+    town.process(3).crash()
+    with replaced((purging, "FIRST_PASS_S_MAX", 5)):
+        town.start(3)
+        town.until(lambda: town.ready(3) and not pairs(town, 3))
+    assert pairs(town, 1) and pairs(town, 2)
+
+
 def before(cluster: ClusterMetadata, at_s: int) -> int:
     return purge_before_s(cluster, cluster.schema.by_name["ks"].tables[0], FULL_RING, at_s)
 
