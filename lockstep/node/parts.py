@@ -189,6 +189,12 @@ class Parts(MetadataParts):
         # A write is left for a replica at its deadline at the latest.
         return min(kept) - self.configuration.timeouts.write_ms * 1000 if kept else None
 
+    def _oldest_write_us(self) -> int:
+        """As `oldest_hint_us`, or when a write was begun at the earliest that may yet leave a hint."""
+        begun_us = self.runtime.clock.wall_us() - self.configuration.timeouts.write_ms * 1000
+        kept_us = self.oldest_hint_us()
+        return begun_us if kept_us is None else min(begun_us, kept_us)
+
     def _build_hints(self) -> None:
         settings, liveness = self.configuration.hints, self.liveness
         policy = HintPolicy(
@@ -301,7 +307,7 @@ class Parts(MetadataParts):
         )
 
         oldest = self.oldest_hint_us
-        participant.oldest_undelivered_us = oldest
+        participant.oldest_undelivered_us = self._oldest_write_us
         interval_s = self.configuration.purge.interval_ms / 1000
         self.tombstone_purge = TombstonePurge(
             runtime, state, self.engine, self.guards, oldest, interval_s, self.log

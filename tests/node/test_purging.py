@@ -159,6 +159,29 @@ def test_a_write_kept_for_others_is_older_than_what_a_repair_lets_go(town: Town)
     assert recorded.before_s == 5
 
 
+def test_a_write_under_way_as_a_repair_begins_is_older_than_what_that_lets_go(town: Town) -> None:
+    """The hint that it may leave is not there yet when the repair asks who keeps what."""
+    set_mode(town, "repair")
+    at_us, name = town.node(1).runtime.clock.wall_us(), (3).to_bytes(4, "big")
+    row = Row(b"\x00", Liveness(at_us), None, (Cell(2, b"v", at_us),))
+    made = Mutation(table_id(town.newest), token_of(name), name, bytes(MUTATION_ID_BYTES), at_us, rows=(row,))
+    with replaced((town.node(3).replica, "write", lambda _request, _answer: None)):
+        done(town, town.begin(1, lambda node: node.coordinator.write(made, Consistency.QUORUM, 2000)))
+        for number in NODES:
+            write(town, number, 3, at_us + 1, deletion=Deletion(at_us + 1, now_s(town)))
+        town.wait(1.1)
+        repair(town)
+        assert not town.node(1).hints.store.count()
+        town.wait(5)
+        assert town.node(1).hints.store.count()
+    town.until(lambda: not town.node(1).hints.store.count())
+    command = ReadCommand(
+        made.table_id, made.token - 1, made.token, name, ALL_ROWS, (), False, False, 0, 0, 1
+    )
+    [found] = done(town, town.begin(3, lambda node: node.engine.read(command))).partitions
+    assert found.deletion is not None and not found.rows
+
+
 def test_a_read_brings_no_tombstone_back_to_a_replica_that_has_purged_it(town: Town) -> None:
     """Else replicas that purge at different times would give it to each other for ever."""
     delete_everywhere(town)
@@ -193,7 +216,7 @@ def test_hints_of_a_node_that_left_bring_nothing_back_that_a_repair_let_go(town:
     set_mode(town, "repair")
     delete_everywhere(town)
     created_us = now_s(town) * 1_000_000
-    town.wait(2)
+    town.wait(4)
     repair(town)
     town.until(lambda: not any(pairs(town, number) for number in NODES))
     key = (3).to_bytes(4, "big")
