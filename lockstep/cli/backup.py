@@ -153,7 +153,7 @@ def restore(
     if copied_from is not None:
         copies, nodes = _copies(cluster), cluster.nodes()["nodes"]
         if dry_run:
-            body["brought"] = copies.to_bring_in(nodes, copied_from, name)
+            body["brought"] = copies.to_bring_in(nodes, copied_from, name) or None
         else:
             brought = render.counted(copies.bring_in(nodes, copied_from, name), "part")
             click.echo(f"brought {brought} from {copied_from / name}", err=True)

@@ -23,6 +23,7 @@ from lockstep.storage.backup_manifest import (
     check_name,
     part_directory,
     sealed,
+    stand_in,
     unsealed,
 )
 from lockstep.values.errors import DiskRefused, PreconditionError
@@ -108,12 +109,15 @@ class Copies:
             _copy_part(part, self._place(keeper, name, part.name))
         return len(places)
 
-    def to_bring_in(self, nodes: Iterable[Document], directory: Path, name: str) -> list[Document]:
-        """What would be brought, for a dry run of a restore; nothing is."""
-        return [
-            {"node": node, "manifest": sealed(_manifest(part / MANIFEST).without_files()).decode()}
-            for part, node, _ in self._places(nodes, directory, name)
-        ]
+    def to_bring_in(self, nodes: Iterable[Document], directory: Path, name: str) -> dict[str, Any]:
+        """What would be brought, for a dry run of a restore; nothing is. However many parts there are, one
+        manifest stands for all."""
+        places = self._places(nodes, directory, name)
+        if not places:
+            return {}
+        manifests = [_manifest(part / MANIFEST) for part, _, _ in places]
+        parts = [{"node": node, "host_id": part.name} for part, node, _ in places]
+        return {"manifest": sealed(stand_in(manifests)).decode(), "parts": parts}
 
     def _places(self, nodes: Iterable[Document], directory: Path, name: str) -> list[tuple[Path, int, str]]:
         """The parts of a copy that no node keeps, with the id and name of the one that is to keep each."""

@@ -14,7 +14,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import RepairPart
 from lockstep.placement.quorums import dc_factors, majority
 from lockstep.replication.backup_messages import KeptPart
-from lockstep.storage.backup_manifest import BackedTable, Manifest, unsealed
+from lockstep.storage.backup_manifest import BackedTable, Manifest, tables_of, unsealed
 from lockstep.values.errors import PreconditionError
 from lockstep.values.ids import NodeId
 
@@ -32,13 +32,7 @@ class Found(msgspec.Struct, frozen=True):
 
     def tables(self) -> tuple[BackedTable, ...]:
         """Each table once, its files summed up over all parts."""
-        found: dict[int, BackedTable] = {}
-        for manifest in self.manifests:
-            for table in manifest.tables:
-                known = found.get(table.id)
-                files = (*known.files, *table.files) if known is not None else table.files
-                found[table.id] = msgspec.structs.replace(table, files=files)
-        return tuple(sorted(found.values(), key=lambda table: (table.keyspace, table.name)))
+        return tables_of(self.manifests)
 
 
 def refuse_lossy(cluster: ClusterMetadata, parts: Sequence[RepairPart], absent: Sequence[NodeId]) -> None:

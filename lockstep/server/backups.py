@@ -23,7 +23,7 @@ from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Schema
 from lockstep.server.answers import get, later, now
 from lockstep.server.operations import Operation
-from lockstep.storage.backup_manifest import BackedTable, Statement, columns_between, unsealed
+from lockstep.storage.backup_manifest import BackedTable, Statement, columns_between, sealed, unsealed
 from lockstep.topology.repairs import BACKUP, PURPOSES, BeginRepair
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
 from lockstep.values.ids import NodeId
@@ -55,12 +55,21 @@ _RESTORE_BODY = {
         "existing": {"enum": ["refuse", "truncate", "merge"]},
         "dry_run": {"type": "boolean"},
         "brought": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"node": {"type": "integer"}, "manifest": {"type": "string"}},
+            "type": "object",
+            "properties": {
+                "manifest": {
+                    "type": "string",
+                    "description": "of one, as if it had the files of all",
+                },
+                "parts": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"node": {"type": "integer"}, "host_id": {"type": "string"}},
+                    },
+                },
             },
-            "description": "of a dry run: parts as if a node kept them",
+            "description": "of a dry run: parts as if nodes kept them",
         },
     },
 }
@@ -75,17 +84,24 @@ class WantedBackup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BroughtPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part that a node would keep; its manifest may lack the files."""
+    """A part that a node would keep."""
 
     node: int
+    host_id: str
+
+
+class Brought(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parts of one backup, and a manifest that stands for all of them; see `backup_manifest.stand_in`."""
+
     manifest: str
+    parts: tuple[BroughtPart, ...]
 
 
 class WantedRestore(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tables: tuple[str, ...] = ()
     existing: str = "refuse"
     dry_run: bool = False
-    brought: tuple[BroughtPart, ...] = ()
+    brought: Brought | None = None
 
 
 class BackupRequests:
@@ -257,9 +273,9 @@ class BackupRequests:
         wanted = _read(body if body is not None else {}, WantedRestore)
         if wanted.existing not in ("refuse", "truncate", "merge"):
             raise ConfigurationError("existing is refuse, truncate or merge")
-        if wanted.brought and not wanted.dry_run:
+        if wanted.brought is not None and not wanted.dry_run:
             raise ConfigurationError("only a dry run takes parts that no node keeps")
-        found = await self._node.backups.found(name, _as_kept(name, wanted.brought))
+        found = await self._node.backups.found(name, as_kept(name, wanted.brought))
         tables = wanted_tables(self._node.cluster.schema, found.tables(), wanted.tables)
         if not tables:
             known = ", ".join(f"{one.keyspace}.{one.name}" for one in found.tables()) or "no table"
@@ -342,13 +358,18 @@ class BackupRequests:
         }
 
 
-def _as_kept(name: str, brought: Sequence[BroughtPart]) -> dict[NodeId, list[KeptPart]]:
-    """CorruptFile when a manifest is not whole."""
+def as_kept(name: str, brought: Brought | None) -> dict[NodeId, list[KeptPart]]:
+    """The parts with a manifest each, the first of which has the files of all. CorruptFile when the one that
+    stands for them is not whole."""
     found: dict[NodeId, list[KeptPart]] = {}
-    for part in brought:
-        manifest = part.manifest.encode()
-        host_id = unsealed("the manifest of a part that is to be brought", manifest).host_id
-        found.setdefault(NodeId(part.node), []).append(KeptPart(name, host_id, manifest=manifest))
+    if brought is None:
+        return found
+    whole = unsealed("the manifest of parts that are to be brought", brought.manifest.encode())
+    for part in sorted(brought.parts, key=lambda part: part.host_id):
+        manifest = sealed(msgspec.structs.replace(whole, host_id=part.host_id))
+        found.setdefault(NodeId(part.node), []).append(KeptPart(name, part.host_id, manifest=manifest))
+        # Who is asked whether all are there is the first.
+        whole = msgspec.structs.replace(whole, nodes=(), tables=())
     return found
 
 

@@ -120,6 +120,24 @@ class Manifest(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, tables=tables)
 
 
+def tables_of(parts: Iterable[Manifest]) -> tuple[BackedTable, ...]:
+    """Each table once, by name, with its files in all parts."""
+    found: dict[int, BackedTable] = {}
+    for manifest in parts:
+        for table in manifest.tables:
+            known = found.get(table.id)
+            files = (*known.files, *table.files) if known is not None else table.files
+            found[table.id] = msgspec.structs.replace(table, files=files)
+    return tuple(sorted(found.values(), key=lambda table: (table.keyspace, table.name)))
+
+
+def stand_in(parts: Sequence[Manifest]) -> Manifest:
+    """What a plan has to know of parts of one backup, in one manifest: that of the first, as if it had the
+    files of all. It makes nothing, so it lacks the schema."""
+    whole = msgspec.structs.replace(parts[0], schema=(), ranges={}, tables=tables_of(parts))
+    return whole.without_files()
+
+
 def _sum_of(files: Sequence[BackedFile]) -> BackedFile:
     entries, size = sum(file.entries for file in files), sum(file.size_bytes for file in files)
     return BackedFile("", entries, size, files[0].first_key, files[-1].last_key, "")

@@ -104,7 +104,7 @@ def test_a_dry_run_of_a_restore_brings_nothing(
         result = CliRunner().invoke(root, [*arguments, "--dry-run"])
     assert result.exit_code == 0 and not (tmp_path / "there").exists()
     ((_, body),) = [call for call in fake.calls if call[0].startswith("POST")]
-    assert body["dry_run"] and [part["node"] for part in body["brought"]] == [1, 2, 3]
+    assert body["dry_run"] and [part["node"] for part in body["brought"]["parts"]] == [1, 2, 3]
 
 
 def fail(*_: Any) -> None:

@@ -89,8 +89,9 @@ def test_completed_parts_go_out_and_come_back_to_whom_they_are_of(tmp_path: Path
     assert copies(here).bring_in(NODES, tmp_path / "copies", "monday") == 0, "they are there"
     there = Cluster(tmp_path / "there", stopped=("n2",))
     told = copies(there).to_bring_in(NODES, tmp_path / "copies", "monday")
-    assert [unsealed("", one["manifest"].encode()).host_id for one in told] == ["host-1", "host-2"]
-    assert told[0]["node"] == 1 and told[1]["node"] in (1, 3)
+    assert unsealed("", told["manifest"].encode()).host_id == "host-1"
+    assert [part["host_id"] for part in told["parts"]] == ["host-1", "host-2"]
+    assert told["parts"][0]["node"] == 1 and told["parts"][1]["node"] in (1, 3)
     assert not there.part("n1", "monday", "host-1").exists(), "nothing is brought for a dry run"
     assert copies(there).bring_in(NODES, tmp_path / "copies", "monday") == 2
     assert (there.part("n1", "monday", "host-1") / "7-00000").read_text() == "7-00000"

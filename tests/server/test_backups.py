@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import empty_cluster
+from lockstep.node.backup_choice import chosen_parts
 from lockstep.schema.model import (
     Column,
     ColumnKind,
@@ -16,9 +17,17 @@ from lockstep.schema.model import (
     keyspace_of,
     schema_of,
 )
-from lockstep.server.backups import backed_parts, wanted_tables
-from lockstep.storage.backup_manifest import BackedTable, backed_table
+from lockstep.server.backups import WantedRestore, as_kept, backed_parts, wanted_tables
+from lockstep.storage.backup_manifest import (
+    BackedFile,
+    BackedTable,
+    Manifest,
+    backed_table,
+    sealed,
+    stand_in,
+)
 from lockstep.values.errors import ConfigurationError, PreconditionError
+from lockstep.values.limits import ADMIN_BODY_BYTES_MAX
 
 COLUMNS = (Column(1, "k", "int", ColumnKind.PARTITION_KEY, 0),)
 HEADS = [KeyspaceHead(name, Replication("SimpleStrategy", (("", 1),))) for name in ("a", "b")]
@@ -70,3 +79,32 @@ def test_names_of_what_is_backed_up() -> None:
     for unknown in ("c", "a.x", "t", "a.t.x"):
         with pytest.raises(ConfigurationError, match="there is no keyspace or table"):
             backed_parts(cluster, (unknown,))
+
+
+def test_a_plan_for_a_thousand_parts_that_no_node_keeps_fits_into_a_request() -> None:
+    hosts = tuple(f"00000000-0000-4000-8000-{number:012d}" for number in range(1000))
+    metadata = BackedFile("metadata", 1, 2, "", "", "cc")
+
+    def part(host_id: str) -> Manifest:
+        files = tuple(BackedFile(name, 5, 7, "00", "ff", "dd") for name in ("0", "1"))
+        tables = tuple(
+            backed_table(keyspace, table, files)
+            for keyspace in schema("v").keyspaces
+            for table in keyspace.tables
+        )
+        return Manifest(1, "b", "id", "c", "n", 4, 5, 1, host_id, hosts, (), (), {}, tables, metadata)
+
+    parts = [{"node": 1 + at % 3, "host_id": host_id} for at, host_id in enumerate(hosts)]
+    body = {
+        "dry_run": True,
+        "brought": {"manifest": sealed(stand_in([part(host) for host in hosts])).decode(), "parts": parts},
+    }
+    assert len(msgspec.json.encode(body)) < ADMIN_BODY_BYTES_MAX // 4
+    brought = msgspec.convert(body, WantedRestore).brought
+    assert brought is not None
+    found = chosen_parts("b", as_kept("b", brought), ())
+    assert sum(len(ids) for ids in found.host_ids.values()) == len(hosts)
+    assert {table.name: table.size_bytes for table in found.tables()} == dict.fromkeys("tuv", 14_000)
+    lacking = msgspec.structs.replace(brought, parts=brought.parts[1:])
+    with pytest.raises(PreconditionError, match=f"1 of 1000 parts of backup b are missing: {hosts[0]}"):
+        chosen_parts("b", as_kept("b", lacking), ())
