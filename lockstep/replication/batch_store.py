@@ -176,14 +176,13 @@ class BatchStore:
 
     def _owed(self, batch: KeepBatch) -> list[Mutation]:
         """The writes of a batch whose tables are there and that are not too old; others are marked."""
-        age_us = self._runtime.clock.wall_us() - batch.created_us
         owed: list[Mutation] = []
         for mutation in batch.mutations:
             gc_grace_s = self._hints.gc_grace_s(mutation.table_id)
             if gc_grace_s is None:
                 continue
             is_past = self._hints.outlived(mutation, batch.created_us)
-            if age_us <= gc_grace_s * 1_000_000 and not is_past:
+            if not is_past and not self._hints.is_late(gc_grace_s, batch.created_us):
                 owed.append(mutation)
                 continue
             reason = OUTLIVED if is_past else EXPIRED

@@ -187,8 +187,7 @@ class HintDelivery:
         gc_grace_s = self._hints.gc_grace_s(mutation.table_id)
         if gc_grace_s is None:
             return Fate.GONE, None
-        age_us = self._runtime.clock.wall_us() - hint.created_us
-        is_late = age_us > min(gc_grace_s, hint.gc_grace_s) * 1_000_000
+        is_late = self._hints.is_late(min(gc_grace_s, hint.gc_grace_s), hint.created_us)
         if is_late or self._hints.outlived(mutation, hint.created_us):
             return Fate.EXPIRED, None
         plan = self._plans.write_plan(mutation.table_id, mutation.token, Consistency.ONE)

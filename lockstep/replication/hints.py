@@ -20,10 +20,14 @@ from lockstep.replication.plans import PlanBook, Target
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import InvalidRequest, LockstepError
 from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.limits import PURGE_AGE_S_MIN
 from lockstep.values.rows import Mutation
 from lockstep.values.tokens import Range
 
 GC_GRACE_S_DEFAULT = 864_000
+#: What is owed is given up so long before its grace time is over: the write is older than its hint, and is
+#: under way for a while, and what deleted it in between goes after its own grace time.
+GIVEN_UP_EARLY_S = 10
 #: Why hints were not kept, or given up.
 DISABLED = "hints are disabled"
 WINDOW = "the node was away for longer than the hint window"
@@ -156,6 +160,12 @@ class Hints:
         if table is None:
             return None
         return int(table.option("gc_grace_seconds", str(GC_GRACE_S_DEFAULT)))
+
+    def is_late(self, gc_grace_s: int, made_us: int) -> bool:
+        """Whether what deleted a write that was made, or left as a hint, then may soon be purged by its grace
+        time. Nothing younger than PURGE_AGE_S_MIN is."""
+        life_s = min(gc_grace_s, max(gc_grace_s, PURGE_AGE_S_MIN) - GIVEN_UP_EARLY_S)
+        return self._runtime.clock.wall_us() - made_us > life_s * 1_000_000
 
     def outlived(self, mutation: Mutation, created_us: int) -> bool:
         """Whether what deleted a write may be purged since a recorded repair. Repairs ask who keeps what; but

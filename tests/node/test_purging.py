@@ -15,11 +15,12 @@ from lockstep.node.node import Node
 from lockstep.replication import verbs
 from lockstep.replication.hint_delivery import HandedOver
 from lockstep.replication.hint_records import Hint
-from lockstep.replication.hints import OUTLIVED
+from lockstep.replication.hints import EXPIRED, OUTLIVED
 from lockstep.schema.changes import AlterOptions
 from lockstep.sim.replaced import replaced
 from lockstep.storage.store import Family
 from lockstep.topology.repairs import BeginRepair
+from lockstep.values.errors import Overloaded
 from lockstep.values.ids import MUTATION_ID_BYTES, Consistency, NodeId
 from lockstep.values.rows import ALL_ROWS, Cell, Deletion, Liveness, Mutation, ReadCommand, Row
 from lockstep.values.tokens import FULL_RING, token_of
@@ -180,6 +181,37 @@ def test_a_write_under_way_as_a_repair_begins_is_older_than_what_that_lets_go(to
     )
     [found] = done(town, town.begin(3, lambda node: node.engine.read(command))).partitions
     assert found.deletion is not None and not found.rows
+
+
+def bring_a_hint_late(town: Town, grace_s: int) -> None:
+    """A write misses a replica, which hears of its deletion and purges that; then it would take the hint,
+    which was left after the deletion was made."""
+    grace = ChangeSchema(AlterOptions("ks", "t", (("gc_grace_seconds", str(grace_s)),)))
+    done(town, town.submit(1, grace))
+    at_us, name = town.node(1).runtime.clock.wall_us(), (3).to_bytes(4, "big")
+    row = Row(b"\x00", Liveness(at_us), None, (Cell(2, b"v", at_us),))
+    made = Mutation(table_id(town.newest), token_of(name), name, bytes(MUTATION_ID_BYTES), at_us, rows=(row,))
+    with replaced((town.node(3).replica, "write", lambda _request, _answer: None)):
+        done(town, town.begin(1, lambda node: node.coordinator.write(made, Consistency.QUORUM, 2000)))
+        write(town, 3, 3, at_us + 1, deletion=Deletion(at_us + 1, now_s(town)))
+        town.wait(grace_s - 20)
+    with replaced((town.node(3).replica, "write", _refuses)):
+        assert town.node(1).hints.store.count() == 1
+        town.until(lambda: now_s(town, 3) > at_us // 1_000_000 + grace_s)
+        purge = town.node(3).tombstone_purge
+        done(town, town.begin(3, lambda node: node.engine.purge_table(made.table_id, purge.before)))
+        assert not pairs(town, 3)
+    town.until(lambda: not town.node(1).hints.store.count())
+
+
+def _refuses(_request: object, _answer: object) -> None:
+    raise Overloaded("not now")
+
+
+def test_a_hint_is_given_up_before_what_deleted_its_write_may_go(town: Town) -> None:
+    bring_a_hint_late(town, 200)
+    assert not pairs(town, 3)
+    assert town.node(1).hints.dropped[EXPIRED] == 1
 
 
 def test_a_read_brings_no_tombstone_back_to_a_replica_that_has_purged_it(town: Town) -> None:
