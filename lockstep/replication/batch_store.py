@@ -56,7 +56,8 @@ class BatchStore:
         self._hints = hints
         self._own_id = own_id
         self._replay_after_ms = replay_after_ms
-        #: Key -> (instant of the monotonic clock from which on it is replayed, bytes), oldest first.
+        #: Key -> (instant of the monotonic clock from which on it is replayed, bytes), oldest first, and then
+        #: those that could not be written.
         self._kept: dict[bytes, tuple[float, int]] = {}
         self._wake = asyncio.Event()
         self.bytes = 0
@@ -170,6 +171,9 @@ class BatchStore:
         self.replayed += 1
         if mutations and not await self._write(mutations, batch.created_us):
             self.replay_failures += 1
+            if key in self._kept:
+                # Behind the others, which may go to replicas that have room for hints.
+                self._kept[key] = self._kept.pop(key)
             return
         if key in self._kept:
             self._delete(key)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from lockstep.node.node import Node
+from lockstep.replication import batch_store
+from lockstep.replication.batch_records import KeepBatch
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.history import Change, Look
 from lockstep.sim.probes import CrashRule
+from lockstep.sim.replaced import replaced
 from lockstep.values.errors import LockstepError, WriteTimeout
 from lockstep.values.ids import Consistency, NodeId
 from tests.node.support import Outcome, Town, leave
@@ -110,6 +113,27 @@ def test_what_a_late_replay_leaves_for_others_is_as_old_as_the_batch() -> None:
             assert oldest_us is None or now_us - oldest_us > 120_000_000
             assert all(now_us - one.since_us < 120_000_000 for one in store.pending.values())
         assert len({one.key[6:] for store in stores for one in store.page(1)}) == len(KEYS)
+
+
+def test_batches_that_cannot_be_written_keep_no_others_waiting() -> None:
+    with founded(19) as town:
+        store = town.node(2).batch_store
+        batches = [KeepBatch(bytes([number]) * 16, 1 + number, ()) for number in range(5)]
+        tried: list[int] = []
+
+        async def keep_all(_node: Node) -> None:
+            for batch in batches:
+                await store.keep(batch)
+
+        async def write(_mutations: object, made_us: int) -> bool:
+            tried.append(made_us)
+            return made_us == 5
+
+        town.finish(town.begin(2, keep_all))
+        owed = (store, "_owed", lambda batch: [batch])
+        with replaced((batch_store, "BATCH_LOG_PAGE", 2), (store, "_write", write), owed):
+            town.until(lambda: len(store) == 4)
+        assert tried == [1, 2, 3, 4, 5, *tried[5:]], "each in its turn"
 
 
 def test_a_batch_whose_log_is_not_acknowledged_sends_nothing_to_replicas_and_says_so() -> None:
