@@ -17,12 +17,9 @@ from lockstep.cql.terms import Values
 from lockstep.schema.types import (
     CollectionType,
     CqlType,
-    ListType,
     UserDefinedType,
-    field_position,
     parse_type,
 )
-from lockstep.values.rows import Cell
 from lockstep.values.tokens import token_of
 
 Record = list[Any]
@@ -74,7 +71,7 @@ def element_of(value_of: Evaluate, kind: CollectionType, key: Evaluate, behind: 
 
     def evaluate(record: Record, moment: Moment) -> bytes | None:
         value, wanted = value_of(record, moment), key(record, moment)
-        if value is None or wanted is None:
+        if value is None:
             return None
         parts = kind.split(value)
         for at in range(0, len(parts), step):
@@ -132,72 +129,6 @@ def token_of_key(parts: Sequence[Evaluate]) -> Evaluate:
         return token_of(routing_key(key)).to_bytes(8, "big", signed=True)
 
     return evaluate
-
-
-# Facts of cells: their slots are counted from the end of the record
-
-
-def write_time(cell: Cell, now_s: int) -> bytes:
-    return cell.timestamp_us.to_bytes(8, "big", signed=True)
-
-
-def time_to_live(cell: Cell, now_s: int) -> bytes | None:
-    if not cell.ttl_s:
-        return None
-    return max(cell.expires_at_s - now_s, 0).to_bytes(4, "big", signed=True)
-
-
-Fact = Callable[[Cell, int], bytes | None]
-
-
-def fact_of_cell(index: int, fact: Fact) -> Evaluate:
-    def evaluate(record: Record, moment: Moment) -> bytes | None:
-        cell: Cell | None = record[-1 - index]
-        return None if cell is None else fact(cell, moment.context.now_s)
-
-    return evaluate
-
-
-def newest_write_time(index: int) -> Evaluate:
-    def evaluate(record: Record, moment: Moment) -> bytes | None:
-        cells: list[Cell] | None = record[-1 - index]
-        if not cells:
-            return None
-        return max(cell.timestamp_us for cell in cells).to_bytes(8, "big", signed=True)
-
-    return evaluate
-
-
-def facts_of_cells(index: int, kind: CqlType, returns: CqlType, fact: Fact) -> tuple[Evaluate, CqlType]:
-    """The fact of every cell of a collection (in its order) or user-defined type (field by field)."""
-    listed = ListType(returns, frozen=False)
-
-    def evaluate(record: Record, moment: Moment) -> bytes | None:
-        cells: list[Cell] | None = record[-1 - index]
-        if not cells:
-            return None
-        found = [fact(cell, moment.context.now_s) for cell in in_order(kind, cells)]
-        # A part without the fact is null, which lists of values cannot be read with by every client.
-        return _with_nulls(found)
-
-    return evaluate, listed
-
-
-def _with_nulls(parts: Sequence[bytes | None]) -> bytes:
-    out = [len(parts).to_bytes(4, "big")]
-    for part in parts:
-        out.append(b"\xff\xff\xff\xff" if part is None else len(part).to_bytes(4, "big") + part)
-    return b"".join(out)
-
-
-def in_order(kind: CqlType, cells: Sequence[Cell]) -> list[Cell]:
-    """Cells of a value in the order of its parts."""
-    if isinstance(kind, UserDefinedType):
-        return sorted(cells, key=lambda cell: field_position(cell.path or b"\x00\x00"))
-    if kind.name == "list":
-        return sorted(cells, key=lambda cell: cell.path or b"")
-    of_path = kind.key if kind.name == "map" else kind.element
-    return sorted(cells, key=lambda cell: of_path.sort_key(cell.path or b""))
 
 
 BIGINT = parse_type("bigint")

@@ -10,20 +10,21 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lockstep.cql import aggregates, evaluation, tree
+from lockstep.cql import aggregates, cell_facts, evaluation, tree
 from lockstep.cql.arithmetic import negation, operand_types, operation
+from lockstep.cql.casts import cast_function
 from lockstep.cql.catalog import TableShape
+from lockstep.cql.cell_facts import key_type, position_in
 from lockstep.cql.evaluation import Evaluate, Moment, Record
-from lockstep.cql.functions import cast_function, family
+from lockstep.cql.functions import family
 from lockstep.cql.literals import natural_type
 from lockstep.cql.naming import counts_rows, shown
 from lockstep.cql.prepared import Scope
 from lockstep.cql.signatures import Known
-from lockstep.cql.terms import Constant, assignable_type, choose_overload, compile_term, fits, is_loose
+from lockstep.cql.terms import assignable_type, choose_overload, compile_term, fits, is_loose
 from lockstep.cql.user_aggregates import UserAggregate, aggregates_in, finished, row_of
 from lockstep.cql.user_functions import choose_own, is_native, overloads_in
 from lockstep.cql.wire.messages import UNSET
-from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import (
     CollectionType,
     CqlType,
@@ -32,7 +33,6 @@ from lockstep.schema.types import (
     SetType,
     TupleType,
     UserDefinedType,
-    field_path,
 )
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.limits import CQL_EXPRESSION_DEPTH_MAX
@@ -40,7 +40,6 @@ from lockstep.values.limits import CQL_EXPRESSION_DEPTH_MAX
 Typed = tuple[Evaluate, CqlType]
 
 _COMPOUND = tree.ListLiteral | tree.SetLiteral | tree.MapLiteral | tree.TupleLiteral | tree.UserLiteral
-_FACTS = ("ttl", "writetime", "maxwritetime")
 
 
 class Folding(msgspec.Struct, frozen=True):
@@ -51,11 +50,10 @@ class Folding(msgspec.Struct, frozen=True):
 
 
 class CellSlot(msgspec.Struct, frozen=True):
-    """A slot for a cell of a column (`path` None: its only one), or for all its cells (`whole`)."""
+    """A slot for the only cell of a column, or for all its cells (`whole`)."""
 
     column: int
-    path: bytes | None
-    whole: bool = False
+    whole: bool
 
 
 class Expressions:
@@ -119,9 +117,9 @@ class Expressions:
                 f"Cannot infer type for term {shown(term)} in selection clause "
                 "(try using a cast to force a type)"
             )
-        return self._term(term, kind)
+        return self.plain_term(term, kind)
 
-    def _term(self, term: tree.Term, kind: CqlType) -> Typed:
+    def plain_term(self, term: tree.Term, kind: CqlType) -> Typed:
         plan = compile_term(term, kind, "[selection]", self.scope)
 
         def evaluate(record: Record, moment: Moment) -> bytes | None:
@@ -139,7 +137,7 @@ class Expressions:
             if len(named) == len(inner.entries):
                 inner = tree.UserLiteral(tuple(named))
         if isinstance(inner, tree.Literal | tree.Bind | tree.UserLiteral):
-            return self._term(inner, kind)
+            return self.plain_term(inner, kind)
         evaluate, found = self.compile(inner, kind)
         if not assignable_type(found, kind):
             raise InvalidRequest(f"Cannot assign value of type {found.text} to type {kind.text}")
@@ -178,7 +176,7 @@ class Expressions:
             if (wanted.name == "set") != isinstance(term, tree.SetLiteral):
                 raise InvalidRequest(f"Cannot assign value {shown(term)} to type {wanted.text}")
             if all(isinstance(item, tree.Literal | tree.Bind) for item in term.items):
-                return self._term(term, wanted)
+                return self.plain_term(term, wanted)
             kind: CqlType = wanted
         elif isinstance(term, tree.ListLiteral):
             kind = ListType(self._common(term.items), frozen=True)
@@ -208,8 +206,8 @@ class Expressions:
 
     def _element(self, element: tree.Element) -> Typed:
         evaluate, kind = self.compile(element.term)
-        of_key = _key_type(element.term, kind)
-        key, _ = self._term(element.key, of_key)
+        of_key = key_type(element.term, kind)
+        key, _ = self.plain_term(element.key, of_key)
         assert isinstance(kind, CollectionType)
         if isinstance(kind, MapType):
             return evaluation.element_of(evaluate, kind, key, 1), kind.value
@@ -217,14 +215,14 @@ class Expressions:
 
     def _span(self, span: tree.Span) -> Typed:
         evaluate, kind = self.compile(span.term)
-        of_key = _key_type(span.term, kind)
-        ends = [None if end is None else self._term(end, of_key)[0] for end in (span.low, span.high)]
+        of_key = key_type(span.term, kind)
+        ends = [None if end is None else self.plain_term(end, of_key)[0] for end in (span.low, span.high)]
         assert isinstance(kind, CollectionType)
         return evaluation.span_of(evaluate, kind, of_key, ends[0], ends[1]), kind
 
     def _field(self, selected: tree.Field) -> Typed:
         evaluate, kind = self.compile(selected.term)
-        position = _field_position(selected, kind)
+        position = position_in(selected, kind)
         assert isinstance(kind, UserDefinedType)
         return evaluation.field_of(evaluate, kind, position), kind.elements[position]
 
@@ -234,8 +232,8 @@ class Expressions:
         native = call.keyspace in (None, "system")
         if native and call.name in aggregates.NAMES:
             return self._aggregate(call)
-        if call.name in _FACTS and call.keyspace is None:
-            return self._fact(call)
+        if call.name in cell_facts.NAMES and call.keyspace is None:
+            return cell_facts.cell_fact(self, call)
         if native and call.name == "token":
             return self._token(call)
         own = _own_aggregates(call, self.scope)
@@ -324,33 +322,8 @@ class Expressions:
         pairs = zip(call.arguments, kinds, strict=True)
         return evaluation.token_of_key([self._as(term, kind) for term, kind in pairs]), evaluation.BIGINT
 
-    # Write times and times to live
-
-    def _fact(self, call: tree.Call) -> Typed:
-        term = call.arguments[0] if len(call.arguments) == 1 else None
-        inside = isinstance(term, tree.Field | tree.Element)
-        named = term.term if isinstance(term, tree.Field | tree.Element) else term
-        if not isinstance(named, tree.ColumnName):
-            raise InvalidRequest(f"{call.name} expects a column, or an element or field of one")
-        column = self.shape.column(named.name)
-        if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
-            raise InvalidRequest(
-                f"Cannot use selection function {call.name} on PRIMARY KEY part {column.name}"
-            )
-        kind = self.shape.types[column.name]
-        if kind.name == "counter":
-            raise InvalidRequest(f"Cannot use selection function {call.name} on counters")
-        is_ttl = call.name == "ttl"
-        fact = evaluation.time_to_live if is_ttl else evaluation.write_time
-        returns = evaluation.INT if is_ttl else evaluation.BIGINT
-        if kind.is_multicell and not inside:
-            index = self.cells.setdefault(CellSlot(column.id, None, whole=True), len(self.cells))
-            if call.name == "maxwritetime":
-                return evaluation.newest_write_time(index), returns
-            return evaluation.facts_of_cells(index, kind, returns, fact)
-        path = _path(call.name, term, kind, self.scope) if inside else None
-        index = self.cells.setdefault(CellSlot(column.id, path), len(self.cells))
-        return evaluation.fact_of_cell(index, fact), returns
+    def cell_slot(self, column: int, *, whole: bool) -> int:
+        return self.cells.setdefault(CellSlot(column, whole), len(self.cells))
 
 
 def _own_aggregates(call: tree.Call, scope: Scope) -> tuple[UserAggregate, ...]:
@@ -378,31 +351,6 @@ def _user_aggregate(
     return finished(aggregate, evaluation.folded(len(expressions.foldings) - 1)), aggregate.returns
 
 
-def _key_type(term: tree.Term, kind: CqlType) -> CqlType:
-    if isinstance(kind, MapType):
-        return kind.key
-    if isinstance(kind, SetType):
-        return kind.element
-    raise InvalidRequest(
-        f"Invalid element selection: {shown(term)} is of type {kind.text}, neither a map nor a set"
-    )
-
-
-def _path(function: str, term: tree.Term | None, kind: CqlType, scope: Scope) -> bytes | None:
-    """Path of the cell that holds an element or field; None when the column is one cell."""
-    if isinstance(term, tree.Field):
-        position = _field_position(term, kind)
-        return field_path(position) if kind.is_multicell else None
-    assert isinstance(term, tree.Element)
-    of_key = _key_type(term.term, kind)
-    if not kind.is_multicell:
-        return None
-    plan = compile_term(term.key, of_key, "[selection]", scope)
-    if not isinstance(plan, Constant) or plan.data is None:
-        raise InvalidRequest(f"{function} of an element needs a literal key")
-    return plan.data
-
-
 def _type_of_loose(expressions: Expressions, term: tree.Term) -> Known:
     """The type of a nested number without columns; None when it holds nothing but bind variables."""
     if isinstance(term, tree.Arithmetic):
@@ -415,14 +363,3 @@ def _type_of_loose(expressions: Expressions, term: tree.Term) -> Known:
         return expressions._operand(term.term)
     assert isinstance(term, tree.TupleLiteral)
     return expressions._operand(term.items[0])
-
-
-def _field_position(selected: tree.Field, kind: CqlType) -> int:
-    if not isinstance(kind, UserDefinedType):
-        raise InvalidRequest(
-            f"Invalid field selection: {shown(selected.term)} of type {kind.text} is not a user type"
-        )
-    found = kind.field(selected.field)
-    if found is None:
-        raise InvalidRequest(f"{kind.text} of type {shown(selected.term)} has no field {selected.field}")
-    return found[0]

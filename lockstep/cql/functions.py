@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 
 from lockstep.cql import (
     collection_functions,
@@ -23,6 +22,7 @@ from lockstep.schema.types import NATIVE_NAMES, CqlType, parse_type
 from lockstep.values.errors import InvalidRequest
 
 _DAY_MS = 86_400_000
+_DAY_US = _DAY_MS * 1000
 #: Clock and node bytes of the smallest and largest timeuuid of an instant, compared as signed bytes.
 _LEAST_TAIL = bytes([0x80] * 8)
 _GREATEST_TAIL = bytes([0x7F] * 8)
@@ -55,11 +55,11 @@ def _ms(kind: str) -> Callable[[bytes], int]:
     return lambda data: int.from_bytes(data, "big", signed=True)
 
 
-def _long(number: int) -> bytes:
+def long_bytes(number: int) -> bytes:
     return number.to_bytes(8, "big", signed=True)
 
 
-def _date(ms: int) -> bytes:
+def date_bytes(ms: int) -> bytes:
     return (ms // _DAY_MS + (1 << 31)).to_bytes(4, "big")
 
 
@@ -72,7 +72,7 @@ def _edge(tail: bytes, *, last: bool) -> Run:
     return run
 
 
-def _through_ms(kind: str, finish: Callable[[int], bytes]) -> Run:
+def through_ms(kind: str, finish: Callable[[int], bytes]) -> Run:
     start = _ms(kind)
     return lambda arguments, context: finish(start(arguments[0]))
 
@@ -105,9 +105,9 @@ def _clock_functions() -> list[Function]:
     return [
         *made(("now", "currenttimeuuid", "current_timeuuid"), "timeuuid", now_timeuuid),
         *made(("uuid",), "uuid", random_uuid),
-        *made(("currenttimestamp", "current_timestamp"), "timestamp", lambda c: _long(c.now_us // 1000)),
-        *made(("currentdate", "current_date"), "date", lambda c: _date(c.now_us // 1000)),
-        *made(("currenttime", "current_time"), "time", lambda c: _long(c.now_us % (_DAY_MS * 1000) * 1000)),
+        *made(("currenttimestamp", "current_timestamp"), "timestamp", lambda c: long_bytes(c.now_us // 1000)),
+        *made(("currentdate", "current_date"), "date", lambda c: date_bytes(c.now_us // 1000)),
+        *made(("currenttime", "current_time"), "time", lambda c: long_bytes(c.now_us % _DAY_US * 1000)),
     ]
 
 
@@ -119,14 +119,14 @@ def _time_functions() -> list[Function]:
     ) -> None:
         for name in names:
             for source in sources:
-                run = _through_ms(source, finish)
+                run = through_ms(source, finish)
                 found.append(Function(name, (parse_type(source),), parse_type(returns), run))
 
-    add(("totimestamp", "to_timestamp"), ("timeuuid", "date"), "timestamp", _long)
-    add(("dateof",), ("timeuuid",), "timestamp", _long)
-    add(("todate", "to_date"), ("timeuuid", "timestamp"), "date", _date)
-    add(("unixtimestampof",), ("timeuuid",), "bigint", _long)
-    add(("tounixtimestamp", "to_unix_timestamp"), ("timeuuid", "timestamp", "date"), "bigint", _long)
+    add(("totimestamp", "to_timestamp"), ("timeuuid", "date"), "timestamp", long_bytes)
+    add(("dateof",), ("timeuuid",), "timestamp", long_bytes)
+    add(("todate", "to_date"), ("timeuuid", "timestamp"), "date", date_bytes)
+    add(("unixtimestampof",), ("timeuuid",), "bigint", long_bytes)
+    add(("tounixtimestamp", "to_unix_timestamp"), ("timeuuid", "timestamp", "date"), "bigint", long_bytes)
     timestamp, uuid = (parse_type("timestamp"),), parse_type("timeuuid")
     for name in ("mintimeuuid", "min_timeuuid"):
         found.append(Function(name, timestamp, uuid, _edge(_LEAST_TAIL, last=False)))
@@ -194,53 +194,3 @@ def signatures() -> dict[str, list[str]]:
         plural = "" if numbers == "1" else "s"
         found[name] = [family.about or f"{numbers} argument{plural}"]
     return found
-
-
-_NUMBERS = frozenset(
-    ("tinyint", "smallint", "int", "bigint", "counter", "varint", "float", "double", "decimal")
-)
-#: Digits of a decimal that becomes a whole number: its exponent alone could ask for gigabytes.
-_CAST_DIGITS_MAX = 10_000
-_TIMES = frozenset(("timeuuid", "timestamp", "date"))
-
-
-def cast_function(source: CqlType, target: CqlType) -> Run:
-    """CAST between numbers, to text, and between points in time; InvalidRequest for other pairs."""
-    if source == target:
-        return _same
-    if source.name in _NUMBERS and target.name in _NUMBERS and target.name != "counter":
-        return _number_cast(source, target)
-    if target.name in ("text", "ascii") and not source.is_collection:
-        return lambda arguments, context: _plain_text(source, arguments[0]).encode()
-    if source.name in _TIMES and target.name in ("timestamp", "date"):
-        return _through_ms(source.name, _long if target.name == "timestamp" else _date)
-    raise InvalidRequest(f"{source.text} cannot be cast to {target.text}")
-
-
-def _plain_text(source: CqlType, data: bytes) -> str:
-    text = source.format(source.deserialize(data))
-    return text[1:-1].replace("''", "'") if text.startswith("'") else text
-
-
-def _number_cast(source: CqlType, target: CqlType) -> Run:
-    bits = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}.get(target.name)
-
-    def run(arguments: Arguments, context: Context) -> bytes | None:
-        value = source.deserialize(arguments[0])
-        if not isinstance(value, int | float | Decimal):
-            return None
-        if target.name in ("float", "double"):
-            return target.serialize(float(value))
-        if target.name == "decimal":
-            return target.serialize(Decimal(str(value)))
-        if isinstance(value, Decimal) and value.adjusted() > _CAST_DIGITS_MAX:
-            raise InvalidRequest(f"A decimal of more than {_CAST_DIGITS_MAX} digits cannot be cast")
-        try:
-            whole = int(value)
-        except (ValueError, OverflowError):
-            whole = 0
-        if bits is not None:
-            whole = (whole + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
-        return target.serialize(whole)
-
-    return run

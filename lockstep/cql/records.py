@@ -51,9 +51,7 @@ class RecordReader:
         # Outputs count cell slots from the end of the record.
         last = self._width - 1
         self._cell_slots = {
-            (cell.column, cell.path): last - index
-            for index, cell in enumerate(selection.cells)
-            if not cell.whole
+            cell.column: last - index for index, cell in enumerate(selection.cells) if not cell.whole
         }
         self._whole_slots = {
             cell.column: last - index for index, cell in enumerate(selection.cells) if cell.whole
@@ -95,8 +93,8 @@ class RecordReader:
                     record[slot] = cell.value
                 else:
                     gathered.setdefault(slot, []).append(cell)
-            if cell_slots and (cell.column, cell.path) in cell_slots:
-                record[cell_slots[cell.column, cell.path]] = cell
+            if cell_slots and cell.column in cell_slots:
+                record[cell_slots[cell.column]] = cell
             if whole_slots and cell.column in whole_slots:
                 at = whole_slots[cell.column]
                 record[at] = [*(record[at] or ()), cell]

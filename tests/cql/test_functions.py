@@ -206,6 +206,13 @@ def test_write_times_of_collections_and_their_parts() -> None:
     )
     assert made.run(f"{query} FROM x") == [([5, 9], 9, 9, 60, 5, 5)]
     assert made.run("SELECT maxwritetime(l), writetime(m['zz']) FROM x") == [(None, None)]
+    slices = "writetime(m['a'..'a']), maxwritetime(m['a'..]), ttl(m['b'..'z']), writetime(m['c'..])"
+    assert made.run(f"SELECT {slices} FROM x") == [([5], 9, [60], None)]
+    assert made.run("SELECT writetime(m[?]) FROM x", "a") == [(5,)]
+    of_one_cell = "writetime(fm['q']), writetime(fm['z']), writetime(fm['a'..'z']), writetime(fm['r'..])"
+    assert made.run(f"SELECT {of_one_cell} FROM x") == [(5, None, 5, None)]
+    with pytest.raises(InvalidRequest, match="Invalid null value for element selection on m"):
+        made.run("SELECT writetime(m[?]) FROM x", None)
 
 
 def test_sums_and_averages_of_decimals_keep_their_digits() -> None:

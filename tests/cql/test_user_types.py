@@ -145,15 +145,21 @@ def test_a_field_added_later_is_null_in_older_values() -> None:
     assert made.run("SELECT f FROM o WHERE f = {abscissa: 1} ALLOW FILTERING") == [((1, None, None),)]
 
 
-def test_write_times_and_ttls_are_those_of_the_field() -> None:
+def test_write_times_and_ttls_are_those_of_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
     made = session(_APART, _FROZEN)
     made.run("INSERT INTO u (k, c, p, s) VALUES (1, 1, {x: 1, y: 2}, {y: 1}) USING TIMESTAMP 5")
     made.run("UPDATE u USING TIMESTAMP 9 AND TTL 100 SET p.y = 3, s.x = 4 WHERE k = 1 AND c = 1")
     assert made.run(
         "SELECT writetime(p.x), writetime(p.y), ttl(p.x), ttl(p.y), writetime(s.x), p FROM u"
     ) == [(5, 9, None, 100, 9, (1, 3))]
+    made.run("DELETE p.x FROM u WHERE k = 1 AND c = 1")
+    # One fact for each field, and null for those that have none.
+    monkeypatch.setattr(made, "_plain", lambda prepared, row: tuple(row))
+    [(told,)] = made.run("SELECT writetime(p) FROM u")
+    assert told == bytes.fromhex("00000002 ffffffff 00000008 0000000000000009")
+    monkeypatch.undo()
     made.run("INSERT INTO t (k, p) VALUES (1, {x: 1}) USING TIMESTAMP 7")
-    assert made.run("SELECT writetime(p), writetime(p.x) FROM t") == [(7, 7)]
+    assert made.run("SELECT writetime(p), writetime(p.x), writetime(p.y) FROM t") == [(7, 7, None)]
 
 
 @pytest.mark.parametrize(
