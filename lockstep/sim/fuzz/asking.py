@@ -15,6 +15,7 @@ from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import BATCH_COUNTER, BATCH_LOGGED, BATCH_UNLOGGED, Opcode
 from lockstep.cql.wire.messages import BatchStatement, QueryParameters
 from lockstep.runtime.ports import Runtime
+from lockstep.schema.types import CqlType, ListType
 from lockstep.sim.cql_client import CqlClient, CqlError
 from lockstep.sim.fuzz.saying import Said
 from lockstep.values.ids import Consistency
@@ -62,7 +63,7 @@ class Asking:
                 columns = answer.metadata.columns
                 for cells in answer.rows:
                     shapes = zip(columns, cells, strict=True)
-                    rows.append(tuple(None if c is None else one.type.deserialize(c) for one, c in shapes))
+                    rows.append(tuple(None if c is None else _shape(one.type, c) for one, c in shapes))
                 state = answer.metadata.paging_state
                 names = tuple(column.name for column in columns)
             return Told(names=names, rows=tuple(rows), pages=pages)
@@ -127,6 +128,18 @@ class Asking:
             return answer
         told = msgspec.structs.replace(metadata, columns=known.result.columns)
         return msgspec.structs.replace(answer, metadata=told)
+
+
+def _shape(kind: CqlType, data: bytes) -> Any:
+    """The value; a list of times of cells may hold nulls."""
+    if not isinstance(kind, ListType) or b"\xff\xff\xff\xff" not in data:
+        return kind.deserialize(data)
+    count, at, found = int.from_bytes(data[:4], "big"), 4, []
+    for _ in range(count):
+        size = int.from_bytes(data[at : at + 4], "big", signed=True)
+        found.append(None if size < 0 else kind.element.deserialize(data[at + 4 : at + 4 + size]))
+        at += 4 + max(size, 0)
+    return tuple(found)
 
 
 def _parameters(said: Said, page_rows: int, state: bytes | None) -> QueryParameters:

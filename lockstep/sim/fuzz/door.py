@@ -14,8 +14,8 @@ from lockstep.node.configuration import Configuration, FunctionsSection
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import Shape, SimCluster
 from lockstep.sim.fuzz.asking import Asking, Told
-from lockstep.sim.fuzz.looks import FUNCTIONS
 from lockstep.sim.fuzz.saying import Said
+from lockstep.sim.fuzz.selecting import FUNCTIONS
 from lockstep.sim.fuzz.tables import KEYSPACE
 from lockstep.sim.world import World
 from lockstep.values.errors import LockstepError

@@ -11,14 +11,15 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.draw_selectors import Selectors
 from lockstep.sim.fuzz.draws import UNORDERED, Changes
-from lockstep.sim.fuzz.looks import AGGREGATES, Look, Selector, named_keys, needs_filtering
+from lockstep.sim.fuzz.looks import Look, named_keys, needs_filtering
 from lockstep.sim.fuzz.relations import Relation
+from lockstep.sim.fuzz.selecting import AGGREGATES, Selector
 from lockstep.sim.fuzz.tables import Column, Table
 from lockstep.sim.streams import Stream
 
 _PAGES: Final = (0, 0, 0, 1, 2, 3, 7)
-_SUMMED: Final = ("int", "bigint", "smallint", "tinyint", "counter")
 
 
 class Looks:
@@ -52,7 +53,7 @@ class Looks:
             # An index asks for single partitions or all, and turns nothing round.
             where = tuple(self._unique(relation) for relation in where)
             backward = False
-        selectors = self._selectors(group=group, as_json=as_json)
+        selectors = () if as_json else Selectors(self.draw, self.table).some(group=group)
         if by_index and selectors:
             selectors += (Selector("column", self.table.of("regular")[0].name),)
         aggregates = any(selector.how in AGGREGATES for selector in selectors)
@@ -86,50 +87,6 @@ class Looks:
         if relation.op != "IN" or self.table.column(relation.columns[0]).role != "partition":
             return relation
         return Relation(relation.columns, "=", relation.value[0])
-
-    # ---- selection
-
-    def _selectors(self, *, group: int, as_json: bool) -> tuple[Selector, ...]:
-        if as_json or (not group and self.draw.random() < 0.35):
-            return ()
-        count = self.draw.randint(1, 4)
-        if group or self.draw.random() < 0.12:
-            return tuple(self._aggregate() for _ in range(count))
-        return tuple(self._selector() for _ in range(count))
-
-    def _aggregate(self) -> Selector:
-        how = self.draw.choice(("column", *AGGREGATES))
-        columns = self.table.columns
-        if how in ("sum", "avg"):
-            columns = tuple(c for c in columns if c.kind.name in _SUMMED)
-        elif how in ("min", "max"):
-            columns = tuple(c for c in columns if not c.kind.parts and c.kind.name != "duration")
-        elif how == "given":
-            columns = tuple(c for c in columns if c.kind.name == "int")
-        if how == "rows" or not columns:
-            return Selector("rows")
-        return Selector(how, self.draw.choice(columns).name)
-
-    def _selector(self) -> Selector:
-        chance = self.draw.random()
-        column = self.draw.choice(self.table.columns)
-        held = column.role in ("static", "regular")
-        if chance < 0.05:
-            return Selector("token")
-        if chance < 0.35 and held and not column.kind.is_cells and not self.table.counters:
-            if self.table.stamped and chance < 0.2:
-                return Selector("writetime", column.name)
-            return Selector("ttl", column.name)
-        if chance < 0.7 and column.kind.name in ("set", "map") and (held or column.kind.frozen):
-            value = self._changes.one(column)[0]
-            return Selector("element", column.name, value[0] if column.kind.name == "map" else value)
-        if chance < 0.7 and column.kind.name == "udt":
-            return Selector("field", column.name, self.draw.randrange(len(column.kind.parts)))
-        if chance < 0.5 and column.kind.name == "int":
-            return Selector("halved", column.name)
-        if chance < 0.7 and column.kind.name in ("int", "bigint", "varint"):
-            return Selector("text", column.name)
-        return Selector("column", column.name)
 
     # ---- restrictions
 

@@ -11,48 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.sim.fuzz import kinds
 from lockstep.sim.fuzz.changes import INVALID, Answer, Moment
-from lockstep.sim.fuzz.facts import Content, Facts, Seen
+from lockstep.sim.fuzz.facts import Content, Facts
 from lockstep.sim.fuzz.relations import Relation, holds, where_text
 from lockstep.sim.fuzz.saying import INT, Say
-from lockstep.sim.fuzz.tables import KEYSPACE, Column, Table, rank, star
+from lockstep.sim.fuzz.selecting import AGGREGATES, IMPOSSIBLE, Found, Selector, aggregated, single
+from lockstep.sim.fuzz.tables import Column, Table, rank
 
-AGGREGATES: Final = ("rows", "count", "min", "max", "sum", "avg", "given")
-#: Functions of users: half of a number, and how many are not null.
-FUNCTIONS: Final = (
-    f"CREATE FUNCTION {KEYSPACE}.halved (x int) RETURNS NULL ON NULL INPUT RETURNS int LANGUAGE python "
-    "AS 'return x // 2'",
-    f"CREATE FUNCTION {KEYSPACE}.one_more (held int, x int) CALLED ON NULL INPUT RETURNS int LANGUAGE python "
-    "AS 'return held + (x is not None)'",
-    f"CREATE AGGREGATE {KEYSPACE}.given (int) SFUNC one_more STYPE int INITCOND 0",
-)
-
-_OF_USERS: Final = ("halved", "given")
-
-
-class Selector(msgspec.Struct, frozen=True):
-    """`how`: column, writetime, ttl, token, text (a cast), element, field, halved, or one of AGGREGATES."""
-
-    how: str
-    column: str = ""
-    key: Any = None
-
-    def text(self, table: Table) -> str:
-        if self.how == "column":
-            return self.column
-        if self.how == "rows":
-            return "count(*)"
-        if self.how == "token":
-            return f"token({', '.join(c.name for c in table.of('partition'))})"
-        if self.how == "text":
-            return f"CAST({self.column} AS text)"
-        kind = table.column(self.column).kind
-        if self.how == "element":
-            return f"{self.column}[{kinds.literal(kind.parts[0], self.key)}]"
-        if self.how == "field":
-            return f"{self.column}.{kind.fields[self.key]}"
-        return f"{f'{KEYSPACE}.' if self.how in _OF_USERS else ''}{self.how}({self.column})"
+FUNCTION_FAILED: Final = 0x1400
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,16 +59,15 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         rows = _Reading(self, content, moment.now_s).rows()
         table = content.table
         if any(selector.how in AGGREGATES for selector in self.selectors) and not self.group:
-            return Answer(rows=(_aggregated(self.selectors, rows, table),))
+            return _answer([aggregated(self.selectors, rows, table)])
         if self.group:
             rows_of = self._grouped(rows, table)
         else:
             if self.backward:
                 rows = _backward(rows, table.of("clustering"))
-            rows_of = [(row, _single(self.selectors, row, table)) for row in rows]
+            rows_of = [(row, single(self.selectors, row, table)) for row in rows]
         rows_of = _per_partition(rows_of, 1 if self.distinct else self.per_partition)
-        answered = [values for _, values in rows_of]
-        return Answer(rows=tuple(answered[: self.limit or None]))
+        return _answer([values for _, values in rows_of][: self.limit or None])
 
     def _cannot_turn(self, table: Table) -> bool:
         """ORDER BY asks for one partition, or for several on one page."""
@@ -121,26 +86,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
             if not groups or groups[-1][0] != name:
                 groups.append((name, []))
             groups[-1][1].append(row)
-        return [(members[0], _aggregated(self.selectors, members, table)) for _, members in groups]
-
-
-class Found(msgspec.Struct):
-    """One row of a partition as the selection sees it; `place` is the partition's turn."""
-
-    place: int
-    values: dict[str, Any]
-    seen: tuple[Seen, ...]
-    token: int
-    now_s: int
-
-    def of(self, name: str) -> Any:
-        return self.values.get(name)
-
-    def cell(self, name: str) -> Any:
-        for seen in self.seen:
-            if seen.cells.get(name):
-                return seen.cells[name][0][1]
-        return None
+        return [(members[0], aggregated(self.selectors, members, table)) for _, members in groups]
 
 
 class _Reading:
@@ -182,6 +128,12 @@ class _Reading:
 
     def _wanted(self, row: Found) -> bool:
         return all(holds(self.table, relation, row.of, row.token) for relation in self.look.where)
+
+
+def _answer(rows: Sequence[tuple[Any, ...]]) -> Answer:
+    if any(value is IMPOSSIBLE for row in rows for value in row):
+        return Answer(FUNCTION_FAILED)
+    return Answer(rows=tuple(rows))
 
 
 def _backward(rows: list[Found], columns: Sequence[Column]) -> list[Found]:
@@ -252,62 +204,3 @@ def _per_partition(
         if counts[row.place] <= limit:
             kept.append((row, values))
     return kept
-
-
-# ---- selection
-
-
-def _single(selectors: Sequence[Selector], row: Found, table: Table) -> tuple[Any, ...]:
-    if not selectors:
-        return tuple(row.of(name) for name in star(table))
-    return tuple(_selected(selector, row, table) for selector in selectors)
-
-
-def _selected(selector: Selector, row: Found, table: Table) -> Any:
-    how, held = selector.how, row.of(selector.column)
-    if how == "token":
-        return row.token
-    if how in ("writetime", "ttl"):
-        cell = row.cell(selector.column)
-        if cell is None:
-            return None
-        if how == "writetime":
-            return cell.stamp
-        return cell.ends_s - row.now_s if cell.ttl_s else None
-    if held is None or how == "column":
-        return held
-    kind = table.column(selector.column).kind
-    if how == "text":
-        return str(held)
-    if how == "halved":
-        return held // 2
-    if how == "field":
-        return held[selector.key]
-    wanted = kinds.wire(kind.parts[0], selector.key)
-    pairs = held if kind.name == "map" else [(element, element) for element in held]
-    return next((value for key, value in pairs if kinds.wire(kind.parts[0], key) == wanted), None)
-
-
-def _aggregated(selectors: Sequence[Selector], rows: list[Found], table: Table) -> tuple[Any, ...]:
-    return tuple(_aggregate(selector, rows, table) for selector in selectors)
-
-
-def _aggregate(selector: Selector, rows: list[Found], table: Table) -> Any:
-    how = selector.how
-    if how not in AGGREGATES:
-        return _selected(selector, rows[0], table) if rows else None
-    if how == "rows":
-        return len(rows)
-    held = [row.of(selector.column) for row in rows if row.of(selector.column) is not None]
-    if how in ("count", "given"):
-        return len(held)
-    kind = table.column(selector.column).kind
-    if how in ("min", "max"):
-        pick = min if how == "min" else max
-        return pick(held, key=lambda value: kinds.order(kind, value), default=None)
-    total = sum(held)
-    if how == "sum":
-        bits = kinds.WHOLE[kind.name]
-        return (total + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
-    count = max(len(held), 1)
-    return total // count if total >= 0 else -(-total // count)
