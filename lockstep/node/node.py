@@ -106,7 +106,7 @@ class Node(Parts):
         if self.broken is not None and self.broken.done():
             await asyncio.sleep(0)  # Takes delivery of what `_end` has sent.
         self.repairs.end_lost(self.cluster)
-        self.repaired_marks.recorded(None, self.cluster)
+        self.hints.forget_marks(self.cluster)
         self.tombstone_purge.start()
         self.ready = True
         self.log("node.ready", node=self.node_id, epoch=self.state.epoch)

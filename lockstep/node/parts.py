@@ -27,7 +27,6 @@ from lockstep.node.purging import TombstonePurge
 from lockstep.node.range_sizes import RangeSizes
 from lockstep.node.repair_comparison import Comparison
 from lockstep.node.repair_questions import RepairQuestions
-from lockstep.node.repaired_marks import RepairedMarks
 from lockstep.node.repairs import RepairDriver
 from lockstep.node.view_builds import ViewBuilds
 from lockstep.node.view_parts import views_of
@@ -92,7 +91,6 @@ class Parts(MetadataParts):
         self.comparison: Comparison
         self.repairs: RepairDriver
         self.backups: BackupDriver
-        self.repaired_marks: RepairedMarks
         self.tombstone_purge: TombstonePurge
         self.membership: Membership
 
@@ -219,8 +217,8 @@ class Parts(MetadataParts):
         self.coordinator.writes.alive_until_s = liveness.alive_until_s
 
         def applied(before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
-            if before.repairs is not after.repairs:
-                self.hints.note_repairs(after.repairs.tables)
+            if before.repairs is not after.repairs or before.schema is not after.schema:
+                self.hints.forget_marks(after)
 
         self.state.listen(applied, parts_only=True)
         writes = self.coordinator.writes
@@ -313,13 +311,10 @@ class Parts(MetadataParts):
             runtime, state, self.engine, self.guards, oldest, interval_s, self.log
         )
 
-        marks = self.repaired_marks = RepairedMarks(self.hints.store, self.log)
-
         def applied(before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
             if before.repairs is not after.repairs:
                 participant.forget_closed(after.session_open)
                 self.repairs.end_lost(after)
-                marks.recorded(before, after)
 
         state.listen(applied, parts_only=True)
 

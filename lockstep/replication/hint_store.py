@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -196,13 +196,12 @@ class HintStore:
             self._write_marks(batch)
         return self._marked
 
-    def repaired(self, table_id: int, left: int, right: int, before_us: int) -> int:
-        """Forget marks inside a range that was repaired on all its replicas since `before_us`."""
+    def forget_marks(self, done: Callable[[DroppedHints], bool]) -> int:
+        """Forget marks that stand for nothing any more: the sequence to await."""
         batch: list[Operation] = []
         for place, ranges in list(self._marks.items()):
             for bounds, mark in list(ranges.items()):
-                inside = left <= bounds[0] and bounds[1] <= right
-                if place[0] == table_id and inside and mark.newest_us < before_us:
+                if done(mark):
                     batch.append(("delete", mark_key(mark)))
                     self._unwritten.pop(mark_key(mark), None)
                     del ranges[bounds]

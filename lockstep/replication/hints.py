@@ -8,12 +8,13 @@ tombstone deleted. Limits refuse a hint; they never take one back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.purging import decided_by_repairs, purge_before_s
-from lockstep.metadata.repairs import TableRepairs
+from lockstep.metadata.repairs import oldest
 from lockstep.replication.hint_records import DroppedHints, Hint
 from lockstep.replication.hint_store import HintStore
 from lockstep.replication.plans import PlanBook, Target
@@ -185,18 +186,24 @@ class Hints:
         """
         return self.store.oldest_us()
 
-    def note_repairs(self, tables: Iterable[TableRepairs]) -> None:
-        """Forget marks of ranges whose replicas were made equal by a repair that began after them."""
-        for repairs in tables:
-            for one in repairs.ranges:
-                left, right = one.range.left, one.range.right
-                try:
-                    sequence = self.store.repaired(repairs.table, left, right, one.at_s * 1_000_000)
-                except LockstepError:
-                    # The store is busy or dying: after a start they are there again, for the next repair.
-                    self._runtime.probes.reach("hints.mark_refused")
-                else:
-                    self._sync_later(sequence)
+    def forget_marks(self, cluster: ClusterMetadata) -> None:
+        """Forget marks of tables that are gone, and of ranges that repairs of all replicas which began later
+        made equal, each a part of it."""
+
+        def done(mark: DroppedHints) -> bool:
+            if cluster.table(mark.table_id) is None:
+                return True
+            known = cluster.repairs.by_table.get(mark.table_id, ())
+            found = oldest(known, Range(mark.left, mark.right))
+            return found is not None and mark.newest_us < found.at_s * 1_000_000
+
+        try:
+            sequence = self.store.forget_marks(done)
+        except LockstepError:
+            # The store is busy or dying: after a start they are there again, for the next repair.
+            self._runtime.probes.reach("hints.mark_refused")
+        else:
+            self._sync_later(sequence)
 
     def _refusal(self, node: NodeId, now_us: int, size: int, forced: bool) -> str | None:
         policy, pending = self.policy, self.store.pending.get(node)

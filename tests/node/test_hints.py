@@ -6,14 +6,22 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.repairs import Repaired, TableRepairs
+from lockstep.metadata.repairs import Repaired, Repairs, TableRepairs
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
 from lockstep.replication.hints import DISABLED, EXPIRED, WINDOW, HintPolicy, Left
-from lockstep.schema.changes import AddColumns, AlterOptions, CreateTable, DropColumns, NewColumn
+from lockstep.schema.changes import (
+    AddColumns,
+    AlterOptions,
+    CreateTable,
+    DropColumns,
+    EmptyTable,
+    NewColumn,
+)
 from lockstep.schema.model import ColumnKind, Table
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.history import Change, Look
@@ -24,7 +32,7 @@ from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.errors import DiskRefused, Unavailable
 from lockstep.values.ids import Consistency, NodeId
 from lockstep.values.rows import Cell, Mutation, Row
-from lockstep.values.tokens import FULL_RING, Range, token_of
+from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range, token_of
 from tests.node.support import Outcome, Town, leave
 from tests.node.test_requests_while_moving import founded, table_of
 
@@ -155,12 +163,22 @@ def test_a_hint_that_is_not_kept_leaves_a_mark_that_survives(lines: str, reason:
         back(town, 1)
         marks = list(town.node(1).hints.store.marks())
         assert {(mark.node, mark.reason) for mark in marks} == {(town.node(3).node_id, reason)}
-        hints, table = town.node(1).hints, table_of(town.node(1)).id
+        hints, table, cluster = town.node(1).hints, table_of(town.node(1)).id, town.newest
         began_s = max(mark.newest_us for mark in marks) // 1_000_000
-        for at_s, left in ((began_s, marks), (began_s + 1, [])):
-            ranges = tuple(Repaired(Range(mark.left, mark.right), at_s, 0, 1) for mark in marks)
-            hints.note_repairs([TableRepairs(table + 1, ranges), TableRepairs(table, ranges)])
-            assert list(hints.store.marks()) == left, "a repair that began before is not enough"
+        cut = (marks[0].left + marks[0].right) // 2
+        before, behind = ([one for one in marks if one.left < cut], [one for one in marks if one.right > cut])
+        for times, left in (((1, 0), behind), ((1,), behind), ((0, 1), before), ((1, 1), [])):
+            # Two parts, as repairs of different nodes' ranges leave them.
+            parts = zip((Range(TOKEN_MIN, cut), Range(cut, TOKEN_MAX)), times, strict=False)
+            ranges = tuple(Repaired(part, began_s + after_s, 0, 1) for part, after_s in parts)
+            tables = (TableRepairs(table, ranges), TableRepairs(table + 1, ranges))
+            known = {place: dict(of) for place, of in hints.store._marks.items()}
+            with replaced((hints.store, "_marks", known)):
+                hints.forget_marks(replace(cluster, repairs=Repairs(tables=tables)))
+                assert list(hints.store.marks()) == left, "a repair that began before is not enough"
+        emptied = ChangeSchema(EmptyTable("ks", "t"))
+        assert town.finish(town.submit(1, emptied)).error is None
+        town.until(lambda: not list(hints.store.marks()))
 
 
 def test_a_mark_counts_when_the_store_has_it() -> None:
