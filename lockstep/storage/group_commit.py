@@ -19,9 +19,10 @@ from lockstep.values.errors import DiskRefused, Overloaded, StorageError
 class _Unsynced:
     """What was written between two starts of a sync, with the last sequence that touched it."""
 
-    __slots__ = ("partitions", "ranges")
+    __slots__ = ("partitions", "ranges", "writes")
 
     def __init__(self) -> None:
+        self.writes = 0
         self.partitions: dict[bytes, int] = {}
         self.ranges: list[tuple[bytes, bytes, int]] = []
 
@@ -79,7 +80,7 @@ class GroupCommit:
         """Overloaded when too much waits for a sync; DiskRefused when syncing has failed."""
         if self._failure is not None:
             raise DiskRefused(self._failure)
-        if len(self._open.partitions) >= limits.UNSYNCED_PARTITIONS_MAX:
+        if self._open.writes >= limits.UNSYNCED_WRITES_MAX:
             raise Overloaded("too many writes wait for the disk")
 
     def fail(self, error: StorageError) -> None:
@@ -91,6 +92,7 @@ class GroupCommit:
 
     def wrote(self, prefix: bytes, sequence: int) -> None:
         """A write touched the partition with this key prefix."""
+        self._open.writes += 1
         self._open.partitions[prefix] = sequence
         self._written = sequence
 
@@ -114,7 +116,7 @@ class GroupCommit:
             raise DiskRefused(self._failure)
         if sequence > self._covered and self._task is None:
             self._task = self._runtime.tasks.spawn(self._run(), "storage.sync")
-        if len(self._open.partitions) > limits.UNSYNCED_PARTITIONS_MAX // 2:
+        if self._open.writes > limits.UNSYNCED_WRITES_MAX // 2:
             self._hurry.set()
 
     async def durable(self, sequence: int) -> None:

@@ -106,8 +106,8 @@ MODEL_STORE_LOG_BYTES_MAX: Final = 4 * 1024 * 1024
 MODEL_STORE_RECORD_BYTES_MAX: Final = 1024 * 1024 * 1024
 #: Between two looks at how much of the disk is free: a node cannot write its reserve away in that time.
 DISK_SPACE_LOOK_MS: Final = 500
-#: Partitions written and not yet synced; above it writes are refused as overloaded. At 1 KiB each: 64 MiB.
-UNSYNCED_PARTITIONS_MAX: Final = 65_536
+#: Writes that are not yet synced; above it more are refused as overloaded. At 1 KiB each: 64 MiB.
+UNSYNCED_WRITES_MAX: Final = 65_536
 #: Fragment bytes behind one read answer; it then ends early with `more`. Fits an internode frame four times.
 READ_RESULT_BYTES_MAX: Final = 4 * 1024 * 1024
 #: Fragments handled before the loop gets a turn: about 3 microseconds each, so below 3 ms.

@@ -19,7 +19,7 @@ from lockstep.storage.reconcile import is_empty, merge_partitions
 from lockstep.storage.store import Batch
 from lockstep.storage.visible import live_view
 from lockstep.values import limits
-from lockstep.values.errors import DiskRefused, InvalidRequest, StorageError
+from lockstep.values.errors import DiskRefused, InvalidRequest, Overloaded, StorageError
 from lockstep.values.ids import mutation_id
 from lockstep.values.rows import (
     ALL_ROWS,
@@ -442,6 +442,26 @@ def test_many_writers_share_a_sync_and_each_is_durable_when_told() -> None:
         reached = runtime.probes.reached  # type: ignore[attr-defined]
         assert reached.count("storage.batch.written") == 200
         assert reached.count("storage.sync.started") == reached.count("storage.sync.finished") > 0
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("partitions", [1, 100])
+def test_a_disk_that_stalls_makes_no_more_than_so_many_writes_wait(
+    partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one partition."""
+    monkeypatch.setattr(limits, "UNSYNCED_WRITES_MAX", 50)
+
+    async def body() -> None:
+        disk = LossyDisk()
+        engine = StorageEngine(await open_model_store(disk, "store"), runtime_of(disk))
+        for number in range(50):
+            sequence = engine.apply(put((number % partitions, b"k"), b"", b"v", 1, number))
+        with pytest.raises(Overloaded):
+            engine.apply(put((0, b"k"), b"", b"v", 1, 50))
+        await engine.synced(sequence)
+        engine.apply(put((0, b"k"), b"", b"v", 1, 50))
 
     asyncio.run(body())
 
