@@ -51,17 +51,17 @@ def tuple_choice(clause: Clause, relation: tree.Relation) -> Choice:
         assert relation.value is not None
         receiver = f"({','.join(relation.names)})"
         term = compile_term(relation.value, whole, receiver, clause.scope)
-        return Choice(relation.names, types, (term,))
+        return Choice(relation.names, types, (term,), joint=True)
     receiver = f"in({','.join(relation.names)})"
     if relation.value is not None:
         listed = compile_term(relation.value, ListType(whole, frozen=False), receiver, clause.scope)
-        return Choice(relation.names, types, listed=listed, is_in=True)
+        return Choice(relation.names, types, listed=listed, is_in=True, joint=True)
     alternatives = []
     for value in relation.values:
         if isinstance(value, tree.TupleLiteral) and len(value.items) != len(relation.names):
             raise tuple_width(len(relation.names), len(value.items))
         alternatives.append(compile_term(value, whole, receiver, clause.scope))
-    return Choice(relation.names, types, tuple(alternatives), is_in=True)
+    return Choice(relation.names, types, tuple(alternatives), is_in=True, joint=True)
 
 
 def bounds(clause: Clause, column: Column) -> tuple[Bound | None, Bound | None]:

@@ -133,7 +133,7 @@ def _use(found: Restrictions, usable: Usable) -> IndexUse | None:
         equal = [one for one in wanted if one.operator not in RANGE_OPERATORS]
         return IndexUse(index.id, whole, tuple(equal[:1] or wanted))
     for choice in found.clustering:
-        if choice.names == (column.name,) and not choice.is_in:
+        if choice.names == (column.name,) and not choice.is_in and not choice.joint:
             return IndexUse(index.id, whole, (Filter(column, choice.types[0], "=", choice.terms),))
     return None
 

@@ -289,7 +289,7 @@ def _bound_steps(
 
 def _key_step(choice: Choice) -> KeyStep | None:
     term = choice.terms[0] if len(choice.terms) == 1 else None
-    if choice.is_in or len(choice.names) != 1 or not isinstance(term, Marker) or term.canonical is not None:
+    if choice.is_in or choice.joint or not isinstance(term, Marker) or term.canonical is not None:
         return None
     return term.index, term.validate, choice.names[0]
 

@@ -41,7 +41,7 @@ def alternatives(choice: Choice, values: Values, context: Context) -> list[tuple
         found = ListType(_alternative_type(choice), frozen=False).split(data)
     else:
         found = [required(term, name, values, context) for term in choice.terms]
-    if len(choice.names) == 1:
+    if not choice.joint:
         if len(found) == 1:
             return [(found[0],)]
         unique = sorted(dict.fromkeys(found), key=choice.types[0].sort_key)
@@ -54,7 +54,7 @@ def alternatives(choice: Choice, values: Values, context: Context) -> list[tuple
 
 
 def _alternative_type(choice: Choice) -> CqlType:
-    return choice.types[0] if len(choice.names) == 1 else TupleType(choice.types)
+    return TupleType(choice.types) if choice.joint else choice.types[0]
 
 
 def _fields(choice: Choice, data: bytes) -> tuple[bytes, ...]:

@@ -23,7 +23,7 @@ RANGE_OPERATORS = frozenset(("<", "<=", ">", ">="))
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Values for one column, or (`columns` > 1) tuples for several clustering columns in order.
+    """Values for one column, or with `joint` tuples for clustering columns in order, be it only one.
 
     `terms` are the alternatives; or `listed` yields a whole list of them. `is_in` tells IN from =.
     """
@@ -33,6 +33,7 @@ class Choice(msgspec.Struct, frozen=True):
     terms: tuple[TermPlan, ...] = ()
     listed: TermPlan | None = None
     is_in: bool = False
+    joint: bool = False
 
 
 class Bound(msgspec.Struct, frozen=True):

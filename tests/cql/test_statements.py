@@ -42,6 +42,7 @@ def filled(session: Session) -> Session:
         ("k = 1 AND (c) >= (1) AND (c, d) < (2, 'y')", [(1, "x"), (1, "y"), (1, "z"), (2, "x")]),
         ("k = 1 AND (c, d) IN ((1, 'y'), (0, 'z'), (1, 'y'))", [(0, "z"), (1, "y")]),
         ("k = 1 AND (c, d) = (1, 'y')", [(1, "y")]),
+        ("k = 1 AND (c) IN ((2), (1), (2)) AND d = 'y'", [(1, "y"), (2, "y")]),
         ("k = 1 AND a = 10 ALLOW FILTERING", [(1, "x"), (1, "y"), (1, "z")]),
         ("k = 1 AND a IN (10, 30) ALLOW FILTERING", [(1, "x"), (1, "y"), (1, "z")]),
         ("k = 1 AND a > 5 + 5 AND d = 'x' ALLOW FILTERING", [(2, "x")]),
@@ -62,6 +63,16 @@ def filled(session: Session) -> Session:
 def test_where_selects_exactly_the_rows_it_describes(session: Session, where: str, expected: list) -> None:
     filled(session)
     assert session.run(f"SELECT c, d FROM t WHERE {where}") == expected
+
+
+def test_a_tuple_of_one_column_is_that_columns_value(session: Session) -> None:
+    filled(session)
+    assert session.run("SELECT c FROM t WHERE k = 1 AND (c) IN ((?), (?)) AND d = 'y'", 0, 2) == [(0,), (2,)]
+    assert session.run("SELECT d FROM t WHERE k = 1 AND (c) = ?", (1,)) == [("x",), ("y",), ("z",)]
+    session.run("UPDATE t SET b = 'new' WHERE k = 1 AND (c) IN ((1)) AND d = 'y'")
+    session.run("UPDATE t SET b = 'also' WHERE k = 1 AND (c) = ? AND d = 'z'", (1,))
+    session.run("DELETE FROM t WHERE k = 1 AND (c) IN ((0), (2))")
+    assert session.run("SELECT c, d, b FROM t") == [(1, "x", None), (1, "y", "new"), (1, "z", "also")]
 
 
 def test_multi_column_bounds_hold_over_mixed_directions() -> None:
