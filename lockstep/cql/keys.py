@@ -21,12 +21,19 @@ def routing_key(parts: Sequence[bytes]) -> bytes:
         if not key:
             raise InvalidRequest("Key may not be empty")
     else:
-        if any(len(part) > KEY_BYTES_MAX for part in parts):
-            raise _too_long(max(len(part) for part in parts))
+        if (size := sum(map(len, parts))) > KEY_BYTES_MAX:
+            raise _too_long(size)
         key = b"".join([len(part).to_bytes(2, "big") + part + b"\x00" for part in parts])
     if len(key) > KEY_BYTES_MAX:
         raise _too_long(len(key))
     return key
+
+
+def check_clustering(encoded: bytes, parts: Sequence[bytes]) -> None:
+    """InvalidRequest when the values of a row's clustering columns are too long together."""
+    # Most are told by their encoding, which is never half as long as the values.
+    if len(encoded) > KEY_BYTES_MAX // 2 and (size := sum(map(len, parts))) > KEY_BYTES_MAX:
+        raise _too_long(size)
 
 
 def split_key(key: bytes, count: int) -> tuple[bytes, ...]:

@@ -13,7 +13,7 @@ import msgspec
 
 from lockstep.cql.context import Context, ListIds, Lists
 from lockstep.cql.index_values import check_indexed
-from lockstep.cql.keys import routing_key
+from lockstep.cql.keys import check_clustering, routing_key
 from lockstep.cql.merging import merged_mutations
 from lockstep.cql.modification import BatchPlan, BoundSteps, KeyStep, ModificationPlan
 from lockstep.cql.operations import RowWriter
@@ -88,6 +88,7 @@ def _from_steps(plan: ModificationPlan, steps: BoundSteps, values: Values, conte
     if steps.clustering:
         given = _key_values(steps.clustering, values)
         clustering = encode_prefix(shape.clustering_types, shape.descending, given)
+        check_clustering(clustering, given)
     ttl_s = plan.default_ttl_s
     expires_at_s = now_s + ttl_s if ttl_s else 0
     cells = []

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from lockstep.cql.catalog import TableShape
 from lockstep.cql.context import Context
-from lockstep.cql.keys import routing_key
+from lockstep.cql.keys import check_clustering, routing_key
 from lockstep.cql.restrictions import Bound, Choice, Restrictions
 from lockstep.cql.terms import TermPlan, Values
 from lockstep.cql.wire.messages import UNSET
@@ -93,7 +93,9 @@ def clusterings(
 ) -> list[bytes]:
     """Encoded clusterings when every clustering column is fixed; sorted and unique."""
     prefixes = _product(restrictions.clustering, values, context, "clustering columns")
-    encoded = {encode_prefix(shape.clustering_types, shape.descending, prefix): None for prefix in prefixes}
+    encoded = {encode_prefix(shape.clustering_types, shape.descending, prefix): prefix for prefix in prefixes}
+    for clustering, prefix in encoded.items():
+        check_clustering(clustering, prefix)
     return sorted(encoded)
 
 

@@ -289,3 +289,21 @@ def test_a_scan_whose_rows_fill_its_last_page_ends_with_an_empty_one(session: Se
     sizes = [len(page) for page in session.pages("SELECT k FROM one", page_size=2)]
     assert sizes == [2, 2, 0]
     assert [len(page) for page in session.pages("SELECT k FROM one LIMIT 4", page_size=2)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("INSERT INTO w (k, p, a, b) VALUES ('k', 'p', ?, ?)", 65_536),
+        ("INSERT INTO w (k, p, a, b) VALUES (?, ?, 'a', 'b')", 65_536),
+        ("DELETE FROM w WHERE k = 'k' AND p = 'p' AND a = ? AND b IN (?, 'b')", 65_536),
+        ("UPDATE w SET v = 1 WHERE k = 'k' AND p = 'p' AND (a, b) IN ((?, ?))", 65_536),
+    ],
+)
+def test_keys_longer_than_their_length_can_say_are_refused(text: str, size: int) -> None:
+    session = Session("CREATE TABLE w (k text, p text, a text, b text, v int, PRIMARY KEY ((k, p), a, b))")
+    half = "x" * (size // 2)
+    with pytest.raises(InvalidRequest, match=f"^Key length of {size} is longer than maximum of 65535$"):
+        session.run(text, half, half)
+    session.run("INSERT INTO w (k, p, a, b) VALUES ('k', 'p', ?, ?)", half, half[1:])
+    assert session.run("SELECT k FROM w") == [("k",)]
