@@ -15,7 +15,7 @@ import msgspec
 from lockstep.cql.wire.messages import UNSET, Value
 from lockstep.sim.fuzz import conditional, kinds, wording
 from lockstep.sim.fuzz.facts import Cell, Content, Mark, Row, Seen
-from lockstep.sim.fuzz.relations import Relation, holds, keys_of
+from lockstep.sim.fuzz.relations import Relation, keys_of
 from lockstep.sim.fuzz.saying import Say
 from lockstep.sim.fuzz.tables import Column, Table
 
@@ -113,27 +113,6 @@ class Truncate(msgspec.Struct, frozen=True):
         return DONE
 
 
-class Alter(msgspec.Struct, frozen=True):
-    """Adds a column, or drops one with all that it holds."""
-
-    add: Column | None = None
-    drop: str = ""
-
-    def text(self, table: Table, say: Say) -> str:
-        if self.add is None:
-            return f"ALTER TABLE {table.path} DROP {self.drop}"
-        return f"ALTER TABLE {table.path} ADD {self.add.name} {kinds.text(self.add.kind)}"
-
-    def changed(self, table: Table) -> Table:
-        left = tuple(column for column in table.columns if column.name != self.drop)
-        return msgspec.structs.replace(table, columns=left + ((self.add,) if self.add else ()))
-
-    def apply(self, content: Content, moment: Moment) -> Answer:
-        content.forget(self.drop)
-        content.table = self.changed(content.table)
-        return DONE
-
-
 class Wrong(msgspec.Struct, frozen=True):
     """A statement that must be refused."""
 
@@ -199,17 +178,10 @@ def perform(change: Change, content: Content, stamp: int, moment: Moment) -> Ans
 
 
 def _delete_rows(content: Content, key: tuple[Any, ...], ranged: tuple[Relation, ...], stamp: int) -> None:
-    table = content.table
-    names = [column.name for column in table.of("clustering")]
-    if not ranged:
+    if ranged:
+        content.partition(key).ranges.append((ranged, stamp))
+    else:
         content.partition(key).deletions.append(stamp)
-        return
-
-    def covers(clustering: tuple[Any, ...]) -> bool:
-        values = dict(zip(names, clustering, strict=True))
-        return all(holds(table, relation, values.__getitem__, 0) for relation in ranged)
-
-    content.partition(key).ranges.append((covers, stamp))
 
 
 def _lists_fit(content: Content, key: Any, at: Any, parts: Sequence[Assignment], moment: Moment) -> bool:

@@ -54,6 +54,9 @@ class Looks:
             where = tuple(self._unique(relation) for relation in where)
             backward = False
         selectors = () if as_json else Selectors(self.draw, self.table).some(group=group)
+        if backward and not single and any(selector.divides for selector in selectors):
+            # All rows are computed before they are put in order.
+            selectors = ()
         if by_index and selectors:
             selectors += (Selector("column", self.table.of("regular")[0].name),)
         aggregates = any(selector.how in AGGREGATES for selector in selectors)

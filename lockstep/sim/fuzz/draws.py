@@ -12,7 +12,8 @@ import msgspec
 
 from lockstep.cql.wire.messages import UNSET
 from lockstep.sim.fuzz import kinds
-from lockstep.sim.fuzz.changes import Alter, Assignment, Batch, Change, Truncate, Wrong
+from lockstep.sim.fuzz.altering import Alter, AlterType, Rename
+from lockstep.sim.fuzz.changes import Assignment, Batch, Change, Truncate, Wrong
 from lockstep.sim.fuzz.refusals import draw_wrong
 from lockstep.sim.fuzz.relations import Relation
 from lockstep.sim.fuzz.saying import BESIDE, BOUND, EVERY, KEEPS_TIME, MESSAGE, PREPARED, way_of
@@ -25,6 +26,8 @@ _STAMPS_RISE: Final = 4
 #: How often the timestamp of the last statement is given again.
 _AGAIN: Final = 0.2
 _TTLS: Final = (0, 3, 6, 9, 30)
+#: Names that columns of a key get: more than it has columns.
+_KEYS: Final = ("a0", "a1", "a2", "k0", "k1", "k2", "z0", "z1", "z2")
 _VERBS: Final = ("INSERT", "INSERT", "INSERT", "UPDATE", "UPDATE", "UPDATE", "DELETE")
 #: Columns of these are compared for order in conditions and filters.
 UNORDERED: Final = ("duration", "list", "set", "map", "tuple", "udt", "counter")
@@ -67,19 +70,55 @@ class Changes:
             return self._conditional()
         return self.change(self._stamp(), indexes=True)
 
-    def alter(self) -> Alter:
+    def alter(self) -> Alter | AlterType | Rename:
         """The table is another one afterwards."""
-        kept = self.table.of("regular")
-        fit = [c for c in kept if c.name not in self.table.indexed] if len(kept) > 1 else []
+        self._added += 1
+        chance = self.draw.random()
+        step: Alter | AlterType | Rename
+        if chance < 0.2:
+            step = self._rename()
+        else:
+            step = (self._alter_type() if chance < 0.4 else None) or self._alter_columns()
+        self.table = step.changed(self.table)
+        if isinstance(step, AlterType):
+            self._gone = [step.column(column) for column in self._gone]
+        return step
+
+    def _alter_columns(self) -> Alter:
+        kept = self.table.of("regular", "static")
+        several = len(self.table.of("regular")) > 1
+        fit = [c for c in kept if c.name not in self.table.indexed and (several or c.role == "static")]
         if fit and not self.table.views and self.draw.random() < 0.5:
             gone = self.draw.choice(fit)
             self._gone.append(gone)
-            return Alter(drop=gone.name)
-        # What comes back hides what is older than its drop: only clocks know that of what they stamp.
-        if self._gone and not self.table.stamped and not self.table.counters and self.draw.random() < 0.6:
+            # Nothing that was written is newer.
+            stamp = 1000 + self.count * _STAMPS_RISE + _STAMPS_WIDE if self.table.stamped else None
+            return Alter(drop=gone.name, stamp=stamp)
+        if self._gone and not self.table.counters and self.draw.random() < 0.6:
             return Alter(self._gone.pop())
-        self._added += 1
-        return Alter(draw_added(self.draw, self.table, f"x{self._added}"))
+        role = "static" if self.table.of("clustering") and self.draw.random() < 0.2 else "regular"
+        return Alter(draw_added(self.draw, self.table, f"x{self._added}", role))
+
+    def _rename(self) -> Rename:
+        column = self.draw.choice(self.table.of("partition", "clustering"))
+        # Some go back to what they were called.
+        names = {column.name for column in self.table.columns}
+        return Rename(column.name, self.draw.choice([name for name in _KEYS if name not in names]))
+
+    def _alter_type(self) -> AlterType | None:
+        if not self.table.users:
+            return None
+        user = self.draw.choice(self.table.users)
+        if self.draw.random() < 0.4:
+            return AlterType(user.user, f"g{self._added}")
+        keyed = any(kinds.has_user(column.kind, user.user) for column in self.table.of("partition"))
+        viewed = {name for view in self.table.views for name in view.partition}
+        keyed = keyed or any(kinds.has_user(self.table.column(name).kind, user.user) for name in viewed)
+        if keyed or len(user.parts) > 4:
+            return None
+        part = kinds.draw_scalar(self.draw, key=True)
+        pool = (None, *(kinds.draw_value(self.draw, part) for _ in range(3)))
+        return AlterType(user.user, f"f{self._added + 3}", part, pool)
 
     # ---- parts
 

@@ -6,12 +6,13 @@ facts of a place. Slow, and hardly possible to get wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from lockstep.sim.fuzz import kinds
+from lockstep.sim.fuzz.relations import Relation, holds
 from lockstep.sim.fuzz.tables import Column, Table, rank
 from lockstep.values.tokens import token_of
 
@@ -62,8 +63,8 @@ class Facts:
     def __init__(self, key: tuple[Any, ...]) -> None:
         self.key = key
         self.deletions: list[int] = []
-        #: (whether it covers a clustering, timestamp).
-        self.ranges: list[tuple[Callable[[tuple[Any, ...]], bool], int]] = []
+        #: (what the clusterings hold that it covers, timestamp).
+        self.ranges: list[tuple[tuple[Relation, ...], int]] = []
         self.rows: dict[tuple[bytes, ...], Row] = {}
         self.static = Row(())
 
@@ -113,7 +114,13 @@ class Content:
         return found
 
     def _row(self, facts: Facts, row: Row, now_s: int) -> Seen:
-        covers = [stamp for covers, stamp in facts.ranges if covers(row.clustering)]
+        names = [column.name for column in self.table.of("clustering")]
+        values = dict(zip(names, row.clustering, strict=True))
+        covers = [
+            stamp
+            for relations, stamp in facts.ranges
+            if all(holds(self.table, relation, values.__getitem__, 0) for relation in relations)
+        ]
         return self.see(row, [*facts.deletions, *covers], self.table.of("regular"), now_s)
 
     def static(self, facts: Facts, now_s: int) -> Seen:

@@ -60,6 +60,10 @@ def has_duration(kind: Kind) -> bool:
     return kind.name == "duration" or any(has_duration(part) for part in kind.parts)
 
 
+def has_user(kind: Kind, user: str) -> bool:
+    return kind.user == user or any(has_user(part, user) for part in kind.parts)
+
+
 def jsonable(kind: Kind) -> bool:
     if kind.name == "map" and kind.parts[0].name not in ("int", "text", "ascii", "bigint"):
         return False

@@ -15,8 +15,9 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from lockstep.sim.fuzz import kinds, wording
+from lockstep.sim.fuzz.altering import Alter, AlterType, Rename
 from lockstep.sim.fuzz.asking import Told
-from lockstep.sim.fuzz.changes import Alter, Answer, Batch, Change, Moment, Truncate, Wrong
+from lockstep.sim.fuzz.changes import Answer, Batch, Change, Moment, Truncate, Wrong
 from lockstep.sim.fuzz.door import NOT_DONE, UNKNOWN, Door
 from lockstep.sim.fuzz.draw_looks import Looks
 from lockstep.sim.fuzz.draws import Changes
@@ -44,7 +45,7 @@ class Fault(msgspec.Struct, frozen=True):
     node: int = 1
 
 
-Statement: TypeAlias = Change | Batch | Truncate | Wrong | Alter | Look | ViewLook
+Statement: TypeAlias = Change | Batch | Truncate | Wrong | Alter | AlterType | Rename | Look | ViewLook
 Step: TypeAlias = Statement | Wait | Fault
 
 
@@ -58,7 +59,7 @@ class Script(msgspec.Struct, frozen=True):
         table = self.table
         for step in self.steps:
             yield table, step
-            if isinstance(step, Alter):
+            if isinstance(step, Alter | AlterType | Rename):
                 table = step.changed(table)
 
 
@@ -116,9 +117,8 @@ def draw_script(seed: int, number: int, *, statements: int = SCRIPT_STATEMENTS, 
         elif nodes > 1 and chance < 0.06:
             steps.append(Fault(draw.choice(("kill", "pause", "cut", "mend")), draw.randint(2, nodes)))
         elif chance < 0.07:
-            altered = changes.alter()
-            steps.append(altered)
-            changes.table = looks.table = altered.changed(changes.table)
+            steps.append(changes.alter())
+            looks.table = changes.table
         elif changes.table.views and chance < (0.16 if nodes == 1 else 0.1):
             steps.append(_view_look(draw, changes.table))
         else:
@@ -196,7 +196,7 @@ def said(step: Statement, table: Table, now_s: int = 0) -> Said:
 def _way(step: Statement) -> int:
     if isinstance(step, ViewLook):
         return step.look.way
-    return 0 if isinstance(step, Truncate | Alter | Wrong) else step.way
+    return 0 if isinstance(step, Truncate | Alter | AlterType | Rename | Wrong) else step.way
 
 
 def _page_rows(step: Statement) -> int:

@@ -50,6 +50,10 @@ class Selector(msgspec.Struct, frozen=True):
     key: Any = None
     part: str = ""
 
+    @property
+    def divides(self) -> bool:
+        return self.how == "compute" and self.key[0] in "/%"
+
     def text(self, table: Table) -> str:
         if self.how in ("rows", "token"):
             keys = ", ".join(c.name for c in table.of("partition"))

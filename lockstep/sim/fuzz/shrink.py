@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from lockstep.sim.fuzz.changes import Alter, Batch, Change
+from lockstep.sim.fuzz.altering import Alter, AlterType, Rename
+from lockstep.sim.fuzz.changes import Batch, Change
 from lockstep.sim.fuzz.looks import Look
 from lockstep.sim.fuzz.play import Difference, Script, Step, fresh
 from lockstep.sim.fuzz.views import ViewLook
@@ -52,7 +53,7 @@ class _Shrinking:
             first = max(start, 0)
             # What comes after a change of the table needs the table that it made.
             window = steps[first : first + size]
-            kept = tuple(step for step in window if isinstance(step, Alter))
+            kept = tuple(step for step in window if isinstance(step, Alter | AlterType | Rename))
             left = steps[:first] + kept + steps[first + size :]
             if first + 1 < len(steps) and len(left) < len(steps) and self._try(left):
                 gone = True

@@ -169,9 +169,9 @@ def draw_table(draw: Stream, number: int, choice: str = "") -> Table:
     )
 
 
-def draw_added(draw: Stream, table: Table, name: str) -> Column:
-    """A regular column that an altered table gets."""
-    return _column(draw, name, "regular", _held(draw, table.users, "counters" if table.counters else ""))
+def draw_added(draw: Stream, table: Table, name: str, role: str) -> Column:
+    """A column that an altered table gets."""
+    return _column(draw, name, role, _held(draw, table.users, "counters" if table.counters else ""))
 
 
 def _indexes(draw: Stream, columns: Sequence[Column]) -> tuple[tuple[str, bool], ...]:
