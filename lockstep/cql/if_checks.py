@@ -1,6 +1,7 @@
 """Conditions judged: whether the values of a row are what an IF clause wants.
 
-Invariant: a collection that is kept in cells is null when it is empty, and equal to an empty one.
+Invariant: a collection that is kept in cells is null when it is empty, and equal to an empty one; nothing is
+above or below it.
 """
 
 from __future__ import annotations
@@ -72,13 +73,12 @@ def _comparison(kind: CqlType, operator: str, wanted: bytes | None, empty: bytes
             return lambda current: current is not None and current != empty
         if wanted is None:
             raise InvalidRequest(f'Invalid comparison with null for operator "{operator}"')
+        raise InvalidRequest(f'Invalid comparison with an empty {kind.name} for operator "{operator}"')
     compare, target = _COMPARISONS[operator], kind.sort_key(wanted)
 
     def check(current: bytes | None) -> bool:
-        if current is None:
-            if empty is None:
-                return operator == "!="
-            current = empty
+        if current is None or current == empty:
+            return operator == "!="
         return compare(kind.sort_key(current), target)
 
     return check

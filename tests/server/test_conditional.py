@@ -172,6 +172,9 @@ def test_collections_and_fields(session: Session) -> None:
     session.execute("UPDATE x SET l = [] WHERE k = 1")
     assert told(session, "UPDATE x SET v = 1 WHERE k = 1 IF l = []") == YES
     assert told(session, "UPDATE x SET v = 1 WHERE k = 1 IF l = null") == YES
+    for operator in ("<", "<=", ">", ">="):
+        assert told(session, f"UPDATE x SET v = 1 WHERE k = 1 IF l {operator} [1]")[0]["[applied]"] is False
+    assert told(session, "UPDATE x SET v = 1 WHERE k = 1 IF l != [1]") == YES
 
 
 def test_lists_change_by_index_inside_the_decision(session: Session) -> None:
@@ -243,6 +246,7 @@ def test_batches_of_one_partition(session: Session) -> None:
         ),
         ("UPDATE rows SET s = 1 WHERE k = 1 IF v = 1", "Some clustering keys are missing: c"),
         ("UPDATE plain SET v = 1 WHERE k = 1 IF v > null", 'Invalid comparison with null for operator ">"'),
+        ("UPDATE x SET v = 1 WHERE k = 1 IF l >= []", 'Invalid comparison with an empty list for operator ">="'),
         ("UPDATE x SET v = 1 WHERE k = 1 IF v[0] = 1", "Invalid element access syntax for non-collection"),
         ("UPDATE x SET v = 1 WHERE k = 1 IF s[0] = 1", "Invalid element access syntax for set column s"),
         ("UPDATE x SET v = 1 WHERE k = 1 IF o.z = 1", "Unknown field z for column o"),
