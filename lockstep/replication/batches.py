@@ -18,7 +18,9 @@ from lockstep.replication.internode import Internode
 from lockstep.replication.plans import Target
 from lockstep.replication.writes import Writes, require_alive
 from lockstep.runtime.ports import Runtime
+from lockstep.storage.fragments import require_fitting
 from lockstep.topology.batch_holders import batch_holders
+from lockstep.values.codec import encode
 from lockstep.values.errors import (
     ColumnsGone,
     LockstepError,
@@ -59,6 +61,8 @@ class Batches:
         was sent to a replica, though the batch may be kept. WriteTimeout of type BATCH, WriteFailure: the
         batch will be written. ColumnsGone: as of a single write.
         """
+        for mutation in mutations:
+            require_fitting(mutation, len(encode(mutation)))
         if consistency is not Consistency.ANY:
             for mutation in mutations:
                 plan = self._writes.plans.write_plan(mutation.table_id, mutation.token, consistency)

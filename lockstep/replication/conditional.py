@@ -32,6 +32,7 @@ from lockstep.replication.page import Page
 from lockstep.replication.plans import Plan, PlanBook
 from lockstep.replication.writes import Writes, require_alive
 from lockstep.runtime.ports import Runtime
+from lockstep.storage.fragments import require_fitting
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     ConditionalUnknown,
@@ -323,4 +324,6 @@ def _encoded(mutation: Mutation) -> bytes:
     # It is stored twice: as what was accepted, and in the table.
     if len(value) > MUTATION_BYTES_MAX // 2:
         raise InvalidRequest(f"a conditional write of {len(value)} bytes is above {MUTATION_BYTES_MAX // 2}")
+    # Once proposed it would be brought for ever, and no replica could apply it.
+    require_fitting(mutation, len(value))
     return value

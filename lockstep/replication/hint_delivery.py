@@ -19,7 +19,7 @@ from lockstep.replication import verbs
 from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.hint_records import DroppedHints, Hint
 from lockstep.replication.hint_store import Stored
-from lockstep.replication.hints import Hints
+from lockstep.replication.hints import INVALID, Hints
 from lockstep.replication.internode import Internode
 from lockstep.replication.messages import WriteReply, WriteRequest
 from lockstep.replication.plans import Plan, Target
@@ -169,6 +169,10 @@ class HintDelivery:
                 reply = await answer
             except StaleEpoch as error:
                 goes_on = await self._learn(plan, target, error.epoch) and goes_on
+            except InvalidRequest:
+                # It would not take it the next time either, and others wait behind.
+                delivered.append(stored)
+                marks.append(self._hints.given_up(INVALID, target, stored.hint))
             except LockstepError:
                 self.failed += 1
                 goes_on = False

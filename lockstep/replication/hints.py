@@ -35,9 +35,10 @@ WINDOW = "the node was away for longer than the hint window"
 FULL_FOR_NODE = "as many bytes of hints as one node may have"
 FULL = "as many bytes of hints as are allowed"
 REFUSED = "the disk took no hint"
+INVALID = "the node does not take such a write"
 EXPIRED = "older than gc_grace_seconds"
 OUTLIVED = "older than what a repair lets go of"
-REASONS = (DISABLED, WINDOW, FULL_FOR_NODE, FULL, REFUSED, EXPIRED, OUTLIVED)
+REASONS = (DISABLED, WINDOW, FULL_FOR_NODE, FULL, REFUSED, INVALID, EXPIRED, OUTLIVED)
 
 
 class HintPolicy(msgspec.Struct, frozen=True):
@@ -245,6 +246,10 @@ class Hints:
     def expired(self, node: NodeId, hint: Hint) -> DroppedHints:
         """Count a hint that is too old to be sent; the mark to write as it is deleted."""
         reason = OUTLIVED if self.outlived(hint.mutation, hint.created_us) else EXPIRED
-        self.dropped[reason] += 1
         self._runtime.probes.reach("hints.expired")
+        return self.given_up(reason, node, hint)
+
+    def given_up(self, reason: str, node: NodeId, hint: Hint) -> DroppedHints:
+        """Count a hint that is not sent any more; the mark to write as it is deleted."""
+        self.dropped[reason] += 1
         return self.mark_of(reason, node, hint.mutation, hint.created_us)

@@ -29,6 +29,7 @@ from lockstep.replication.replica import ReplicaService
 from lockstep.replication.serving import report
 from lockstep.replication.unacknowledged import Unacknowledged
 from lockstep.runtime.ports import Runtime
+from lockstep.storage.fragments import require_fitting
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
     ColumnsGone,
@@ -279,6 +280,7 @@ class Write(Unacknowledged):
         self._body = encode(self._request)
         if len(self._body) > MUTATION_BYTES_MAX:
             raise InvalidRequest(f"a mutation of {len(self._body)} bytes is above {MUTATION_BYTES_MAX}")
+        require_fitting(self._mutation, len(self._body))
 
     def _send_missing(self) -> None:
         """Ask every replica of the plan whose acceptance does not count and that is not being asked."""

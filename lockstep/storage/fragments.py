@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -20,6 +21,11 @@ from lockstep.values import codec, limits
 from lockstep.values.errors import CorruptFile, InvalidRequest
 from lockstep.values.ids import MUTATION_ID_BYTES
 from lockstep.values.rows import Cell, ColumnDeletion, Deletion, Liveness, Mutation, RangeDeletion, Row
+
+#: Fragments of one mutation: marks and records join its batch.
+_PLACES_MAX: Final = limits.STORE_BATCH_ROWS_MAX - 8
+#: Of a fragment's key, beside the keys of partition and row; at most.
+_KEY_BYTES: Final = 64
 
 
 class HeaderFragment(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -103,11 +109,19 @@ def _distinct(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(row for row in merged if row is not None)
 
 
+def require_fitting(mutation: Mutation, encoded_bytes: int) -> None:
+    """InvalidRequest, as any replica would, when the mutation is too large for one atomic batch."""
+    rows = len(mutation.rows)
+    # No more than this: what is in keys is escaped, and the partition's is in each.
+    at_most = 2 * (encoded_bytes + rows * (len(mutation.key) + _KEY_BYTES))
+    if rows + 2 > _PLACES_MAX or at_most > limits.MUTATION_BYTES_MAX:
+        fragments_of(mutation, keys.partition_prefix(mutation.table_id, mutation.token, mutation.key))
+
+
 def _check_size(batch: Sequence[Put]) -> None:
-    if len(batch) > limits.STORE_BATCH_ROWS_MAX:
+    if len(batch) > _PLACES_MAX:
         raise InvalidRequest(
-            f"a mutation of {len(batch)} rows is over the limit of {limits.STORE_BATCH_ROWS_MAX}",
-            hint="split the batch",
+            f"a mutation of {len(batch)} rows is over the limit of {_PLACES_MAX}", hint="split the batch"
         )
     size = 0
     for _, key, value in batch:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +14,9 @@ from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.repairs import Repaired, Repairs, TableRepairs
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.node import Node
-from lockstep.replication.hints import DISABLED, EXPIRED, WINDOW, HintPolicy, Left
+from lockstep.replication import hint_delivery
+from lockstep.replication.hints import DISABLED, EXPIRED, INVALID, WINDOW, HintPolicy, Left
+from lockstep.replication.messages import WriteRequest
 from lockstep.schema.changes import (
     AddColumns,
     AlterOptions,
@@ -29,8 +32,9 @@ from lockstep.sim.probes import CrashRule
 from lockstep.sim.replaced import replaced
 from lockstep.storage.store import Batch, Family
 from lockstep.topology.requests import EnqueueRequest
-from lockstep.values.errors import DiskRefused, Unavailable
+from lockstep.values.errors import DiskRefused, InvalidRequest, Unavailable
 from lockstep.values.ids import Consistency, NodeId
+from lockstep.values.limits import STORE_BATCH_ROWS_MAX
 from lockstep.values.rows import Cell, Mutation, Row
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range, token_of
 from tests.node.support import Outcome, Town, leave
@@ -240,6 +244,51 @@ def test_a_node_that_stays_away_holds_purging_back_for_its_grace_time_only() -> 
         marks = list(town.node(1).hints.store.marks())
         assert {(mark.node, mark.reason) for mark in marks} == {(town.node(3).node_id, EXPIRED)}
         assert sum(mark.count for mark in marks) == COUNT
+
+
+def test_a_write_that_no_replica_can_take_is_refused_before_it_is_sent_or_kept() -> None:
+    with founded(12) as town:
+
+        async def write(node: Node) -> None:
+            at, known = node.runtime.clock.wall_us(), table_of(node)
+            cells = (Cell(known.by_name["v"].id, b"v", at),)
+            rows = tuple(Row(b"%08d" % at_row, cells=cells) for at_row in range(STORE_BATCH_ROWS_MAX + 1))
+            many, one = (
+                Mutation(known.id, token_of(key), key, node.new_mutation_id(), at, rows=some)
+                for key, some in ((b"many", rows), (b"one", rows[:1]))
+            )
+            with pytest.raises(InvalidRequest):
+                await node.coordinator.write(many, QUORUM, TIMEOUT_MS)
+            with pytest.raises(InvalidRequest):
+                await node.batches.write([one, many], QUORUM, TIMEOUT_MS)
+
+        outcome = town.finish(town.begin(1, write))
+        assert outcome.error is None, outcome.error
+        town.wait(2)
+        assert pending(town, 1, 2, 3) == 0
+        assert [len(town.node(number).batch_store) for number in (1, 2, 3)] == [0, 0, 0]
+
+
+def test_a_hint_that_its_replica_refuses_for_good_is_given_up_and_keeps_no_others_waiting() -> None:
+    with founded(13) as town, replaced((hint_delivery, "HINTS_AT_ONCE_MAX", 2)):
+        away(town, 3)
+        write_all(town, 1)
+        assert pending(town, 1) == COUNT
+        back(town, 3)
+        taken, replica = [], town.node(3).replica
+        write = replica.write
+
+        def judge(request: WriteRequest, answer: Callable[[Any], None]) -> None:
+            if request.mutation.key in KEYS[:3]:
+                raise InvalidRequest("never")
+            taken.append(request.mutation.key)
+            write(request, answer)
+
+        with replaced((replica, "write", judge)):
+            town.until(lambda: pending(town, 1) == 0)
+        assert sorted(taken) == KEYS[3:]
+        assert town.node(1).hints.dropped[INVALID] == 3
+        assert sum(mark.count for mark in town.node(1).hints.store.marks()) == 3
 
 
 def remove_the_only_one_that_has_a_hint() -> None:

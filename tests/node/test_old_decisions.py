@@ -11,9 +11,9 @@ from lockstep.replication.ballot_messages import CommitRequest, Place, ProposeRe
 from lockstep.replication.ballot_rounds import Patience
 from lockstep.replication.conditional import Decision
 from lockstep.values.codec import encode
-from lockstep.values.errors import StaleEpoch, Unavailable
+from lockstep.values.errors import InvalidRequest, StaleEpoch, Unavailable
 from lockstep.values.ids import MUTATION_ID_BYTES, Consistency
-from lockstep.values.limits import BALLOT_BROUGHT_S, PURGE_AGE_S_MIN
+from lockstep.values.limits import BALLOT_BROUGHT_S, PURGE_AGE_S_MIN, STORE_BATCH_ROWS_MAX
 from lockstep.values.rows import ALL_ROWS, Cell, Deletion, Liveness, Mutation, ReadCommand, ReadResult, Row
 from lockstep.values.tokens import token_of
 from tests.node.support import Outcome, Town
@@ -223,3 +223,24 @@ def test_who_knows_of_no_repair_brings_nothing_that_may_be_purged_by_it() -> Non
         # Who knows what this node knows has judged by it.
         done(town, town.begin(1, lambda node: commit(node, 0)))
         assert pairs(town, 1) == 2
+
+
+def test_what_no_replica_could_apply_is_not_proposed() -> None:
+    """It would be decided and never held: nothing were written to its partition with a condition any more."""
+    with purging_town() as town:
+        asked = command(town)
+
+        def decide(_: ReadResult, at_us: int) -> Decision:
+            rows = tuple(Row(b"%08d" % at, Liveness(at_us)) for at in range(STORE_BATCH_ROWS_MAX + 1))
+            return Decision(
+                Mutation(asked.table_id, asked.right, NAME, bytes(MUTATION_ID_BYTES), at_us, rows=rows), True
+            )
+
+        async def work(node: Node) -> None:
+            place = Place(asked.table_id, asked.right, NAME)
+            await node.conditionals.write(place, asked, decide, SERIAL, QUORUM, PATIENCE)
+
+        refused = town.finish(town.begin(1, work))
+        insert(town, 2)
+        assert rows_seen(town, 1) == 1
+        assert isinstance(refused.error, InvalidRequest), refused.error
