@@ -9,7 +9,7 @@ Invariant: a read answers what a replica holding all rows would answer.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -26,13 +26,16 @@ from lockstep.values.tokens import token_of
 class NamedRows(msgspec.Struct, frozen=True):
     """`keyspaces`: those that are listed. `keyspace`: one of them by name. `things`: all of one, each with a
     `name`, by name. `thing`: one by name. `rows`: of one thing, in any order; of
-    several with one key the last counts."""
+    several with one key the last counts. `at_once`: how many rows at most are made in one go. `before`: what
+    is done before that, told of the things that rows may be made of, and of more."""
 
     keyspaces: Callable[[], Iterable[Keyspace]]
     keyspace: Callable[[str], Keyspace | None]
     things: Callable[[Keyspace], Sequence[Any]]
     thing: Callable[[Keyspace, str], Any]
     rows: Callable[[Any], Iterable[VirtualRow]]
+    at_once: int = VIRTUAL_ROWS_AT_ONCE_MAX
+    before: Callable[[Iterator[Any]], Awaitable[None]] | None = None
 
 
 class NamedReader:
@@ -45,9 +48,19 @@ class NamedReader:
         #: Ends every component of a text, and is in none.
         self._end = self._type.component(b"")
 
+    async def prepare(self, command: ReadCommand) -> None:
+        """What is to be done before a read, which has to follow at once."""
+        if self._source.before is not None:
+            await self._source.before(self._things(command))
+
+    def _things(self, command: ReadCommand) -> Iterator[Any]:
+        for _, _, keyspace, edge in self._asked(command):
+            for part in sorted(command.slices, key=attrgetter("start"), reverse=command.reverse):
+                yield from self._between(keyspace, _behind(part, edge, command.reverse), command.reverse)
+
     def read(self, command: ReadCommand) -> ReadResult:
-        """Up to VIRTUAL_ROWS_AT_ONCE_MAX rows; `more` when it stopped there or at the command's limit."""
-        room = VIRTUAL_ROWS_AT_ONCE_MAX
+        """As many rows as are made at once; `more` when it stopped there or at the command's limit."""
+        room = self._source.at_once
         if command.row_limit > 0:
             room = min(room, command.row_limit)
         partitions: list[Partition] = []

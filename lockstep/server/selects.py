@@ -124,7 +124,11 @@ class Selects:
                 return await self._read_all(commands, parameters.consistency, timeout_ms)
             # Making rows takes time: other requests come in between two rounds.
             await asyncio.sleep(0)
-            return [self._virtual.read(command) for command in commands]
+            results = []
+            for command in commands:
+                await self._virtual.prepare(command)
+                results.append(self._virtual.read(command))
+            return results
 
         timeout_ms = self._timeouts.read_ms if select.is_point else self._timeouts.range_read_ms
         if prepared.called:

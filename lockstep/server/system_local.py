@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lockstep.metadata.directory import NodeInfo
 from lockstep.schema.types import parse_uuid
 from lockstep.server.schema_watch import SchemaWatch
+from lockstep.server.size_estimates import SizeEstimates
 from lockstep.server.topology_view import TopologyTables, committed_ms
 from lockstep.server.view_build_rows import IN_PROGRESS_COLUMNS, built_rows, in_progress_rows
 from lockstep.server.virtual import VirtualTable, define
@@ -85,14 +86,7 @@ class SystemTables:
                 ("view_name", "start_token", "end_token"),
                 lambda: in_progress_rows(self._node),
             ),
-            system(
-                "size_estimates",
-                "keyspace_name text; table_name text; range_start text; range_end text; "
-                "mean_partition_size bigint; partitions_count bigint",
-                ("keyspace_name",),
-                ("table_name", "range_start", "range_end"),
-                _nothing,
-            ),
+            *SizeEstimates(self._node).tables(),
         ]
 
     def _built_indexes(self) -> Iterator[VirtualRow]:
@@ -157,10 +151,6 @@ class SystemTables:
                 "preferred_port": info.internode_port,
                 "schema_version": self._watch.version_of(info.id),
             }
-
-
-def _nothing() -> Iterator[VirtualRow]:
-    return iter(())
 
 
 def _tokens(info: NodeInfo) -> list[str]:

@@ -125,6 +125,12 @@ class VirtualTables:
             for name, listed in keyspaces.items()
         )
 
+    async def prepare(self, command: ReadCommand) -> None:
+        """To be awaited before each read, which follows at once."""
+        reader = self._readers[command.table_id]
+        if isinstance(reader, NamedReader):
+            await reader.prepare(command)
+
     def read(self, command: ReadCommand) -> ReadResult:
         """The rows a command asks for, all or (`more`) as many as are made at once."""
         return self._readers[command.table_id].read(command)

@@ -436,6 +436,17 @@ SIZE_RANGES_ASKED_MAX: Final = 1024
 SIZE_PAIRS_PER_QUESTION_MAX: Final = 40_000
 #: Pairs read of each range and table at least: an estimate within some ten percent.
 SIZE_PAIRS_PER_RANGE_MIN: Final = 100
+#: To tell clients how much tables hold: pairs read for one question, some 0.2 s beside requests, in steps of
+#: well below a millisecond; of a range, where more would tell little more; places looked up in a table.
+SAMPLE_PAIRS_MAX: Final = 65_536
+SAMPLE_STEP_PAIRS: Final = 128
+SAMPLE_PAIRS_PER_RANGE_MAX: Final = 256
+SAMPLE_SEEKS_MAX: Final = 256
+#: Nothing is measured again for so long; tables of which that is known, as many as one question is about.
+SAMPLE_KEPT_S: Final = 10.0
+SAMPLES_KEPT_MAX: Final = 64
+#: Rows with such figures that are made in one go: they are of fewer tables than one question is about.
+SAMPLED_ROWS_AT_ONCE_MAX: Final = 16
 #: Sentences of one story that are told, the newest ones: some screens full.
 STORY_EVENTS_MAX: Final = 500
 #: Repairs that run at once: each is driven by one node, which compares two ranges at a time.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from cassandra.cluster import Cluster, Session
+from cassandra.pool import Host
 
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 from tests.server.parts import CQL_PORT, Nodes
@@ -57,10 +59,28 @@ def test_scans_of_all_ranges_between_tokens_find_every_row_once(session: Session
     assert open_ended.one()[0] + first.one()[0] == ROWS
 
 
-def test_estimates_of_sizes_are_readable(session: Session) -> None:
-    text = (
-        "SELECT range_start, range_end, partitions_count, mean_partition_size FROM system.size_estimates "
-        "WHERE keyspace_name = %s AND table_name = %s"
+def test_nodes_tell_about_how_much_is_in_the_ranges_of_which_they_are_the_first_replica(
+    session: Session,
+) -> None:
+    """Together those that drivers see, each once; so small a table is told exactly."""
+    figures = "range_start, range_end, partitions_count, mean_partition_size"
+    told: list[tuple[str, str, int, int]] = []
+    where = "WHERE keyspace_name = 'scanned' AND table_name = 't'"
+    for host in session.cluster.metadata.all_hosts():
+
+        def read(text: str, host: Host = host) -> list[Any]:
+            return [tuple(row) for row in session.execute(text, host=host)]
+
+        found = read(f"SELECT {figures} FROM system.size_estimates {where}")
+        for kind in ("primary", "local_primary"):
+            text = f"SELECT {figures} FROM system.table_estimates {where} AND range_type = '{kind}'"
+            assert read(text) == found
+        assert len(read("SELECT * FROM system.size_estimates")) >= len(found)
+        told += found
+    ranges = ranges_of(session)
+    last = (str(ranges[-1][0]), str(TOKEN_MIN))
+    assert sorted((start, end) for start, end, _, _ in told) == sorted(
+        [(str(after), str(to)) for after, to in ranges[:-1]] + [last]
     )
-    for row in session.execute(text, ("scanned", "t")):
-        assert int(row.range_start) < int(row.range_end) and row.partitions_count >= 0
+    assert sum(count for _, _, count, _ in told) == ROWS
+    assert all((mean > 20) == (count > 0) for _, _, count, mean in told)
