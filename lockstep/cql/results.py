@@ -16,6 +16,7 @@ from lockstep.cql.keys import split_key
 from lockstep.cql.records import RecordReader
 from lockstep.cql.select import POINT, SelectPlan
 from lockstep.cql.selection import Record
+from lockstep.schema.clustering import decode, encode_prefix
 from lockstep.values.errors import ServerFault
 from lockstep.values.limits import PAGE_ROWS_DEFAULT, PARTITION_READS_AT_ONCE_MAX
 from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult
@@ -253,10 +254,17 @@ class PageBuilder:
         if groups is not None and (groups.is_open or not plan.select.grouped):
             self._give(*groups.close())
         if plan.select.sorts:
-            self._sortable.sort(key=lambda entry: entry[0], reverse=plan.select.reverse)
+            self._sortable.sort(key=self._order, reverse=plan.select.reverse)
             rows = [row for _, row in self._sortable]
             return Page(rows if plan.limit < 0 else rows[: plan.limit])
         return Page(self._rows, self._paging_state())
+
+    def _order(self, entry: tuple[bytes, ResultRow]) -> bytes:
+        shape, count = self._plan.select.shape, self._plan.select.sorts
+        if count >= len(shape.clustering_types):
+            return entry[0]
+        values = decode(shape.clustering_types, shape.descending, entry[0])
+        return encode_prefix(shape.clustering_types, shape.descending, values[:count])
 
     def _paging_state(self) -> bytes | None:
         if self._finished or self._plan.page_size <= 0 or self._cursor is None:

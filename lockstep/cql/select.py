@@ -35,7 +35,8 @@ RANGE = "RANGE"
 
 
 class SelectPrepared(msgspec.Struct, frozen=True):
-    """`sorts`: rows of several partitions must be merged into one order after reading."""
+    """`sorts`: by how many columns of the clustering rows of several partitions are sorted after reading;
+    equal ones stay in the order of their partitions. 0: not at all."""
 
     shape: TableShape
     restrictions: Restrictions
@@ -43,7 +44,7 @@ class SelectPrepared(msgspec.Struct, frozen=True):
     reads_static: bool
     distinct: bool
     reverse: bool
-    sorts: bool
+    sorts: int
     limit: TermPlan | None
     per_partition_limit: TermPlan | None
     #: Ids of columns whose cells make no row exist, ascending.
@@ -108,7 +109,8 @@ def compile_select(
     reverse = _reversed(statement, shape, restrictions)
     limit = _limit_term(statement.limit, "[limit]", scope)
     per_partition_limit = _limit_term(statement.per_partition_limit, "[per_partition_limit]", scope)
-    sorts = bool(statement.order_by) and any(choice.is_in for choice in restrictions.partition)
+    several = any(choice.is_in for choice in restrictions.partition)
+    sorts = max((shape.column(name).position + 1 for name, _ in statement.order_by), default=0)
     return SelectPrepared(
         shape,
         restrictions,
@@ -116,7 +118,7 @@ def compile_select(
         _reads_static(statement, shape, selection, restrictions),
         statement.distinct,
         reverse,
-        sorts,
+        sorts if several else 0,
         limit,
         per_partition_limit,
         unmarking(shape.table),

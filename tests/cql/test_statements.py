@@ -275,6 +275,19 @@ def test_order_by_over_several_partitions_merges_them(session: Session) -> None:
         session.run("SELECT c FROM x WHERE k IN (1, 2) ORDER BY c", page_size=2)
 
 
+def test_rows_of_several_partitions_that_order_by_leaves_equal_stay_in_the_order_of_partitions() -> None:
+    session = Session("CREATE TABLE y (k int, c int, d int, s int STATIC, PRIMARY KEY (k, c, d))")
+    for k, c, d in ((1, 1, 2), (1, 1, 3), (1, 2, 0), (2, 1, 1), (2, 2, 9)):
+        session.run(f"INSERT INTO y (k, c, d) VALUES ({k}, {c}, {d})")
+    session.run("INSERT INTO y (k, s) VALUES (0, 5)")
+    query = "SELECT k, d FROM y WHERE k IN (2, 1, 0) ORDER BY c"
+    rising = [(0, None), (1, 2), (1, 3), (2, 1), (1, 0), (2, 9)]
+    assert session.run(query) == rising
+    assert session.run(f"{query} LIMIT 3") == rising[:3]
+    assert session.run(f"{query} DESC") == [(1, 0), (2, 9), (1, 3), (1, 2), (2, 1), (0, None)]
+    assert session.run(f"{query} DESC, d DESC")[:2] == [(2, 9), (1, 0)]
+
+
 def test_garbage_paging_states_are_refused(session: Session) -> None:
     from lockstep.cql.paging import decode
 
