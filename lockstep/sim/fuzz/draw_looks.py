@@ -6,7 +6,7 @@ ALLOW FILTERING may be missing.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -49,12 +49,15 @@ class Looks:
             not group and self.draw.random() < 0.1 and all(kinds.jsonable(c.kind) for c in self.table.columns)
         )
         by_index = any(r.columns[0] in self.table.indexed for r in where)
+        order = 0
+        if backward or (clustering and named is not None and not group and self.draw.random() < 0.2):
+            order = self.draw.randint(1, len(clustering))
         if by_index:
             # An index asks for single partitions or all, and turns nothing round.
             where = tuple(self._unique(relation) for relation in where)
-            backward = False
+            backward, order = False, 0
         selectors = () if as_json else Selectors(self.draw, self.table).some(group=group)
-        if backward and not single and any(selector.divides for selector in selectors):
+        if order and not single and any(selector.divides for selector in selectors):
             # All rows are computed before they are put in order.
             selectors = ()
         if by_index and selectors:
@@ -65,12 +68,13 @@ class Looks:
             selectors=selectors,
             where=where,
             backward=backward,
+            order=order,
             group=group,
             as_json=as_json,
             limit=self.draw.choice((0, 0, 1, 2, 5)),
             per_partition=self.draw.choice((0, 0, 0, 1, 2)) if group or not aggregates else 0,
             filtering=by_index or self.draw.random() < (0.95 if needed else 0.1),
-            page_rows=0 if backward and not single and self.draw.random() < 0.9 else self.draw.choice(_PAGES),
+            page_rows=0 if order and not single and self.draw.random() < 0.9 else self.draw.choice(_PAGES),
         )
 
     def _distinct(self) -> Look:
@@ -89,7 +93,7 @@ class Looks:
     def _unique(self, relation: Relation) -> Relation:
         if relation.op != "IN" or self.table.column(relation.columns[0]).role != "partition":
             return relation
-        return Relation(relation.columns, "=", relation.value[0])
+        return self._changes.equals_one(relation)
 
     # ---- restrictions
 
@@ -110,14 +114,10 @@ class Looks:
         found = list(self._changes.equals("partition"))
         if chance < 0.35:
             place = self.draw.randrange(len(columns))
-            found[place] = self._in(columns[place])
+            found[place] = self._changes.in_some(columns[place])
         if chance > 0.93 and len(columns) > 1:
             del found[self.draw.randrange(len(columns))]
         return tuple(found)
-
-    def _in(self, column: Column) -> Relation:
-        values = tuple(self.draw.choice(column.pool) for _ in range(self.draw.randint(1, 4)))
-        return Relation((column.name,), "IN", values)
 
     def _tokens(self) -> tuple[Relation, ...]:
         names = tuple(column.name for column in self.table.of("partition"))
@@ -130,12 +130,16 @@ class Looks:
         columns = self.table.of("clustering")
         if self.draw.random() < 0.06:
             return (Relation((columns[-1].name,), "=", self._changes.one(columns[-1])),)
+        if columns[0].kind.name in ("list", "set") and self.draw.random() < 0.1:
+            return (Relation((columns[0].name,), "CONTAINS", self._changes.one(columns[0])[0]),)
         whole = self.draw.randint(0, len(columns))
         found: list[Relation] = []
         for column in columns[:whole]:
             value = self._changes.one(column)
             found.append(
-                self._in(column) if self.draw.random() < 0.2 else Relation((column.name,), "=", value)
+                self._changes.in_some(column)
+                if self.draw.random() < 0.2
+                else Relation((column.name,), "=", value)
             )
         rest = columns[whole:]
         if not rest or self.draw.random() < 0.2:
@@ -147,12 +151,8 @@ class Looks:
     def _several(self, columns: tuple[Column, ...]) -> Relation:
         chosen = columns[: self.draw.randint(1, len(columns))]
         if len(chosen) == 1:
-            return self._in(chosen[0])
-        names = tuple(column.name for column in chosen)
-        values: list[Any] = [
-            tuple(self._changes.one(c) for c in chosen) for _ in range(self.draw.randint(1, 3))
-        ]
-        return self.draw.choice((Relation(names, "IN", tuple(values)), Relation(names, "=", values[0])))
+            return self._changes.in_some(chosen[0])
+        return self._changes.several(chosen)
 
     def _filters(self) -> tuple[Relation, ...]:
         fit = self.table.of("static", "regular")

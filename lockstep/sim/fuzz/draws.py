@@ -30,7 +30,7 @@ _TTLS: Final = (0, 3, 6, 9, 30)
 _KEYS: Final = ("a0", "a1", "a2", "k0", "k1", "k2", "z0", "z1", "z2")
 _VERBS: Final = ("INSERT", "INSERT", "INSERT", "UPDATE", "UPDATE", "UPDATE", "DELETE")
 #: Columns of these are compared for order in conditions and filters.
-UNORDERED: Final = ("duration", "list", "set", "map", "tuple", "udt", "counter")
+UNORDERED: Final = ("duration", "list", "set", "map", "tuple", "vector", "udt", "counter")
 
 
 class Changes:
@@ -256,14 +256,35 @@ class Changes:
         chance = self.draw.random()
         if chance < 0.45:
             return self._delete_cells(stamp, indexes=indexes)
-        where = self.equals("partition")
+        where = tuple(self._maybe_in(relation) for relation in self.equals("partition"))
         clustering = self.table.of("clustering")
         if clustering and chance < 0.97:
             whole = self.draw.randint(0 if chance > 0.9 else 1, len(clustering))
-            where += tuple(Relation((c.name,), "=", self.one(c)) for c in clustering[:whole])
+            if whole > 1 and self.draw.random() < 0.2:
+                where += (self.several(clustering[:whole]),)
+            else:
+                named = [Relation((c.name,), "=", self.one(c)) for c in clustering[:whole]]
+                where += tuple(map(self._maybe_in, named))
             if whole < len(clustering) and self.draw.random() < 0.7:
                 where += self.slice(clustering[whole:])
         return Change(verb="DELETE", where=where, stamp=stamp)
+
+    def _maybe_in(self, relation: Relation) -> Relation:
+        return self.in_some(self.table.column(relation.columns[0])) if self.draw.random() < 0.1 else relation
+
+    def in_some(self, column: Column) -> Relation:
+        values = tuple(self.draw.choice(column.pool) for _ in range(self.draw.choice((0, 1, 2, 2, 3, 4))))
+        return Relation((column.name,), "IN", values)
+
+    def equals_one(self, relation: Relation) -> Relation:
+        """One of the values of IN."""
+        return Relation(relation.columns, "=", self.one(self.table.column(relation.columns[0])))
+
+    def several(self, columns: tuple[Column, ...]) -> Relation:
+        """Of some columns together."""
+        names = tuple(column.name for column in columns)
+        values = tuple(tuple(self.one(c) for c in columns) for _ in range(self.draw.randint(1, 3)))
+        return self.draw.choice((Relation(names, "IN", values), Relation(names, "=", values[0])))
 
     def slice(self, columns: tuple[Column, ...]) -> tuple[Relation, ...]:
         """One or two bounds of the first columns."""
@@ -295,7 +316,9 @@ class Changes:
                     key = value[0][0] if kind.name == "map" else value[0]
             parts.append(Assignment(column.name, "drop", None, key))
         where = self.equals("partition", *(() if static_only else ("clustering",)))
-        return Change(verb="DELETE", where=where, assignments=tuple(parts), stamp=stamp)
+        return Change(
+            verb="DELETE", where=self._widened(where, tuple(parts)), assignments=tuple(parts), stamp=stamp
+        )
 
     def _batch(self) -> Batch:
         if self.table.counters:
@@ -321,7 +344,7 @@ class Changes:
 
     def _conditional(self) -> Change:
         change = self.change(None, indexes=False)
-        while change.as_json or not self._is_one_row(change):
+        while not self._is_one_row(change):
             change = self.change(None, indexes=False)
         if change.verb == "INSERT":
             return msgspec.structs.replace(change, exists="NOT")
@@ -365,6 +388,10 @@ class Changes:
             return _part_condition(self.draw, column)
         if chance < 0.2:
             return Relation((column.name,), self.draw.choice(("=", "!=")), None)
+        if chance < 0.3 and column.kind.name in ("list", "set", "map"):
+            held = self.one(column)[0]
+            choices = [("CONTAINS", held[1]), ("CONTAINS KEY", held[0])] if column.kind.name == "map" else []
+            return Relation((column.name,), *self.draw.choice(choices or [("CONTAINS", held)]))
         if chance < 0.35:
             values = tuple(self.draw.sample(column.pool, self.draw.randint(1, len(column.pool))))
             return Relation((column.name,), "IN", values)
@@ -386,6 +413,8 @@ def _part_condition(draw: Stream, column: Column) -> Relation:
     else:
         key, held = value[0]
     part = kind.parts[key] if kind.name == "udt" else kind.parts[-1]
+    if held is not None and draw.random() < 0.2:
+        return Relation((column.name,), "IN", (held,) * draw.choice((1, 2)), key=key)
     if held is not None and part.name not in UNORDERED:
         ops = (*ops, "<", ">=")
     return Relation((column.name,), draw.choice(ops), held, key=key)

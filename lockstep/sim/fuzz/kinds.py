@@ -28,6 +28,12 @@ JSON_SCALARS: Final = frozenset(
 WHOLE: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64, "counter": 64}
 
 
+#: Types whose elements are no cells of their own, frozen or not.
+_ONE_CELL: Final = ("tuple", "vector")
+#: Types of elements of vectors: of fixed sizes.
+_FIXED: Final = ("int", "float", "bigint", "double", "boolean", "uuid", "timestamp")
+
+
 class Kind(msgspec.Struct, frozen=True):
     """A native type by its name, or list, set, map, tuple and udt with their parts."""
 
@@ -36,16 +42,20 @@ class Kind(msgspec.Struct, frozen=True):
     frozen: bool = False
     fields: tuple[str, ...] = ()
     user: str = ""
+    #: Of a vector.
+    dimension: int = 0
 
     @property
     def is_cells(self) -> bool:
         """Whether a column of it is many cells."""
-        return bool(self.parts) and not self.frozen and self.name != "tuple"
+        return bool(self.parts) and not self.frozen and self.name not in _ONE_CELL
 
 
 def text(kind: Kind) -> str:
     if not kind.parts:
         return kind.name
+    if kind.name == "vector":
+        return f"vector<{text(kind.parts[0])}, {kind.dimension}>"
     inner = (
         kind.user if kind.name == "udt" else f"{kind.name}<{', '.join(text(part) for part in kind.parts)}>"
     )
@@ -53,7 +63,8 @@ def text(kind: Kind) -> str:
 
 
 def frozen(kind: Kind) -> Kind:
-    return msgspec.structs.replace(kind, frozen=True) if kind.parts and kind.name != "tuple" else kind
+    plain = not kind.parts or kind.name in _ONE_CELL
+    return kind if plain else msgspec.structs.replace(kind, frozen=True)
 
 
 def has_duration(kind: Kind) -> bool:
@@ -84,7 +95,9 @@ def draw_kind(draw: Stream, users: tuple[Kind, ...], *, key: bool = False, depth
     """`key`: fit for keys, elements of sets and keys of maps."""
     if depth > 1 or draw.random() < (0.8 if key else 0.55):
         return draw_scalar(draw, key=key)
-    name = draw.choice(("list", "set", "map", "set", "map", "tuple", "udt"))
+    name = draw.choice(("list", "set", "map", "set", "map", "tuple", "udt", "vector"))
+    if name == "vector":
+        return Kind(name, (Kind(draw.choice(_FIXED)),), dimension=draw.randint(1, 3))
     if name == "udt":
         fit = [user for user in users if not (key and has_duration(user))]
         if not fit:
@@ -101,6 +114,8 @@ def draw_kind(draw: Stream, users: tuple[Kind, ...], *, key: bool = False, depth
 
 
 def draw_value(draw: Stream, kind: Kind) -> Any:
+    if kind.name == "vector":
+        return tuple(draw_value(draw, kind.parts[0]) for _ in range(kind.dimension))
     if kind.name in ("list", "set"):
         elements = [draw_value(draw, kind.parts[0]) for _ in range(draw.choice((1, 1, 2, 3)))]
         return canonical(kind, elements)
@@ -117,7 +132,7 @@ def canonical(kind: Kind, value: Any) -> Any:
     """Lists as tuples, sets and maps sorted and unique; the last of equal keys stays."""
     if value is None:
         return None
-    if kind.name == "list":
+    if kind.name in ("list", "vector"):
         return tuple(canonical(kind.parts[0], element) for element in value)
     if kind.name == "set":
         found = {wire(kind.parts[0], e): e for e in (canonical(kind.parts[0], e) for e in value)}
@@ -185,7 +200,7 @@ def literal(kind: Kind, value: Any) -> str:
         return "(" + ", ".join(literal(p, v) for p, v in zip(kind.parts, value, strict=True)) + ")"
     if kind.parts:
         inner = ", ".join(literal(kind.parts[0], element) for element in value)
-        return f"[{inner}]" if kind.name == "list" else f"{{{inner}}}"
+        return f"[{inner}]" if kind.name in ("list", "vector") else f"{{{inner}}}"
     return _LITERALS.get(kind.name, str)(value)
 
 
@@ -299,6 +314,8 @@ def wire(kind: Kind, value: Any, *, whole: bool = False) -> bytes:
         while kind.name == "udt" and not whole and len(fields) > 1 and fields[-1][1] is None:
             del fields[-1]
         return b"".join(_sized(part, held, whole) for part, held in fields)
+    if kind.name == "vector":
+        return b"".join(wire(kind.parts[0], element) for element in value)
     if kind.parts:
         elements = [_sized(kind.parts[0], element, whole) for element in value]
         return struct.pack(">i", len(value)) + b"".join(elements)

@@ -22,11 +22,13 @@ FUNCTION_FAILED: Final = 0x1400
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """`group`: how many columns of the primary key group; `backward`: against the order of rows."""
+    """`group`: how many columns of the primary key group; `order`: how many of the clustering are named by
+    ORDER BY; `backward`: against the order of rows."""
 
     selectors: tuple[Selector, ...]
     where: tuple[Relation, ...] = ()
     backward: bool = False
+    order: int = 0
     limit: int = 0
     per_partition: int = 0
     distinct: bool = False
@@ -43,8 +45,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         if self.group:
             names = [c.name for c in table.of("partition", "clustering")]
             parts.append(f" GROUP BY {', '.join(names[: self.group])}")
-        if self.backward:
-            orders = [f"{c.name} {'ASC' if c.reversed else 'DESC'}" for c in table.of("clustering")]
+        if self.order:
+            named = table.of("clustering")[: self.order]
+            orders = [f"{c.name} {'ASC' if c.reversed is self.backward else 'DESC'}" for c in named]
             parts.append(f" ORDER BY {', '.join(orders)}")
         parts.append(f" PER PARTITION LIMIT {say(INT, self.per_partition)}" if self.per_partition else "")
         parts.append(f" LIMIT {say(INT, self.limit)}" if self.limit else "")
@@ -54,7 +57,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     def apply(self, content: Content, moment: Moment) -> Answer:
         if not self.filtering and needs_filtering(content.table, self.where):
             return Answer(INVALID)
-        if self.backward and self._cannot_turn(content.table):
+        if self.order and self._cannot_turn(content.table):
             return Answer(INVALID)
         rows = _Reading(self, content, moment.now_s).rows()
         table = content.table
@@ -63,8 +66,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         if self.group:
             rows_of = self._grouped(rows, table)
         else:
-            if self.backward:
-                rows = _backward(rows, table.of("clustering"))
+            if self.order:
+                rows = _ordered(rows, table.of("clustering")[: self.order], backward=self.backward)
             rows_of = [(row, single(self.selectors, row, table)) for row in rows]
         rows_of = _per_partition(rows_of, 1 if self.distinct else self.per_partition)
         return _answer([values for _, values in rows_of][: self.limit or None])
@@ -136,13 +139,15 @@ def _answer(rows: Sequence[tuple[Any, ...]]) -> Answer:
     return Answer(rows=tuple(rows))
 
 
-def _backward(rows: list[Found], columns: Sequence[Column]) -> list[Found]:
-    """Rows of all partitions together, the last first, those without clustering after all; of equal ones
-    those of the first partition."""
-    whole = [row for row in rows if row.of(columns[0].name) is not None]
+def _ordered(rows: list[Found], columns: Sequence[Column], *, backward: bool) -> list[Found]:
+    """Rows of all partitions together, those without clustering before all; of equal ones those of the first
+    partition. Or the other way round, but for the equal ones."""
     bare = [row for row in rows if row.of(columns[0].name) is None]
+    whole = [row for row in rows if row.of(columns[0].name) is not None]
     ranks = [rank(columns, [row.of(column.name) for column in columns]) for row in whole]
-    return [whole[index] for index in sorted(range(len(whole)), key=lambda i: _Descending(ranks[i]))] + bare
+    if backward:
+        return [whole[i] for i in sorted(range(len(whole)), key=lambda i: _Descending(ranks[i]))] + bare
+    return bare + [whole[i] for i in sorted(range(len(whole)), key=ranks.__getitem__)]
 
 
 class _Descending:

@@ -35,11 +35,13 @@ class Relation(msgspec.Struct, frozen=True):
             return f"token({', '.join(self.columns)}) {self.op} {say(BIGINT, self.value)}"
         if self.key is not None:
             if one.name == "udt":
-                field = f"{shown[0].name}.{one.fields[self.key]}"
-                return f"{field} {self.op} {say(one.parts[self.key], self.value)}"
-            element = INT if one.name == "list" else one.parts[0]
-            place = f"{shown[0].name}[{say(element, self.key)}]"
-            return f"{place} {self.op} {say(one.parts[-1], self.value)}"
+                place, part = f"{shown[0].name}.{one.fields[self.key]}", one.parts[self.key]
+            else:
+                element = INT if one.name == "list" else one.parts[0]
+                place, part = f"{shown[0].name}[{say(element, self.key)}]", one.parts[-1]
+            if self.op == "IN":
+                return f"{place} IN {listed(say, part, self.value)}"
+            return f"{place} {self.op} {say(part, self.value)}"
         if self.op == "CONTAINS":
             return f"{shown[0].name} CONTAINS {say(one.parts[-1], self.value)}"
         if self.op == "CONTAINS KEY":
@@ -142,6 +144,8 @@ def condition_holds(table: Table, relation: Relation, values: dict[str, Any]) ->
         kind, held = _element(kind, held, relation.key)
     if relation.op == "IN":
         return any(_same(kind, held, value) for value in relation.value)
+    if relation.op.startswith("CONTAINS"):
+        return holds(table, relation, values.get, 0)
     if relation.op in ("=", "!="):
         return _same(kind, held, relation.value) is (relation.op == "=")
     if held is None or relation.value is None:

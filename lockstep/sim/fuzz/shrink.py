@@ -97,7 +97,12 @@ def _simpler(step: Step) -> list[Step]:
         return [change(step, look=look) for look in _simpler(step.look)]
     elif isinstance(step, Look):
         plainer: list[dict[str, object]] = [{"limit": 0}, {"per_partition": 0}, {"page_rows": 0}, {"way": 0}]
-        plainer += [{"backward": False}, {"group": 0}, {"selectors": step.selectors[:1]}]
+        plainer += [
+            {"backward": False, "order": 0},
+            {"backward": False},
+            {"group": 0},
+            {"selectors": step.selectors[:1]},
+        ]
         for fields in plainer:
             if any(getattr(step, name) != value for name, value in fields.items()):
                 found.append(change(step, **fields))
