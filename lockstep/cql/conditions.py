@@ -59,7 +59,7 @@ def tuple_choice(clause: Clause, relation: tree.Relation) -> Choice:
     alternatives = []
     for value in relation.values:
         if isinstance(value, tree.TupleLiteral) and len(value.items) != len(relation.names):
-            raise tuple_width(len(relation.names), len(value.items))
+            raise tuple_width(len(relation.names), value)
         alternatives.append(compile_term(value, whole, receiver, clause.scope))
     return Choice(relation.names, types, tuple(alternatives), is_in=True, joint=True)
 
@@ -82,7 +82,8 @@ def bounds(clause: Clause, column: Column) -> tuple[Bound | None, Bound | None]:
 
 
 def tuple_bounds(clause: Clause, relations: Sequence[tree.Relation]) -> tuple[Bound | None, Bound | None]:
-    check_bounds([relation.operator for relation in relations], f"({', '.join(relations[0].names)})")
+    common = [name for name in relations[0].names if all(name in one.names for one in relations)]
+    check_bounds([relation.operator for relation in relations], " ,".join(common))
     lower = upper = None
     for relation in relations:
         first = clause.shape.column(relation.names[0]).position
@@ -90,7 +91,7 @@ def tuple_bounds(clause: Clause, relations: Sequence[tree.Relation]) -> tuple[Bo
         value = relation.value
         if isinstance(value, tree.TupleLiteral):
             if len(value.items) != len(relation.names):
-                raise tuple_width(len(relation.names), len(value.items))
+                raise tuple_width(len(relation.names), value)
             terms = tuple(
                 compile_term(item, clause.shape.types[name], name, clause.scope)
                 for name, item in zip(relation.names, value.items, strict=True)

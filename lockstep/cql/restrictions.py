@@ -13,6 +13,7 @@ import msgspec
 
 from lockstep.cql import tree
 from lockstep.cql.catalog import TableShape
+from lockstep.cql.naming import shown
 from lockstep.cql.prepared import Scope
 from lockstep.cql.terms import TermPlan
 from lockstep.schema.model import Column, ColumnKind
@@ -115,22 +116,60 @@ class Clause:
     def sort(self, relations: Sequence[tree.Relation]) -> None:
         for relation in relations:
             if relation.operator == "!=":
-                raise InvalidRequest(f'Unsupported "!=" relation: {relation.names[0]} != ?')
+                raise InvalidRequest(f'Unsupported "!=" relation: {_shown_unequal(relation)}')
             if relation.shape == "token":
                 self.tokens.append(relation)
             elif relation.shape == "tuple":
                 self._check_tuple(relation)
                 if relation.operator == "=" and isinstance(relation.value, tree.TupleLiteral):
                     self._spread(relation, relation.value)
+                elif (values := _only_values(relation)) is not None:
+                    name = relation.names[0]
+                    listed = tree.Relation("single", (name,), "IN", values=values)
+                    self.single.setdefault(name, []).append(listed)
                 else:
                     self.multi.append(relation)
             else:
                 self.shape.column(relation.names[0])
                 self.single.setdefault(relation.names[0], []).append(relation)
+        self._join_ranges()
+        for relation in self.multi:
+            self._check_overlap(relation)
+
+    def _join_ranges(self) -> None:
+        """Bounds of one column belong to the bounds of tuples that begin with it."""
+        firsts = {relation.names[0] for relation in self.multi if relation.operator in RANGE_OPERATORS}
+        for name in sorted(firsts):
+            given = self.single.get(name, ())
+            if given and all(one.shape == "single" and one.operator in RANGE_OPERATORS for one in given):
+                for one in self.single.pop(name):
+                    assert one.value is not None
+                    value = tree.TupleLiteral((one.value,))
+                    self.multi.append(tree.Relation("tuple", (name,), one.operator, value))
+
+    def _check_overlap(self, relation: tree.Relation) -> None:
+        for name in relation.names:
+            others = [one for one in self.multi if one is not relation and name in one.names]
+            others.extend(self.single.get(name, ()))
+            for other in others:
+                both = (relation.operator, other.operator)
+                if "=" in both:
+                    raise InvalidRequest(
+                        f"{name} cannot be restricted by more than one relation if it includes an Equal"
+                    )
+                if "IN" in both:
+                    raise InvalidRequest(
+                        f"{name} cannot be restricted by more than one relation if it includes a IN"
+                    )
+                if relation.names[0] != other.names[0]:
+                    raise InvalidRequest(
+                        f'Column "{name}" cannot be restricted by two inequalities not starting with '
+                        "the same column"
+                    )
 
     def _spread(self, relation: tree.Relation, value: tree.TupleLiteral) -> None:
         if len(value.items) != len(relation.names):
-            raise tuple_width(len(relation.names), len(value.items))
+            raise tuple_width(len(relation.names), value)
         for name, item in zip(relation.names, value.items, strict=True):
             self.single.setdefault(name, []).append(tree.Relation("single", (name,), "=", item))
 
@@ -146,12 +185,12 @@ class Clause:
                 )
             if name in seen:
                 raise InvalidRequest(
-                    f'Column "{name}" appeared twice in a relation: ({", ".join(relation.names)})'
+                    f'Column "{name}" appeared twice in a relation: {_shown_tuple(relation)}'
                 )
             if column.position != last + 1 and last >= 0:
                 raise InvalidRequest(
                     "Clustering columns must appear in the PRIMARY KEY order in multi-column relations: "
-                    f"({', '.join(relation.names)})"
+                    f"{_shown_tuple(relation)}"
                 )
             seen.append(name)
             last = column.position
@@ -161,5 +200,37 @@ class Clause:
     # Partition key
 
 
-def tuple_width(expected: int, given: int) -> InvalidRequest:
-    return InvalidRequest(f"Expected {expected} elements in value tuple, but got {given}")
+def _only_values(relation: tree.Relation) -> tuple[tree.Term, ...] | None:
+    """The values of `(c) IN ((1), (2))`, which is `c IN (1, 2)`."""
+    if len(relation.names) > 1 or relation.operator != "IN" or relation.value is not None:
+        return None
+    found: list[tree.Term] = []
+    for value in relation.values:
+        if not isinstance(value, tree.TupleLiteral):
+            return None
+        if len(value.items) != 1:
+            raise tuple_width(1, value)
+        found.append(value.items[0])
+    return tuple(found)
+
+
+def _shown_unequal(relation: tree.Relation) -> str:
+    if relation.shape == "tuple":
+        return _shown_tuple(relation)
+    assert relation.value is not None, "a value that something is unequal to"
+    given = shown(relation.value)
+    if relation.shape == "token":
+        return f"token({', '.join(relation.names)}) != {given}"
+    element = "" if relation.element is None else f"[{shown(relation.element)}]"
+    return f"{relation.names[0]}{element} != {given}"
+
+
+def _shown_tuple(relation: tree.Relation) -> str:
+    given = f"({', '.join(map(shown, relation.values))})" if relation.value is None else shown(relation.value)
+    return f"({', '.join(relation.names)}) {relation.operator} {given}"
+
+
+def tuple_width(expected: int, given: tree.TupleLiteral) -> InvalidRequest:
+    return InvalidRequest(
+        f"Expected {expected} elements in value tuple, but got {len(given.items)}: {shown(given)}"
+    )

@@ -110,27 +110,20 @@ def _token_bounds(clause: Clause) -> tuple[tuple[str, TermPlan], ...]:
 
 def _clustering(clause: Clause) -> tuple[tuple[Choice, ...], Bound | None, Bound | None]:
     columns = clause.shape.table.clustering
-    multi_at = {clause.shape.column(relation.names[0]).position: relation for relation in clause.multi}
-    if len(multi_at) < len(clause.multi):
-        return _multi_bounds(clause)
     choices: list[Choice] = []
     at = 0
     while at < len(columns):
         column = columns[at]
         relations = clause.single.get(column.name, ())
-        joint = multi_at.get(at)
-        if joint is not None and relations:
-            raise InvalidRequest(
-                f'Column "{column.name}" cannot be restricted by both a tuple notation inequality and '
-                "a single column inequality"
-            )
-        if joint is not None:
-            if joint.operator not in ("=", "IN"):
-                lower, upper = tuple_bounds(clause, [joint])
-                _rest(clause, at + len(joint.names), column.name, sliced=True)
-                return tuple(choices), lower, upper
-            choices.append(tuple_choice(clause, joint))
-            at += len(joint.names)
+        joint = [relation for relation in clause.multi if relation.names[0] == column.name]
+        if joint and joint[0].operator not in ("=", "IN"):
+            lower, upper = tuple_bounds(clause, joint)
+            width = max(len(relation.names) for relation in joint)
+            _rest(clause, at + width, column.name, sliced=True)
+            return tuple(choices), lower, upper
+        if joint:
+            choices.append(tuple_choice(clause, joint[0]))
+            at += len(joint[0].names)
             continue
         if not relations:
             _rest(clause, at + 1, column.name, sliced=False)
@@ -150,34 +143,19 @@ def _clustering(clause: Clause) -> tuple[tuple[Choice, ...], Bound | None, Bound
     return tuple(choices), None, None
 
 
-def _multi_bounds(clause: Clause) -> tuple[tuple[Choice, ...], Bound | None, Bound | None]:
-    """Two tuple inequalities that begin at one column, behind columns fixed by equality."""
-    firsts = [clause.shape.column(relation.names[0]).position for relation in clause.multi]
-    if min(firsts) != max(firsts) or any(relation.operator in ("=", "IN") for relation in clause.multi):
-        names = ", ".join(clause.multi[0].names)
-        raise InvalidRequest(
-            f"{names} cannot be restricted by more than one relation if it includes an Equal"
-        )
-    first = firsts[0]
-    columns = clause.shape.table.clustering
-    choices = []
-    for column in columns[:first]:
-        if column.name not in clause.single:
-            raise _gap(clause.multi[0].names[0], column.name)
-        choices.append(choice(clause, column))
-    lower, upper = tuple_bounds(clause, clause.multi)
-    width = max(len(relation.names) for relation in clause.multi)
-    _rest(clause, first + width, columns[first].name, sliced=True)
-    return tuple(choices), lower, upper
-
-
 def _rest(clause: Clause, start: int, stopped_at: str, *, sliced: bool) -> None:
     """Relations on clustering columns that the prefix does not reach must be filtered."""
     for column in clause.shape.table.clustering[start:]:
         joint = [relation for relation in clause.multi if column.name == relation.names[0]]
         if column.name not in clause.single and not joint:
             continue
-        if not clause.rule.allow_filtering or joint:
+        if clause.rule.allow_filtering and joint:
+            raise InvalidRequest(
+                "Multicolumn IN filters are not supported"
+                if joint[0].operator == "IN"
+                else "Multi-column slice restrictions cannot be used for filtering."
+            )
+        if not clause.rule.allow_filtering:
             if sliced:
                 raise InvalidRequest(
                     f'Clustering column "{column.name}" cannot be restricted (preceding column '

@@ -72,6 +72,32 @@ _FILTERING = "Cannot execute this query as it might involve data filtering"
             "SELECT * FROM two WHERE token(b, a) > 1",
             "The token function arguments must be in the partition key order: a, b",
         ),
+        (
+            "SELECT * FROM t WHERE k = 1 AND (c, d) > (1, 1) AND d < 5",
+            'Column "d" cannot be restricted by two inequalities not starting with the same column',
+        ),
+        (
+            "SELECT * FROM t WHERE k = 1 AND (c, d) IN ((1, 1)) AND c = 1",
+            "c cannot be restricted by more than one relation if it includes an Equal",
+        ),
+        (
+            "SELECT * FROM t WHERE k = 1 AND (c, d) > (1, 1) AND c >= 1",
+            "More than one restriction was found for the start bound on c",
+        ),
+        (
+            "SELECT * FROM t WHERE (d) > (1) ALLOW FILTERING",
+            "Multi-column slice restrictions cannot be used for",
+        ),
+        (
+            "SELECT * FROM t WHERE k = 1 AND (c, d) > (1, 2, ?)",
+            "Expected 2 elements in value tuple, but got 3: (1, 2, ?)",
+        ),
+        (
+            "SELECT * FROM t WHERE k = 1 AND (d, c) IN ((1, 2))",
+            "Clustering columns must appear in the PRIMARY KEY order in multi-column relations: "
+            "(d, c) IN ((1, 2))",
+        ),
+        ("SELECT * FROM t WHERE k = 1 AND (c) != (1)", 'Unsupported "!=" relation: (c) != (1)'),
         ("SELECT * FROM t ORDER BY c", "ORDER BY is only supported when the partition key is restricted"),
         (
             "SELECT * FROM t WHERE k = 1 ORDER BY v",
