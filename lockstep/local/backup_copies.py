@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lockstep.local.clusters import LocalCluster, list_clusters
 from lockstep.local.processes import State
 from lockstep.storage.backup_manifest import (
@@ -117,7 +119,8 @@ class Copies:
             return {}
         manifests = [_manifest(part / MANIFEST) for part, _, _ in places]
         parts = [{"node": node, "host_id": part.name} for part, node, _ in places]
-        return {"manifest": sealed(stand_in(manifests)).decode(), "parts": parts}
+        compact = msgspec.json.format(sealed(stand_in(manifests)), indent=-1)
+        return {"manifest": compact.decode(), "parts": parts}
 
     def _places(self, nodes: Iterable[Document], directory: Path, name: str) -> list[tuple[Path, int, str]]:
         """The parts of a copy that no node keeps, with the id and name of the one that is to keep each."""

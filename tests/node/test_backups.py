@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -234,21 +235,40 @@ def test_a_table_is_emptied_when_all_files_were_found_whole(town: Town) -> None:
         assert keys_at(town, number) == set(range(20))
 
 
-def test_a_table_that_a_restore_has_emptied_is_neither_backed_up_nor_repaired_before_it_is_full(
-    town: Town,
-) -> None:
-    load, goes_on = BackupRestoring.load, [False]
+@contextmanager
+def held(name: str) -> Iterator[tuple[Town, list[bool]]]:
+    """A cluster with a backup `b` of its rows, whose restores stand still at the end of a piece of work until
+    the list says True."""
+    work, goes_on = getattr(BackupRestoring, name), [False]
 
-    async def held(self: BackupRestoring, order: BackupOrder) -> BackupStatus:
+    async def holding(self: BackupRestoring, order: BackupOrder) -> BackupStatus:
+        status: BackupStatus = await work(self, order)
         # The test stands outside this loop, so it sets no event.
         while not goes_on[0]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        return await load(self, order)
+        return status
 
-    write(town, range(20))
-    back_up(town)
-    before = table_id(town.newest)
-    with replaced((BackupRestoring, "load", held)):
+    with replaced((BackupRestoring, name, holding)), Town() as town:
+        write(founded(town, *NODES), range(20))
+        assert back_up(town).state is RepairState.DONE
+        yield town, goes_on
+
+
+def test_a_restore_that_is_ended_while_it_checks_empties_nothing() -> None:
+    with held("offer") as (town, goes_on):
+        before = table_id(town.newest)
+        begun = done(town, town.begin(1, lambda node: restoring(node, "b", empty=True)))
+        done(town, town.begin(2, lambda node: node.backups.cancel(begun.id, "an operator ended it")))
+        town.agreed(*NODES)
+        goes_on[0] = True
+        town.wait(5)
+        assert ended(town, begun).state is RepairState.CANCELLED
+        assert table_id(town.newest) == before and keys_at(town, 1) == set(range(20))
+
+
+def test_a_table_that_a_restore_has_emptied_is_neither_backed_up_nor_repaired_before_it_is_full() -> None:
+    with held("load") as (town, goes_on):
+        before = table_id(town.newest)
         begun = done(town, town.begin(1, lambda node: restoring(node, "b", empty=True)))
         town.until(lambda: table_id(town.newest) != before)
         town.agreed(*NODES)
@@ -260,7 +280,7 @@ def test_a_table_that_a_restore_has_emptied_is_neither_backed_up_nor_repaired_be
             assert isinstance(refused, Rejected) and "has emptied tables of keyspace ks" in refused.message
         goes_on[0] = True
         assert ended(town, begun).state is RepairState.DONE
-    assert back_up(town, "c").state is RepairState.DONE
+        assert back_up(town, "c").state is RepairState.DONE
 
 
 def test_a_missing_part_is_named(town: Town) -> None:
