@@ -7,13 +7,13 @@ from typing import Any
 
 from cassandra import protocol
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Session
-from cassandra.cqltypes import UserType
+from cassandra.cqltypes import UserType, VectorType
 from cassandra.protocol import ErrorMessage, ResultMessage, _ProtocolHandler
 from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, BoundStatement, SimpleStatement, Statement
 
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.types import parse_type
-from lockstep.sim.fuzz.asking import Told
+from lockstep.sim.fuzz.asking import Told, shape_of
 from lockstep.sim.fuzz.saying import Said
 
 
@@ -31,7 +31,7 @@ class _RawRows(ResultMessage):
         types = [parse_type(_named(kind)) for kind in self.column_types]
         rows = [self.recv_row(f, len(columns)) for _ in range(count)]
         self.parsed_rows = [
-            tuple(None if c is None else kind.deserialize(c) for kind, c in zip(types, row, strict=True))
+            tuple(None if c is None else shape_of(kind, c) for kind, c in zip(types, row, strict=True))
             for row in rows
         ]
 
@@ -42,6 +42,8 @@ class RawProtocol(_ProtocolHandler):
 
 def _named(kind: Any) -> str:
     """A type of the driver as CQL; of a user's type the tuple of its fields."""
+    if issubclass(kind, VectorType):
+        return f"vector<{_named(kind.subtype)}, {kind.vector_size}>"
     if not kind.subtypes:
         return str(kind.typename)
     name = "tuple" if issubclass(kind, UserType) else kind.typename

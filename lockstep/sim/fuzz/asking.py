@@ -63,7 +63,7 @@ class Asking:
                 columns = answer.metadata.columns
                 for cells in answer.rows:
                     shapes = zip(columns, cells, strict=True)
-                    rows.append(tuple(None if c is None else _shape(one.type, c) for one, c in shapes))
+                    rows.append(tuple(None if c is None else shape_of(one.type, c) for one, c in shapes))
                 state = answer.metadata.paging_state
                 names = tuple(column.name for column in columns)
             return Told(names=names, rows=tuple(rows), pages=pages)
@@ -130,7 +130,7 @@ class Asking:
         return msgspec.structs.replace(answer, metadata=told)
 
 
-def _shape(kind: CqlType, data: bytes) -> Any:
+def shape_of(kind: CqlType, data: bytes) -> Any:
     """The value; a list of times of cells may hold nulls."""
     if not isinstance(kind, ListType) or b"\xff\xff\xff\xff" not in data:
         return kind.deserialize(data)
