@@ -16,6 +16,7 @@ from lockstep.cql.catalog import Catalog
 from lockstep.cql.prepared import Prepared
 from lockstep.cql.tree_roles import RoleStatement
 from lockstep.metadata import resources
+from lockstep.schema.function_changes import parts_of
 from lockstep.schema.model import Keyspace, Table
 from lockstep.schema.user_types import type_in
 from lockstep.server.permits import SUPERUSER, Need, Needs
@@ -77,15 +78,16 @@ def _truncate(statement: tree.Truncate, prepared: Prepared, catalog: Catalog) ->
 
 
 def _calls(statement: tree.Statement, table: Table, catalog: Catalog) -> Iterator[Need]:
-    """EXECUTE on each user-defined function that a statement calls, also where several fit the call."""
+    """EXECUTE on each user-defined function that a statement calls, also where several fit the call, and on
+    those that its aggregates are made of."""
     for node in _nodes(statement):
         if not isinstance(node, tree.Call):
             continue
         space = catalog.schema.by_name.get(node.keyspace or table.keyspace)
         if space is not None:
-            yield from (
-                ("EXECUTE", resource) for resource in _functions(space, node.name, len(node.arguments))
-            )
+            count = len(node.arguments)
+            found = (*_functions(space, node.name, count), *_parts(space, node.name, count))
+            yield from (("EXECUTE", resource) for resource in found)
 
 
 def _functions(space: Keyspace, name: str, count: int | None = None) -> Iterator[str]:
@@ -94,6 +96,15 @@ def _functions(space: Keyspace, name: str, count: int | None = None) -> Iterator
     for found, arguments in signatures:
         if found == name and (count is None or len(arguments) == count):
             yield resources.function(space.name, found, arguments)
+
+
+def _parts(space: Keyspace, name: str, count: int) -> Iterator[str]:
+    """The functions behind aggregates of this name and of as many arguments."""
+    for aggregate in space.aggregates:
+        if aggregate.name == name and len(aggregate.argument_types) == count:
+            for part in parts_of(space, aggregate):
+                if part is not None:
+                    yield resources.function(space.name, *part.signature)
 
 
 def function_resource(space: Keyspace | None, keyspace: str, name: str, types: tuple[str, ...]) -> str:
@@ -177,24 +188,29 @@ def _of_view(_statement: Any, prepared: Prepared, catalog: Catalog) -> Iterator[
 def _create_function(
     statement: tree.CreateFunctionStatement, prepared: Prepared, catalog: Catalog
 ) -> Iterator[Need]:
-    yield _new_function(prepared, catalog, tuple(kind for _, kind in statement.arguments))
+    types = tuple(kind for _, kind in statement.arguments)
+    yield _new_function(prepared, catalog, types, replaces=statement.or_replace)
 
 
 def _create_aggregate(
     statement: tree.CreateAggregateStatement, prepared: Prepared, catalog: Catalog
 ) -> Iterator[Need]:
-    yield _new_function(prepared, catalog, statement.arguments)
+    yield _new_function(prepared, catalog, statement.arguments, replaces=statement.or_replace)
     space = catalog.schema.by_name.get(prepared.keyspace)
-    called = [name for name in (statement.state_function, statement.final_function) if name is not None]
-    for name in called if space is not None else ():
-        assert space is not None, "looked at above"
-        yield from (("EXECUTE", resource) for resource in _functions(space, name))
+    if space is None:
+        return
+    called = [(statement.state_function, (statement.state_type, *statement.arguments))]
+    if statement.final_function is not None:
+        called.append((statement.final_function, (statement.state_type,)))
+    for name, types in called:
+        meant, known = function_resource(space, space.name, name, types), tuple(_functions(space, name))
+        yield from (("EXECUTE", resource) for resource in ((meant,) if meant in known else known))
 
 
-def _new_function(prepared: Prepared, catalog: Catalog, types: tuple[str, ...]) -> Need:
+def _new_function(prepared: Prepared, catalog: Catalog, types: tuple[str, ...], *, replaces: bool) -> Need:
     space = catalog.schema.by_name.get(prepared.keyspace)
     resource = function_resource(space, prepared.keyspace, prepared.table, types)
-    if space is not None and resource in _functions(space, prepared.table):
+    if replaces and space is not None and resource in _functions(space, prepared.table):
         return "ALTER", resource
     return "CREATE", resources.functions(prepared.keyspace)
 

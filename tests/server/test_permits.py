@@ -17,7 +17,7 @@ from lockstep.metadata.roles import NO_ACCESS, Access, Role
 from lockstep.runtime.real import real_runtime
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn, SchemaChange, apply_change
 from lockstep.schema.model import ColumnKind, Schema, schema_of
-from lockstep.schema.objects import Function, Index, View
+from lockstep.schema.objects import Aggregate, Function, Index, View
 from lockstep.server.passwords import Passwords, check_hash
 from lockstep.server.permission_needs import _NEEDS, needs_of
 from lockstep.server.permits import Permits, Session
@@ -30,7 +30,8 @@ COLUMNS = (NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0), NewColumn("v", "i
 
 
 def schema() -> Schema:
-    """Keyspace ks: t with an index and a view v, u without; functions f(int) and f(text)."""
+    """Keyspace ks: t with an index and a view v, u without; functions f(int) and f(text), the
+    aggregate total."""
     made = Schema()
     names = ("t", "u", "v")
     changes: list[SchemaChange] = [CreateKeyspace("ks", FACTOR)]
@@ -45,15 +46,23 @@ def schema() -> Schema:
         space.by_name["u"],
         msgspec.structs.replace(space.by_name["v"], view=View("t", "", True, ())),
     ]
-    functions = tuple(Function("f", (kind,), ("a",), "int", "python", "") for kind in ("int", "text"))
+    functions = (
+        *(Function("f", (kind,), ("a",), "int", "python", "") for kind in ("int", "text")),
+        *(Function("plus", ("int", kind), ("s", "a"), "int", "python", "") for kind in ("int", "text")),
+        Function("done", ("int",), ("s",), "int", "python", ""),
+    )
+    aggregates = (Aggregate("total", ("int",), "plus", "int", "done"),)
     with_tables = space.by_name
     for table in tables:
         with_tables = with_tables.insert(table.name, table)
-    return schema_of([msgspec.structs.replace(space, by_name=with_tables, functions=functions)])
+    filled = msgspec.structs.replace(space, by_name=with_tables, functions=functions, aggregates=aggregates)
+    return schema_of([filled])
 
 
 CATALOG = Catalog(schema())
 T, U, V = "data/ks/t", "data/ks/u", "data/ks/v"
+#: What the aggregate total is made of.
+PARTS = ("plus[int^int]", "done[int]")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +97,10 @@ T, U, V = "data/ks/t", "data/ks/u", "data/ks/v"
         ("DROP FUNCTION ks.f(int)", {("DROP", "functions/ks/f[int]")}),
         ("DROP FUNCTION ks.g(varchar)", {("DROP", "functions/ks/g[text]")}),
         ("LIST ROLES", set()),
+        (
+            "SELECT ks.total(v) FROM ks.u",
+            {("SELECT", U), *(("EXECUTE", f"functions/ks/{one}") for one in ("total[int]", *PARTS))},
+        ),
     ],
 )
 def test_what_a_statement_needs(text: str, needs: set[tuple[str, str]]) -> None:
@@ -102,10 +115,18 @@ FUNCTION = "(a {}) CALLED ON NULL INPUT RETURNS int LANGUAGE python AS 'return a
     [
         (f"CREATE FUNCTION ks.n {FUNCTION.format('int')}", ("CREATE", "functions/ks")),
         (f"CREATE OR REPLACE FUNCTION ks.f {FUNCTION.format('varchar')}", ("ALTER", "functions/ks/f[text]")),
+        (f"CREATE FUNCTION ks.f {FUNCTION.format('varchar')}", ("CREATE", "functions/ks")),
+        (f"CREATE FUNCTION IF NOT EXISTS ks.f {FUNCTION.format('text')}", ("CREATE", "functions/ks")),
     ],
 )
 def test_a_function_is_created_or_altered(text: str, need: tuple[str, str]) -> None:
     assert needs_of(prepare(text, None, CATALOG), CATALOG) == (need,)
+
+
+def test_an_aggregate_needs_the_very_functions_that_it_is_made_of() -> None:
+    text = "CREATE AGGREGATE ks.n (int) SFUNC plus STYPE int FINALFUNC done INITCOND 0"
+    needs = (("CREATE", "functions/ks"), *(("EXECUTE", f"functions/ks/{one}") for one in PARTS))
+    assert needs_of(prepare(text, None, CATALOG), CATALOG) == needs
 
 
 def test_every_statement_has_its_needs() -> None:
