@@ -13,6 +13,8 @@ from lockstep.server.operations import Operation, Parameter
 from lockstep.values.errors import ConfigurationError
 
 Answer = Callable[[HttpRequest, dict[str, str]], Any]
+#: Numbers are given by the metadata, one after the other, and fit into 63 bits.
+_NUMBER_DIGITS_MAX = 18
 
 
 def get(path: str, summary: str, perform: Any, *parameters: Parameter) -> Operation:
@@ -46,3 +48,8 @@ def integer(request: HttpRequest, name: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigurationError(f"{name} must be an integer, not {text}") from None
+
+
+def number_in(text: str) -> int | None:
+    """The number of a request or repair that a path names; None for a text that is no such number."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _NUMBER_DIGITS_MAX else None

@@ -21,7 +21,7 @@ from lockstep.node.restore_orders import Restored
 from lockstep.replication.backup_messages import KeptPart
 from lockstep.schema.changes import SYSTEM_KEYSPACES
 from lockstep.schema.model import Schema
-from lockstep.server.answers import get, later, now
+from lockstep.server.answers import get, later, now, number_in
 from lockstep.server.operations import Operation
 from lockstep.storage.backup_manifest import BackedTable, Statement, columns_between, sealed, unsealed
 from lockstep.topology.repairs import BACKUP, PURPOSES, BeginRepair
@@ -181,7 +181,8 @@ class BackupRequests:
 
     def run(self, text: str) -> Document:
         repairs = self._node.cluster.repairs
-        found = repairs.find(int(text)) if text.isdecimal() else None
+        number = number_in(text)
+        found = repairs.find(number) if number is not None else None
         if found is None or found.purpose not in PURPOSES:
             raise ConfigurationError(f"there is no backup or restore {text}")
         return self._document(found)

@@ -14,7 +14,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import Repair, RepairPart
-from lockstep.server.answers import get, later, now
+from lockstep.server.answers import get, later, now, number_in
 from lockstep.server.operations import Operation
 from lockstep.server.request_plans import changes
 from lockstep.topology.repairs import BeginRepair, units
@@ -107,7 +107,8 @@ class RepairRequests:
     # -- documents ------------------------------------------------------------------------------------
 
     def _found(self, text: str) -> Repair:
-        found = self._node.cluster.repairs.find(int(text)) if text.isdecimal() else None
+        number = number_in(text)
+        found = self._node.cluster.repairs.find(number) if number is not None else None
         if found is None:
             raise ConfigurationError(
                 f"there is no repair {text}", hint="those that are known: GET /v1/repairs"

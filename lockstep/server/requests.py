@@ -17,6 +17,7 @@ from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.requests import Policy, Request, RequestState
 from lockstep.schema.model import Replication
 from lockstep.schema.replication_options import parse_replication, replication_map
+from lockstep.server.answers import number_in
 from lockstep.server.http import get_json
 from lockstep.server.newcomers import Newcomer, with_newcomer
 from lockstep.server.plan_bases import Base, base_of, refuse_moved
@@ -231,9 +232,10 @@ class Requests:
 
     async def cancel(self, request_id: str) -> Document:
         """Take a queued request back, or a running operation. Rejected when it goes forward only."""
-        if not request_id.isdecimal():
+        number = number_in(request_id)
+        if number is None:
             raise ConfigurationError(f"there is no request {request_id}", hint="lockstep topology requests")
-        await self._node.submit(CancelRequest(int(request_id), "cancelled by an operator"))
+        await self._node.submit(CancelRequest(number, "cancelled by an operator"))
         return await self.one(request_id)
 
     async def _plan_newcomer(self, wanted: _Wanted) -> Document:

@@ -156,6 +156,12 @@ def raw(cluster: Nodes, method: str, path: str, body: bytes = b"") -> tuple[int,
 def test_unreadable_requests_get_an_error_and_no_more(cluster: Nodes) -> None:
     assert raw(cluster, "GET", "/nowhere")[0] == 404
     assert raw(cluster, "POST", "/v1/requests", b"{")[0] == 400
+    for body in (b"[" * 100_000, b'{"kind": "\\ud800"}', b'{"node": NaN}', b"9" * 5000):
+        assert raw(cluster, "POST", "/v1/requests", body)[0] == 400
+    assert raw(cluster, "GET", "//[x", b"")[0] == 400
+    for number in ("9" * 20, "9" * 5000, "%D9%A1"):
+        for method, path in (("DELETE", "requests"), ("DELETE", "repairs"), ("GET", "backup-runs")):
+            assert raw(cluster, method, f"/v1/{path}/{number}", b"")[0] == 400
     assert raw(cluster, "POST", "/v1/requests", b"x" * (2 << 20))[0] == 413
     with socket.create_connection((cluster.members[0].address, ADMIN_PORT), timeout=5) as connection:
         connection.sendall(b"\x00\x01nonsense\r\n\r\n")
