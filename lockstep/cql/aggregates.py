@@ -90,7 +90,7 @@ def _average(kind: CqlType) -> Aggregate:
             return kind.serialize(-quotient if total < 0 else quotient)
         if isinstance(total, Decimal):
             # As many places as the sum has.
-            places = Decimal(1).scaleb(int(total.as_tuple().exponent))
+            places = Decimal(1).scaleb(int(total.as_tuple().exponent), _PRECISE)
             return kind.serialize(_PRECISE.divide(total, count).quantize(places, context=_PRECISE))
         return kind.serialize(total / count)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+from lockstep.cql.casts import as_java
 from lockstep.cql.context import Context
 from lockstep.cql.signatures import Function, Known
 from lockstep.cql.time_functions import date_plus, timestamp_plus
@@ -113,6 +114,9 @@ def negation(kind: CqlType, shown: str) -> Function:
 
     def negated(given: Sequence[bytes], context: Context) -> bytes | None:
         value: Any = kind.deserialize(given[0])
+        if isinstance(value, Decimal):
+            # Minus rounds to the digits of a context.
+            return kind.serialize(value.copy_negate())
         return None if value is None else fitted(returns, -value)
 
     return Function("-", (kind,), returns, negated)
@@ -144,20 +148,21 @@ def _moved(kind: CqlType, duration: CqlType, sign: int) -> Callable[[Sequence[by
 def _numeric(
     sign: str, left: CqlType, right: CqlType, returns: CqlType
 ) -> Callable[[Sequence[bytes], Context], bytes | None]:
-    convert: Callable[[Any], Any] = (
-        float if returns.name in ("float", "double") else _decimal if returns.name == "decimal" else int
-    )
-    family = _FLOATS if convert is float else _DECIMALS if convert is _decimal else _WHOLES
-    compute = family[sign]
+    convert = [_conversion(kind, returns) for kind in (left, right)]
+    floats = returns.name in ("float", "double")
+    compute = (_FLOATS if floats else _DECIMALS if returns.name == "decimal" else _WHOLES)[sign]
+    by_zero = "/ by zero" if returns.name in WHOLE_BITS else "BigInteger divide by zero"
 
     def run(given: Sequence[bytes], context: Context) -> bytes | None:
         a, b = left.deserialize(given[0]), right.deserialize(given[1])
         if a is None or b is None:
             return None
         try:
-            return fitted(returns, compute(convert(a), convert(b)))
-        except (ZeroDivisionError, decimal.DecimalException, OverflowError) as error:
-            why = "/ by zero" if isinstance(error, ZeroDivisionError) else "the result is out of range"
+            return fitted(returns, compute(convert[0](a), convert[1](b)))
+        except (ZeroDivisionError, decimal.DecimalException, OverflowError, _NoDecimal) as error:
+            why = by_zero if isinstance(error, ZeroDivisionError) else "the result is out of range"
+            if isinstance(error, _NoDecimal):
+                why = str(error)
             raise FunctionFailure(
                 f"the operation '{left.text} {sign} {right.text}' failed: {why}",
                 "system",
@@ -168,8 +173,25 @@ def _numeric(
     return run
 
 
-def _decimal(value: Any) -> Decimal:
-    return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+class _NoDecimal(ValueError):
+    """A number that no decimal is equal to."""
+
+
+def _conversion(kind: CqlType, returns: CqlType) -> Callable[[Any], Any]:
+    """Of an operand into the type that is computed in."""
+    if returns.name != "decimal":
+        return float if returns.name in ("float", "double") else int
+    return Decimal if kind.name in ("varint", "decimal") else _through_double
+
+
+def _through_double(value: float) -> Decimal:
+    """As in Java a number of fixed size becomes a double first, with a digit behind the point at least."""
+    double = float(value)
+    if double != double:
+        raise _NoDecimal("A NaN cannot be converted into a decimal")
+    if math.isinf(double):
+        raise _NoDecimal("An infinite number cannot be converted into a decimal")
+    return Decimal(as_java(Decimal(repr(double))))
 
 
 def _whole_quotient(a: int, b: int) -> int:

@@ -60,7 +60,8 @@ def long_bytes(number: int) -> bytes:
 
 
 def date_bytes(ms: int) -> bytes:
-    return (ms // _DAY_MS + (1 << 31)).to_bytes(4, "big")
+    # A day beyond the last one that a date can be wraps, as in Java.
+    return ((ms // _DAY_MS + (1 << 31)) & 0xFFFFFFFF).to_bytes(4, "big")
 
 
 def _edge(tail: bytes, *, last: bool) -> Run:

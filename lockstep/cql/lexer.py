@@ -11,7 +11,8 @@ import re
 from typing import Final
 
 from lockstep.cql.grammar import RESERVED
-from lockstep.values.errors import SyntaxError_
+from lockstep.values.errors import InvalidRequest, SyntaxError_
+from lockstep.values.request_limits import STATEMENT_TOKENS_MAX
 
 _DURATION = (
     r"-?(?:\d+(?:mo|ms|us|\u00b5s|ns|[yYwWdDhHmMsS]))+(?![A-Za-z0-9_])"
@@ -57,7 +58,8 @@ class Token:
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens, then one END token. Literals keep their text; strings are unquoted."""
+    """All tokens, then one END token. Literals keep their text; strings are unquoted. InvalidRequest for more
+    than can be planned."""
     tokens = []
     position = 0
     match_at = _TOKEN.match
@@ -73,6 +75,8 @@ def tokenize(text: str) -> list[Token]:
         elif terminal == "DOLLARS":
             terminal, value = "STRING", value[2:-2]
         tokens.append(Token(terminal, value, start, position))
+        if len(tokens) > STATEMENT_TOKENS_MAX:
+            raise InvalidRequest(f"A statement has at most {STATEMENT_TOKENS_MAX} words, signs and literals")
     blank = _BLANK.match(text, position)
     assert blank is not None, "it matches nothing too"
     if blank.end() < len(text):

@@ -57,7 +57,7 @@ _FLOATS: dict[str, Callable[[float], float]] = {
 
 def _on_decimal(name: str, number: Decimal) -> Decimal:
     if name == "abs":
-        return abs(number)
+        return number.copy_abs()
     if name == "round":
         return number.to_integral_value(decimal.ROUND_HALF_UP)
     if name == "exp":

@@ -12,6 +12,7 @@ import msgspec
 from lockstep.values import codec
 from lockstep.values.errors import ProtocolViolation
 from lockstep.values.rows import Position
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 
 class PagePosition(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +29,8 @@ class PagePosition(msgspec.Struct, frozen=True, array_like=True):
 
 _DECODER = codec.decoder(PagePosition)
 _CHECK_BYTES = 4
+#: Rows of LIMIT and of a partition; more are never counted.
+_COUNT_MAX = 1 << 62
 
 
 def encode(state: PagePosition) -> bytes:
@@ -43,9 +46,15 @@ def decode(data: bytes, table: str) -> PagePosition:
             state = _DECODER.decode(body)
         except msgspec.MsgspecError:
             raise _invalid() from None
-        if state.table == table:
+        if state.table == table and _is_place(state):
             return state
     raise _invalid()
+
+
+def _is_place(state: PagePosition) -> bool:
+    """Whether its numbers are such as pages have: a client may have made them."""
+    token, counts = state.position.token, (state.remaining + 1, state.partition_rows)
+    return TOKEN_MIN <= token <= TOKEN_MAX and all(0 <= count <= _COUNT_MAX for count in counts)
 
 
 def _invalid() -> ProtocolViolation:

@@ -49,12 +49,14 @@ from lockstep.server.outbox import Outbox
 from lockstep.server.permits import Session
 from lockstep.server.plan_payload import PayloadNotes, answered_payload, notes_for
 from lockstep.server.tracing import Trace
+from lockstep.server.turns import work_of_texts
 from lockstep.values.errors import (
     LockstepError,
     NodeDraining,
     ProtocolViolation,
 )
-from lockstep.values.limits import CQL_BYTES_A_STATEMENT, CQL_GOODBYE_MS
+from lockstep.values.limits import CQL_BYTES_A_STATEMENT, CQL_FRAME_BYTES_MAX, CQL_GOODBYE_MS
+from lockstep.values.request_limits import HANDSHAKE_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from lockstep.server.cql_server import CqlServer
@@ -79,7 +81,7 @@ class CqlConnection(asyncio.Protocol):
 
     def __init__(self, server: CqlServer) -> None:
         self._server = server
-        self._reader = EnvelopeReader()
+        self._reader = EnvelopeReader(bytes_max=HANDSHAKE_FRAME_BYTES_MAX)
         self._segments: SegmentReader | None = None
         self._transport: asyncio.Transport | None = None
         self._version = VERSION_4
@@ -186,7 +188,7 @@ class CqlConnection(asyncio.Protocol):
         authentication = self._server.authentication
         if authentication is None:
             self._send(int(Opcode.READY), stream, responses.READY)
-            self.session = Session(version)
+            self._begin_session(Session(version))
         else:
             self._send(int(Opcode.AUTHENTICATE), stream, responses.authenticate(AUTHENTICATOR))
             self._login = Login(authentication, self._server.runtime.tasks, self._logged_in)
@@ -201,10 +203,14 @@ class CqlConnection(asyncio.Protocol):
             self._segments = SegmentReader(compressed=compressed)
             self._outbox.segmented = True
 
+    def _begin_session(self, session: Session) -> None:
+        self.session = session
+        self._reader.bytes_max = CQL_FRAME_BYTES_MAX
+
     def _logged_in(self, stream: int, role: str, error: Exception | None) -> None:
         self._login = None
         if error is None:
-            self.session = Session(self._version, user=role)
+            self._begin_session(Session(self._version, user=role))
             self._send(int(Opcode.AUTH_SUCCESS), stream, responses.auth_success())
             self._end_if_answered()
             return
@@ -216,6 +222,7 @@ class CqlConnection(asyncio.Protocol):
 
     def _dispatch(self, session: Session, envelope: Envelope, request: Request) -> None:
         stream = envelope.stream
+        self._turns.begun(work_of_texts(request))
         if isinstance(request, Options):
             self._send(int(Opcode.SUPPORTED), stream, _SUPPORTED)
         elif isinstance(request, Register):

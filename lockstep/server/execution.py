@@ -57,6 +57,7 @@ from lockstep.values.limits import (
     REQUEST_PLANS_MAX,
     TRACE_PARAMETER_CHARACTERS_MAX,
 )
+from lockstep.values.request_limits import BATCH_TEXT_CHARACTERS_MAX
 from lockstep.values.rows import Mutation
 
 if TYPE_CHECKING:
@@ -303,6 +304,8 @@ class Executor:
     async def _run_batch(self, session: Session, batch: Batch, begun: bool) -> Answer:
         if len(batch.statements) > BATCH_STATEMENTS_MAX:
             raise InvalidRequest(f"A batch holds at most {BATCH_STATEMENTS_MAX} statements")
+        if sum(map(len, {one.statement for one in batch.statements})) > BATCH_TEXT_CHARACTERS_MAX:
+            raise InvalidRequest("Batch too large")
         keyspace = batch.parameters.keyspace or session.keyspace
         parts = [self._batched(entry, keyspace, begun) for entry in batch.statements]
         if self._permits is not None:

@@ -23,12 +23,13 @@ from lockstep.schema.user_types import types_of_table
 from lockstep.server.capture import captured_tables
 from lockstep.server.permission_needs import needs_of
 from lockstep.server.permits import Needs
-from lockstep.values.errors import Unprepared
+from lockstep.values.errors import InvalidRequest, Unprepared
 from lockstep.values.limits import (
     PREPARED_STATEMENTS_MAX,
     TEXT_STATEMENT_CHARACTERS_MAX,
     TEXT_STATEMENTS_MAX,
 )
+from lockstep.values.request_limits import PREPARED_CHARACTERS_MAX
 
 STATEMENT_ID_BYTES: Final = 16
 
@@ -170,11 +171,13 @@ def _names_its_keyspace(statement: tree.Statement) -> bool:
 
 
 class _Recent:
-    """A bounded map that forgets what was used least recently."""
+    """A bounded map that forgets what was used least recently. `characters`: of all texts."""
 
-    def __init__(self, size_max: int) -> None:
+    def __init__(self, size_max: int, characters_max: int) -> None:
         self._size_max = size_max
+        self._characters_max = characters_max
         self._kept: dict[object, Statement] = {}
+        self.characters = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -186,13 +189,16 @@ class _Recent:
         return found
 
     def put(self, key: object, statement: Statement) -> None:
-        self._kept.pop(key, None)
+        self.drop(key)
         self._kept[key] = statement
-        if len(self._kept) > self._size_max:
-            del self._kept[next(iter(self._kept))]
+        self.characters += len(statement.text)
+        while len(self._kept) > self._size_max or self.characters > self._characters_max:
+            self.drop(next(iter(self._kept)))
 
     def drop(self, key: object) -> None:
-        self._kept.pop(key, None)
+        gone = self._kept.pop(key, None)
+        if gone is not None:
+            self.characters -= len(gone.text)
 
 
 class Statements:
@@ -200,14 +206,19 @@ class Statements:
 
     def __init__(self, catalog: Callable[[], Catalog]) -> None:
         self._catalog = catalog
-        self._prepared = _Recent(PREPARED_STATEMENTS_MAX)
-        self._texts = _Recent(TEXT_STATEMENTS_MAX)
+        self._prepared = _Recent(PREPARED_STATEMENTS_MAX, PREPARED_CHARACTERS_MAX)
+        self._texts = _Recent(TEXT_STATEMENTS_MAX, TEXT_STATEMENTS_MAX * TEXT_STATEMENT_CHARACTERS_MAX)
 
     def __len__(self) -> int:
         return len(self._prepared)
 
     def prepare(self, text: str, keyspace: str | None) -> Statement:
         """Plan and keep a statement. SyntaxError_ or InvalidRequest."""
+        if len(text) > PREPARED_CHARACTERS_MAX:
+            raise InvalidRequest(
+                f"Prepared statement of size {len(text)} bytes is larger than allowed maximum of "
+                f"{PREPARED_CHARACTERS_MAX >> 20} MB: {text[:200]}..."
+            )
         catalog = self._catalog()
         statement = Statement(text, keyspace, prepare(text, keyspace, catalog), catalog)
         known = self._prepared.get(statement.id)

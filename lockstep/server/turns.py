@@ -11,11 +11,18 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from lockstep.cql.wire.messages import Prepare, Query, Request
 from lockstep.values.limits import (
     CQL_BATCHED_IN_FLIGHT_MAX,
     CQL_REQUESTS_A_CONNECTION_TURN,
     CQL_STATEMENTS_A_TURN,
 )
+from lockstep.values.request_limits import TEXT_CHARACTERS_A_STATEMENT
+
+
+def work_of_texts(request: Request) -> int:
+    """As how many statements more a request counts, whose text is read and planned in one go."""
+    return len(request.text) // TEXT_CHARACTERS_A_STATEMENT if isinstance(request, Query | Prepare) else 0
 
 
 class Waiting(Protocol):

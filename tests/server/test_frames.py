@@ -10,7 +10,7 @@ import pytest
 from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import FLAG_BETA, FLAG_TRACING, Opcode
 from lockstep.cql.wire.frames import encode_request
-from lockstep.cql.wire.messages import QueryParameters
+from lockstep.cql.wire.messages import BatchStatement, QueryParameters
 from lockstep.cql.wire.segments import encode_segments
 from lockstep.values.ids import Consistency
 from tests.server.parts import CQL_PORT, Nodes
@@ -125,6 +125,22 @@ def test_a_length_beyond_the_limit_closes_the_connection(client: WireClient) -> 
     found = client.response().body
     assert isinstance(found, wire.ErrorResponse) and "too big" in found.message
     assert client.is_closed()
+
+
+def test_a_client_without_a_session_sends_little(client: WireClient) -> None:
+    head = bytes((client.version, 0, 0, 9, Opcode.STARTUP)) + struct.pack(">I", (1 << 16) + 1)
+    client.socket.sendall(head)
+    found = client.response().body
+    assert isinstance(found, wire.ErrorResponse) and "too big" in found.message
+    assert client.is_closed()
+
+
+def test_a_batch_of_long_texts_is_not_planned(client: WireClient) -> None:
+    client.startup()
+    texts = [f"INSERT INTO nowhere.t (k) VALUES ('{'x' * 1000}{number}')" for number in range(300)]
+    parts = tuple(BatchStatement(text, ()) for text in texts)
+    found = client.ask(Opcode.BATCH, wire.batch(client.version, 1, parts, QueryParameters(Consistency.ONE)))
+    assert isinstance(found, wire.ErrorResponse) and found.message == "Batch too large"
 
 
 def test_many_requests_of_one_write_are_all_answered_on_their_streams(client: WireClient) -> None:

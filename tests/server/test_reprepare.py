@@ -11,7 +11,7 @@ from lockstep.cql.prepare import prepare
 from lockstep.schema.changes import apply_change
 from lockstep.schema.model import Schema
 from lockstep.server.statements import Statements
-from lockstep.values.errors import Unprepared
+from lockstep.values.errors import InvalidRequest, Unprepared
 
 KEYSPACE = "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
 
@@ -106,3 +106,18 @@ def test_a_batch_is_outdated_by_each_of_its_tables(table: str) -> None:
     shelf.run(f"ALTER TABLE ks.{table} ADD v blob")
     with pytest.raises(Unprepared):
         shelf.statements.by_id(first.id)
+
+
+def test_what_is_kept_of_prepared_statements_is_bounded_by_their_texts() -> None:
+    shelf = Shelf()
+    first = shelf.statements.prepare("SELECT * FROM ks.t", None)
+    long = f"SELECT * FROM ks.t WHERE v = 'x' ALLOW FILTERING /* {'x' * (3 << 20)} */".replace("'x'", "1")
+    kept = [shelf.statements.prepare(f"{long} /* {number} */", None) for number in range(3)]
+    assert len(shelf.statements) == 2
+    for gone in (first, kept[0]):
+        with pytest.raises(Unprepared):
+            shelf.statements.by_id(gone.id)
+    assert shelf.statements.by_id(kept[2].id) is kept[2]
+    with pytest.raises(InvalidRequest, match="larger than allowed maximum of 8 MB"):
+        shelf.statements.prepare(f"SELECT * FROM ks.t /* {'x' * (8 << 20)} */", None)
+    assert len(shelf.statements) == 2

@@ -85,14 +85,15 @@ class EnvelopeReader:
     """Cuts fed bytes into envelopes.
 
     `responses` is the direction expected. `version` may be set once it is agreed: envelopes of another
-    version are then refused. `algorithm` is what compressed bodies are compressed with.
+    version are then refused. `algorithm` is what compressed bodies are compressed with; `bytes_max` bounds
+    bodies.
     """
 
     def __init__(self, *, responses: bool = False, bytes_max: int = CQL_FRAME_BYTES_MAX) -> None:
         self.version: int | None = None
         self.algorithm = LZ4
         self._direction = _RESPONSE if responses else 0
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._pending = bytearray()
 
     @property
@@ -150,9 +151,9 @@ class EnvelopeReader:
                 f"had version {self.version}/v{self.version}",
                 stream,
             )
-        if length > self._bytes_max:
+        if length > self.bytes_max:
             raise EnvelopeRefused(
-                f"Request is too big: length {length} exceeds maximum allowed length {self._bytes_max}.",
+                f"Request is too big: length {length} exceeds maximum allowed length {self.bytes_max}.",
                 stream,
             )
 
@@ -167,4 +168,4 @@ class EnvelopeReader:
     def _decompressed(self, version: int, stream: int, body: bytes) -> bytes:
         if uses_segments(version):
             raise EnvelopeRefused(f"Compressed envelopes end with version {VERSION_4}", stream)
-        return decompress_body(body, self._bytes_max, self.algorithm)
+        return decompress_body(body, self.bytes_max, self.algorithm)

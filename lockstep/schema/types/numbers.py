@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from lockstep.schema.types.base import EMPTY_MARK, CqlType, mismatch
 from lockstep.values.errors import InvalidRequest
+from lockstep.values.request_limits import NUMBER_BYTES_MAX
 
 _FLIPPED = tuple(bytes([first ^ 0x80]) for first in range(256))
 _FLIPPED_COMPONENT = tuple(b"\x02" + flipped for flipped in _FLIPPED)
@@ -184,12 +185,16 @@ def int_bytes(number: int) -> bytes:
     return number.to_bytes(size, "big", signed=True)
 
 
+def _too_long(kind: CqlType, size: int) -> InvalidRequest:
+    return InvalidRequest(f"A {kind.name} of {size} bytes: it has at most {NUMBER_BYTES_MAX} bytes of digits")
+
+
 #: Lengths below this are part of the head byte of a varint's sort key; longer ones follow as 4 bytes.
 _LONG_VARINT_BYTES = 121
 
 
 class VarintType(CqlType):
-    """An integer of any size; values are int."""
+    """An integer of up to NUMBER_BYTES_MAX bytes; values are int."""
 
     name = "varint"
 
@@ -199,10 +204,12 @@ class VarintType(CqlType):
         return int_bytes(value)
 
     def deserialize(self, data: bytes) -> int | None:
+        self.validate(data)
         return int.from_bytes(data, "big", signed=True) if data else None
 
     def validate(self, data: bytes) -> None:
-        return
+        if len(data) > NUMBER_BYTES_MAX:
+            raise _too_long(self, len(data))
 
     def format(self, value: object) -> str:
         return digits_of(value) if isinstance(value, int) else str(value)
@@ -273,6 +280,8 @@ class DecimalType(CqlType):
     def validate(self, data: bytes) -> None:
         if data and len(data) < 4:
             raise InvalidRequest(f"Expected 0 or at least 4 bytes ({len(data)})")
+        if len(data) > 4 + NUMBER_BYTES_MAX:
+            raise _too_long(self, len(data))
 
     @staticmethod
     def _parts(data: bytes) -> tuple[int, int]:
