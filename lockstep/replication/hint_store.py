@@ -55,11 +55,13 @@ class Stored:
 
 
 class Pending:
-    """What one node is to get. `since_us`: since when there has been something, as far as that is known."""
+    """What one node is to get. `since_us`: since when there has been something, as far as that is known.
+    `low`: no key is below, so that nobody looks through all that the store has not yet cleared away."""
 
-    __slots__ = ("bytes", "count", "newest_us", "oldest_us", "since_us")
+    __slots__ = ("bytes", "count", "low", "newest_us", "oldest_us", "since_us")
 
-    def __init__(self) -> None:
+    def __init__(self, low: bytes) -> None:
+        self.low = low
         self.count = 0
         self.bytes = 0
         self.oldest_us = self.since_us = 0
@@ -131,8 +133,11 @@ class HintStore:
 
     def page(self, target: int, after: bytes = b"", count: int = HINTS_PAGE) -> list[Stored]:
         """The next hints of a node in the order in which they were left, behind a key."""
-        lower, upper = bounds_of(target)
-        pairs = self._store.records(max(lower, after + b"\0"), upper, count)
+        pending = self.pending.get(NodeId(target))
+        if pending is None:
+            return []
+        _, upper = bounds_of(target)
+        pairs = self._store.records(max(pending.low, after + b"\0"), upper, count)
         return [Stored(key, len(key) + len(value), decode_hint(key, value)) for key, value in pairs]
 
     def delete(self, hints: Sequence[Stored], marks: Sequence[DroppedHints] = ()) -> int:
@@ -156,9 +161,10 @@ class HintStore:
         target, created_us = target_of(key)
         pending = self.pending.get(target)
         if pending is None:
-            pending = self.pending[target] = Pending()
+            pending = self.pending[target] = Pending(key)
             pending.oldest_us = created_us
             pending.since_us = left_us or created_us
+        pending.low = min(pending.low, key)
         pending.count += 1
         pending.bytes += size
         self.bytes += size
@@ -178,9 +184,9 @@ class HintStore:
                 del self.pending[target]
         for target in targets:
             if target in self.pending:
-                first = self._store.records(*bounds_of(target), 1)
                 pending = self.pending[target]
-                pending.oldest_us = target_of(first[0][0])[1]
+                [(pending.low, _)] = self._store.records(pending.low, bounds_of(target)[1], 1)
+                pending.oldest_us = target_of(pending.low)[1]
                 pending.since_us = max(pending.since_us, pending.oldest_us)
 
     # -- marks ------------------------------------------------------------------------------------
