@@ -12,6 +12,7 @@ from lockstep.cql.restrictions import RANGE_OPERATORS, Bound, Choice, Clause, Fi
 from lockstep.cql.terms import compile_term
 from lockstep.schema.model import Column
 from lockstep.schema.types import CqlType, ListType, TupleType
+from lockstep.schema.user_types import mentions
 from lockstep.values.errors import InvalidRequest
 
 
@@ -66,8 +67,7 @@ def tuple_choice(clause: Clause, relation: tree.Relation) -> Choice:
 
 def bounds(clause: Clause, column: Column) -> tuple[Bound | None, Bound | None]:
     relations, kind = clause.single[column.name], clause.shape.types[column.name]
-    if kind.name == "duration":
-        raise InvalidRequest("Slice restrictions are not supported on duration columns")
+    _check_durations(kind)
     check_bounds([relation.operator for relation in relations], column.name)
     lower = upper = None
     for relation in relations:
@@ -121,6 +121,8 @@ def compiled_filter(clause: Clause, column: Column, relation: tree.Relation) -> 
         return _element_filter(clause, column, kind, relation)
     if operator in ("CONTAINS", "CONTAINS KEY"):
         return _contains_filter(clause, column, kind, relation)
+    if operator in RANGE_OPERATORS:
+        _check_durations(kind)
     if kind.is_multicell and kind.name == "udt":
         raise InvalidRequest(
             f"Non-frozen UDT column '{name}' ({kind.text}) cannot be restricted by any relation"
@@ -132,15 +134,31 @@ def compiled_filter(clause: Clause, column: Column, relation: tree.Relation) -> 
     if operator == "IN":
         found = choice(clause, column)
         return Filter(column, kind, "IN", found.terms, found.listed)
-    if operator in RANGE_OPERATORS and kind.name == "duration":
-        raise InvalidRequest("Slice restrictions are not supported on duration columns")
     assert relation.value is not None
     return Filter(column, kind, operator, (compile_term(relation.value, kind, name, clause.scope),))
+
+
+def _check_durations(kind: CqlType) -> None:
+    """Durations have no order, nor has what holds them."""
+    if not mentions(kind, "duration"):
+        return
+    what = "duration columns"
+    if kind.is_collection:
+        what = "collections containing durations"
+    elif kind.name == "tuple":
+        what = "tuples containing durations"
+    elif kind.name == "udt":
+        what = "UDTs containing durations"
+    raise InvalidRequest(f"Slice restrictions are not supported on {what}")
 
 
 def _element_filter(clause: Clause, column: Column, kind: CqlType, relation: tree.Relation) -> Filter:
     if kind.name != "map":
         raise InvalidRequest(f"Column {column.name} cannot be used as a map")
+    if not kind.is_multicell:
+        raise InvalidRequest(
+            f"Map-entry equality predicates on frozen map column {column.name} are not supported"
+        )
     if relation.operator != "=":
         raise InvalidRequest("Only EQ relations are supported on map entries")
     assert relation.element is not None and relation.value is not None

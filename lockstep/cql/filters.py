@@ -11,8 +11,10 @@ from lockstep.cql.context import Context
 from lockstep.cql.evaluation import Record
 from lockstep.cql.ranges import required
 from lockstep.cql.restrictions import Filter
-from lockstep.cql.terms import Values
+from lockstep.cql.terms import TermPlan, Values
+from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.types import CollectionType, CqlType, ListType
+from lockstep.values.errors import InvalidRequest
 
 Check = Callable[[Record], bool]
 
@@ -32,14 +34,25 @@ def bound_filters(
     return tuple(_bound(found, slots[found.column.name], values, context) for found in filters)
 
 
+def supported(term: TermPlan, what: str, name: str, values: Values, context: Context) -> bytes:
+    """The bytes of a value that rows are checked for; InvalidRequest when it is null or unset."""
+    value = term.get(values, context)
+    if value is None or value is UNSET:
+        given = "null" if value is None else "unset"
+        raise InvalidRequest(f"Unsupported {given} {what} for column {name}")
+    return value
+
+
 def _bound(found: Filter, slot: int, values: Values, context: Context) -> Check:
     name = found.column.name
-    wanted = [required(term, name, values, context) for term in found.terms]
     if found.operator == "IN":
+        wanted = [required(term, name, values, context) for term in found.terms]
         return _one_of(found, slot, wanted, values, context)
     if found.operator == "ELEMENT":
         assert found.element is not None
-        return _entry(found.type, slot, required(found.element, name, values, context), wanted[0])
+        key = supported(found.element, "map key", name, values, context)
+        return _entry(found.type, slot, key, supported(found.terms[0], "map value", name, values, context))
+    wanted = [supported(term, "value", name, values, context) for term in found.terms]
     if found.operator == "CONTAINS":
         return _contains(found.type, slot, wanted[0])
     if found.operator == "CONTAINS KEY":

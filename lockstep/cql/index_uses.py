@@ -13,7 +13,8 @@ import msgspec
 
 from lockstep.cql import tree
 from lockstep.cql.context import Context
-from lockstep.cql.ranges import required
+from lockstep.cql.filters import supported
+from lockstep.cql.index_values import INDEXED_BYTES_MAX
 from lockstep.cql.restrictions import RANGE_OPERATORS, Clause, Filter, IndexUse, Restrictions
 from lockstep.cql.terms import Values
 from lockstep.schema.clustering import after_prefix
@@ -164,10 +165,13 @@ def index_read(use: IndexUse, values: Values, context: Context) -> IndexRead:
 
 def _component(condition: Filter, values: Values, context: Context) -> bytes:
     name, kind = condition.column.name, condition.type
-    value = required(condition.terms[0], name, values, context)
+    what = "map value" if condition.operator == "ELEMENT" else "value"
+    value = supported(condition.terms[0], what, name, values, context)
+    if len(value) > INDEXED_BYTES_MAX:
+        raise InvalidRequest("Index expression values may not be larger than 64K")
     if condition.operator == "ELEMENT":
         assert condition.element is not None
-        key = required(condition.element, name, values, context)
+        key = supported(condition.element, "map key", name, values, context)
         return kind.key.component(key) + kind.value.component(value)
     if condition.operator == "CONTAINS KEY":
         return kind.key.component(value)

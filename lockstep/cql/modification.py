@@ -36,7 +36,7 @@ from lockstep.cql.terms import Constant, Marker, TermPlan, compile_term
 from lockstep.cql.where import analyse
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.types import parse_type
-from lockstep.values.errors import InvalidRequest
+from lockstep.values.errors import InvalidRequest, SyntaxError_
 
 #: (bind index, validate, column name)
 KeyStep = tuple[int, Callable[[bytes], None], str]
@@ -234,7 +234,7 @@ def _check_overlaps(operations: Sequence[Operation]) -> None:
     for operation in operations:
         earlier = seen.get(operation.column.id)
         if earlier is not None and (earlier.exclusive or operation.exclusive):
-            raise InvalidRequest(f"Multiple incompatible setting of column {operation.column.name}")
+            raise SyntaxError_(f"Multiple incompatible setting of column {operation.column.name}")
         seen[operation.column.id] = operation
 
 

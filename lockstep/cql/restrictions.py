@@ -114,13 +114,16 @@ class Clause:
         self.filters: list[Filter] = []
 
     def sort(self, relations: Sequence[tree.Relation]) -> None:
-        for relation in relations:
+        for given in relations:
+            relation = _one_alternative(given)
+            if relation.operator.startswith("CONTAINS") and self.rule.verb != "SELECT":
+                raise InvalidRequest(f"Cannot use {self.rule.verb} with {relation.operator}")
             if relation.operator == "!=":
                 raise InvalidRequest(f'Unsupported "!=" relation: {_shown_unequal(relation)}')
             if relation.shape == "token":
                 self.tokens.append(relation)
             elif relation.shape == "tuple":
-                self._check_tuple(relation)
+                self._check_tuple(given)
                 if relation.operator == "=" and isinstance(relation.value, tree.TupleLiteral):
                     self._spread(relation, relation.value)
                 elif (values := _only_values(relation)) is not None:
@@ -198,6 +201,13 @@ class Clause:
             raise InvalidRequest(f"{relation.operator} cannot be used for multi-column relations")
 
     # Partition key
+
+
+def _one_alternative(relation: tree.Relation) -> tree.Relation:
+    """IN of one listed term is equality."""
+    if relation.operator != "IN" or len(relation.values) != 1:
+        return relation
+    return tree.Relation(relation.shape, relation.names, "=", relation.values[0])
 
 
 def _only_values(relation: tree.Relation) -> tuple[tree.Term, ...] | None:

@@ -100,8 +100,6 @@ def compile_select(
     selection = compile_selection(shape, statement.selectors, also, scope, grouping)
     if statement.distinct:
         _check_distinct(statement, shape, restrictions, selection)
-    if restrictions.index is not None and not restrictions.index.whole:
-        _check_not_static(statement, selection)
     if statement.json:
         selection = as_json(selection)
     if statement.per_partition_limit is not None and selection.has_aggregates and not statement.group_by:
@@ -126,13 +124,6 @@ def compile_select(
     )
 
 
-def _check_not_static(statement: tree.Select, selection: Selection) -> None:
-    """An index of rows chooses no static content alone."""
-    kinds = {column.kind for column in selection.named} if statement.selectors else set()
-    if ColumnKind.STATIC in kinds and kinds <= {ColumnKind.STATIC, ColumnKind.PARTITION_KEY}:
-        raise InvalidRequest("Queries using 2ndary indexes don't support selecting only static columns")
-
-
 def _limit_term(term: tree.Term | None, receiver: str, scope: Scope) -> TermPlan | None:
     return None if term is None else compile_term(term, parse_type("int"), receiver, scope)
 
@@ -140,21 +131,30 @@ def _limit_term(term: tree.Term | None, receiver: str, scope: Scope) -> TermPlan
 def _check_distinct(
     statement: tree.Select, shape: TableShape, restrictions: Restrictions, selection: Selection
 ) -> None:
-    if selection.is_wildcard and shape.table.clustering:
-        raise InvalidRequest(
-            "SELECT DISTINCT queries must only request partition key columns and/or static columns"
-        )
-    for output_column in selection.columns:
-        if output_column.kind is ColumnKind.REGULAR or output_column.kind is ColumnKind.CLUSTERING:
-            raise InvalidRequest(
-                "SELECT DISTINCT queries must only request partition key columns and/or static columns "
-                f"(not {output_column.name})"
-            )
-    if restrictions.has_clustering:
+    told = (ColumnKind.PARTITION_KEY, ColumnKind.STATIC)
+    chosen = restrictions.filters + (restrictions.index.conditions if restrictions.index is not None else ())
+    if restrictions.has_clustering or any(one.column.kind not in told for one in chosen):
         raise InvalidRequest(
             "SELECT DISTINCT with WHERE clause only supports restriction by partition key "
             "and/or static columns."
         )
+    if selection.is_wildcard and shape.table.clustering:
+        raise InvalidRequest(
+            "SELECT DISTINCT queries must only request partition key columns and/or static columns"
+        )
+    for column in selection.named:
+        if column.kind not in told:
+            raise InvalidRequest(
+                "SELECT DISTINCT queries must only request partition key columns and/or static columns "
+                f"(not {column.name})"
+            )
+    if not restrictions.partition:
+        for column in shape.table.partition_key:
+            if column not in selection.named:
+                raise InvalidRequest(
+                    "SELECT DISTINCT queries must request all the partition key columns "
+                    f"(missing {column.name})"
+                )
     if statement.per_partition_limit is not None:
         raise InvalidRequest("PER PARTITION LIMIT is not allowed with SELECT DISTINCT queries")
 

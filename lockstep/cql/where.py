@@ -65,10 +65,7 @@ def _partition(clause: Clause) -> tuple[Choice, ...]:
                 f"(unless you use the token() function) for {clause.rule.verb} statements"
             )
         if not clause.rule.allow_filtering:
-            raise InvalidRequest(
-                "Only EQ and IN relation are supported on the partition key "
-                "(unless you use the token() function or allow filtering)"
-            )
+            raise InvalidRequest(needs_filtering())
     if usable and len(given) == len(keys):
         return tuple(choice(clause, column) for column in keys)
     if given and clause.rule.verb == "SELECT" and not clause.rule.allow_filtering:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.values.errors import InvalidRequest
+from lockstep.values.errors import InvalidRequest, SyntaxError_
 from tests.cql.twin import Session
 
 _SESSION = Session(
@@ -26,7 +26,7 @@ _FILTERING = "Cannot execute this query as it might involve data filtering"
         ("SELECT * FROM t WHERE c = 1", _FILTERING),
         ("SELECT * FROM two WHERE a = 1", _FILTERING),
         ("SELECT * FROM t WHERE k = 1 AND e CONTAINS 1", _FILTERING),
-        ("SELECT * FROM t WHERE k > 1", "Only EQ and IN relation are supported on the partition key"),
+        ("SELECT * FROM t WHERE k > 1", "Cannot execute this query as it might involve data filtering"),
         (
             "SELECT * FROM t WHERE k = 1 AND d = 1",
             'PRIMARY KEY column "d" cannot be restricted as preceding column "c" is not restricted',
@@ -109,6 +109,26 @@ _FILTERING = "Cannot execute this query as it might involve data filtering"
         ),
         ("SELECT * FROM t WHERE k = 1 ORDER BY c DESC, d ASC", "Unsupported order by relation"),
         ("SELECT * FROM t LIMIT 0", "LIMIT must be strictly positive"),
+        (
+            "SELECT DISTINCT a FROM two",
+            "SELECT DISTINCT queries must request all the partition key columns (missing b)",
+        ),
+        (
+            "SELECT DISTINCT s FROM t",
+            "SELECT DISTINCT queries must request all the partition key columns (missing k)",
+        ),
+        (
+            "SELECT DISTINCT k FROM t WHERE v = 1 ALLOW FILTERING",
+            "SELECT DISTINCT with WHERE clause only",
+        ),
+        ("SELECT * FROM t WHERE m['a'] = null ALLOW FILTERING", "Unsupported null map value for column m"),
+        ("SELECT * FROM t WHERE v > null ALLOW FILTERING", "Unsupported null value for column v"),
+        ("UPDATE t SET v = 1 WHERE k = 1 AND e CONTAINS 1", "Cannot use UPDATE with CONTAINS"),
+        ("DELETE FROM t WHERE k = 1 AND m CONTAINS KEY 'a'", "Cannot use DELETE with CONTAINS KEY"),
+        (
+            "SELECT * FROM t WHERE k IN (1) AND k = 2",
+            "k cannot be restricted by more than one relation",
+        ),
         ("SELECT DISTINCT v FROM t", "SELECT DISTINCT queries must only request partition key columns"),
         ("SELECT writetime(k) FROM t", "Cannot use selection function writetime on PRIMARY KEY part k"),
         ("SELECT nope(v) FROM t", "Unknown function 'nope'"),
@@ -159,10 +179,6 @@ _FILTERING = "Cannot execute this query as it might involve data filtering"
             "UPDATE t SET f = f + {1} WHERE k = 1 AND c = 1 AND d = 1",
             "Invalid operation (f = f + ...) for frozen collection column f",
         ),
-        (
-            "UPDATE t SET v = 1, v = 2 WHERE k = 1 AND c = 1 AND d = 1",
-            "Multiple incompatible setting of column v",
-        ),
         ("UPDATE t SET s = 1 WHERE k = 1 AND c = 1", "modifies only static columns"),
         ("DELETE v FROM t WHERE k = 1 AND c > 1", "Range deletions are not supported for specific columns"),
         (
@@ -180,6 +196,20 @@ def test_refusals_use_the_words_clients_know(text: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         _SESSION.run(text)
     assert message in caught.value.message
+
+
+def test_settings_that_exclude_each_other_are_no_statement() -> None:
+    with pytest.raises(SyntaxError_, match="Multiple incompatible setting of column v"):
+        _SESSION.run("UPDATE t SET v = 1, v = 2 WHERE k = 1 AND c = 1 AND d = 1")
+
+
+def test_durations_within_others_have_no_order() -> None:
+    session = Session("CREATE TABLE x (k int PRIMARY KEY, t tuple<int, duration>, l list<duration>)")
+    for text, what in {"t > (1, 2s)": "tuples", "l <= [1s]": "collections"}.items():
+        with pytest.raises(
+            InvalidRequest, match=f"restrictions are not supported on {what} containing"
+        ):
+            session.run(f"SELECT * FROM x WHERE {text} ALLOW FILTERING")
 
 
 def test_wrong_bound_values_are_refused() -> None:

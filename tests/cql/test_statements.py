@@ -56,6 +56,8 @@ def filled(session: Session) -> Session:
         ("k = 1 ORDER BY c DESC, d DESC LIMIT 2", [(2, "z"), (2, "y")]),
         ("k = 1 AND c = 1 ORDER BY d, d DESC", [(1, "z"), (1, "y"), (1, "x")]),
         ("k = 1 AND c = 1 ORDER BY d DESC", [(1, "z"), (1, "y"), (1, "x")]),
+        ("k = 1 AND c IN (1) ORDER BY d DESC", [(1, "z"), (1, "y"), (1, "x")]),
+        ("k = 1 AND (c, d) IN ((1, 'x')) ORDER BY d", [(1, "x")]),
         ("k = 1 PER PARTITION LIMIT 1", [(0, "x")]),
         ("token(k) > token(1)", []),
         ("token(k) = token(1) LIMIT 1", [(0, "x")]),

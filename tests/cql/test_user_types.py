@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lockstep.cql.wire.type_options import class_name, read_type, type_of_class, type_option
 from lockstep.schema.types import UserDefinedType
 from lockstep.schema.user_types import type_in
-from lockstep.values.errors import InvalidRequest, Rejected
+from lockstep.values.errors import InvalidRequest, Rejected, SyntaxError_
 from tests.cql.twin import Session
 
 _TYPES = (
@@ -191,7 +191,7 @@ def test_write_times_and_ttls_are_those_of_the_field(monkeypatch: pytest.MonkeyP
 )  # fmt: skip
 def test_refusals_name_type_and_field(text: str, message: str) -> None:
     made = session(_FROZEN, _APART)
-    with pytest.raises((InvalidRequest, Rejected)) as caught:
+    with pytest.raises((InvalidRequest, SyntaxError_, Rejected)) as caught:
         made.run(text)
     assert message in caught.value.message
 

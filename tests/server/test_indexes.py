@@ -133,7 +133,6 @@ def test_rows_are_found(session: Session, where: str, check: Any) -> None:
             "SELECT * FROM t WHERE k IN (1, 2) AND k2 = 1 AND v = 1",
             "Select on indexed columns and with IN clause for the PRIMARY KEY are not supported",
         ),
-        ("SELECT s FROM t WHERE v = 1", "don't support selecting only static columns"),
         ("ALTER TABLE t DROP v", "because it has dependent secondary indexes (t_v_idx)"),
     ],
 )
