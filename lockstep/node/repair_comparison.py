@@ -37,6 +37,8 @@ from lockstep.values.tokens import Range
 
 #: Neighbouring leaves that differ and are read as one.
 LEAVES_TOGETHER_MAX = 8
+#: Live rows of each participant that are merged in one go: some 50 ms where they are partitions.
+PAGE_ROWS_MAX = 1000
 
 
 class RepairProgress:
@@ -133,7 +135,7 @@ class Comparison:
                 (),
                 True,
                 False,
-                0,
+                PAGE_ROWS_MAX,
                 0,
                 repair.began_s,
                 after,
@@ -141,7 +143,7 @@ class Comparison:
             ask = AskRows(repair.session_id, repair.began_epoch, command)
             results = await asyncio.gather(*(self._questions.rows(node, ask) for node in unit.nodes))
             merged, after = merge_answers(results, False)
-            differ = [part for part in merged if _differ(part, results, after, before_s)]
+            differ = parts_that_differ(merged, results, after, before_s)
             lists: list[list[Mutation]] = [[] for _ in unit.nodes]
             for _, missing in lacking(differ, results):
                 for mine, one in zip(lists, missing, strict=True):
@@ -179,15 +181,19 @@ class Comparison:
             counted.bytes_sent += size
 
 
-def _differ(merged: Partition, results: Sequence[ReadResult], end: Position | None, before_s: int) -> bool:
-    """Whether somebody's answer says something else than another's, once what may be purged is left out. The
-    partition in which an answer stopped is looked at in any case."""
-    if end is not None and (merged.token, merged.key) == (end.token, end.key):
-        return True
-    wanted = partition_left(merged, before_s)
-    empty = Partition(merged.token, merged.key)
-    for result in results:
-        mine = next((p for p in result.partitions if (p.token, p.key) == (merged.token, merged.key)), empty)
-        if partition_left(mine, before_s) != wanted:
-            return True
-    return False
+def parts_that_differ(
+    merged: Sequence[Partition], results: Sequence[ReadResult], end: Position | None, before_s: int
+) -> list[Partition]:
+    """Those of which somebody's answer says something else than another's, once what may be purged is left
+    out. The partition in which an answer stopped is looked at in any case."""
+    known = [{(part.token, part.key): part for part in result.partitions} for result in results]
+    stopped = None if end is None else (end.token, end.key)
+    found: list[Partition] = []
+    for partition in merged:
+        place = (partition.token, partition.key)
+        wanted, nothing = partition_left(partition, before_s), Partition(*place)
+        if place == stopped or any(
+            partition_left(source.get(place, nothing), before_s) != wanted for source in known
+        ):
+            found.append(partition)
+    return found

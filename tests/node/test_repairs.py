@@ -10,11 +10,24 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.repairs import RepairPart, RepairState
+from lockstep.node import repair_comparison
 from lockstep.node.node import Node
+from lockstep.node.repair_comparison import parts_that_differ
 from lockstep.replication.hint_records import DroppedHints
+from lockstep.sim.replaced import replaced
 from lockstep.values.errors import PreconditionError, Rejected
 from lockstep.values.ids import MUTATION_ID_BYTES, NodeId
-from lockstep.values.rows import Cell, Deletion, Liveness, Mutation, RangeDeletion, Row
+from lockstep.values.rows import (
+    Cell,
+    Deletion,
+    Liveness,
+    Mutation,
+    Partition,
+    Position,
+    RangeDeletion,
+    ReadResult,
+    Row,
+)
 from lockstep.values.tokens import FULL_RING, Range, token_of
 from tests.node.support import Outcome, Town, keyspace, table
 
@@ -228,3 +241,54 @@ def test_what_was_marked_for_want_of_hints_is_forgotten_once_all_replicas_are_re
     repair(town, 2)
     town.agreed(*NODES)
     assert list(town.node(1).hints.store.marks()) == [late]
+
+
+class _Watched(tuple[Partition, ...]):
+    """Partitions of an answer, and how many of them were looked at."""
+
+    seen = 0
+
+    def __iter__(self) -> Iterator[Partition]:
+        for partition in super().__iter__():
+            _Watched.seen += 1
+            yield partition
+
+
+def test_to_compare_answers_costs_what_they_hold_and_not_its_square() -> None:
+    count = 2000
+
+    def answer(time_us: int) -> ReadResult:
+        made = (
+            Partition(
+                at,
+                b"k",
+                rows=(
+                    Row(
+                        b"",
+                        Liveness(time_us + at % 7),
+                    ),
+                ),
+            )
+            for at in range(count)
+        )
+        return ReadResult(_Watched(made))
+
+    ours, theirs = answer(1), answer(1)
+    other = ReadResult(_Watched(part for part in theirs.partitions if part.token % 500))
+    merged = tuple(ours.partitions)
+    _Watched.seen = 0
+    assert not parts_that_differ(merged, [ours, theirs], None, 0)
+    found = parts_that_differ(merged, [ours, other, theirs], Position(3, b"k", b""), 0)
+    assert [part.token for part in found] == [0, 3, 500, 1000, 1500]
+    assert _Watched.seen <= 5 * count
+
+
+def test_differing_rows_of_many_pages_arrive(town: Town) -> None:
+    for key in range(12):
+        for number in random.Random(key).sample(NODES, 2):
+            write(town, number, key, 1000 + key)
+    with replaced(
+        (repair_comparison, "PAGE_ROWS_MAX", 2), (repair_comparison, "LEAVES_TOGETHER_MAX", 1 << 20)
+    ):
+        repair(town)
+    assert len(set(digests(town, *NODES))) == 1
