@@ -5,6 +5,7 @@ Invariant: as in `reductions`; property values become texts, maps become tuples 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -52,12 +53,22 @@ def _literal_text(value: Any, option: str) -> str:
     raise SyntaxError_(f"Invalid value for property '{option}': only literals are allowed")
 
 
+def check_each_once(names: Iterable[str]) -> None:
+    """SyntaxError_ when a map of options names one twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SyntaxError_(f"Multiple definition for property {name}")
+        seen.add(name)
+
+
 def _option(children: Children) -> Option:
     name, value = children
     if isinstance(value, str):
         return Option(name, value)
     if isinstance(value, MapLiteral):
         pairs = tuple((_literal_text(k, name), _literal_text(v, name)) for k, v in value.entries)
+        check_each_once(key for key, _ in pairs)
         return Option(name, pairs)
     if isinstance(value, SetLiteral) and not value.items:
         return Option(name, ())

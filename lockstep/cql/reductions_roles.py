@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from lockstep.cql.reductions import Children, Handler, constant, first, flag, has_flag, pick
+from lockstep.cql.reductions_ddl import check_each_once
 from lockstep.cql.reductions_objects import Signature
 from lockstep.cql.tree import Literal, MapLiteral, SetLiteral, TableName
 from lockstep.cql.tree_roles import (
@@ -79,6 +80,7 @@ def _custom(children: Children) -> RoleOption:
     value = children[0]
     if isinstance(value, MapLiteral):
         pairs = tuple((_text(key, "OPTIONS"), _text(item, "OPTIONS")) for key, item in value.entries)
+        check_each_once(name for name, _ in pairs)
         return RoleOption("custom", pairs)
     if isinstance(value, SetLiteral) and not value.items:
         return RoleOption("custom", ())

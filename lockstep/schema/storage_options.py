@@ -170,8 +170,10 @@ def _chunk_length(name: str, text: str) -> None:
 
 def _ratio(name: str, text: str) -> None:
     number = _number(name, text)
+    if number < 0:
+        raise refused(f"Invalid negative {name}")
     if not (number == 0 or number >= 1):
-        raise refused(f"{name} must be 0 or at least 1, but was {text}")
+        raise refused(f"{name} can either be 0 or greater than or equal to 1")
 
 
 def _level(low: int, high: int) -> Check:
@@ -203,7 +205,7 @@ _COMPRESSORS: dict[str, dict[str, Check]] = {
 def checked_compression(given: Mapping[str, str]) -> dict[str, str]:
     """As checked_compaction; `enabled: false` alone when there is no compression."""
     options = {_OLD_NAMES.get(name, name): text for name, text in given.items()}
-    if not options or options.get("class", options.get("enabled")) == "":
+    if not options or given.get("sstable_compression") == "":
         return {"enabled": "false"}
     if "enabled" in options:
         _boolean("enabled", options["enabled"])
@@ -211,17 +213,21 @@ def checked_compression(given: Mapping[str, str]) -> dict[str, str]:
             if len(options) > 1:
                 raise refused("If the 'enabled' option is set to false no other options must be specified")
             return {"enabled": "false"}
-    if not options.get("class"):
+    if "class" not in options:
         raise refused("Missing sub-option 'class' for the 'compression' option.")
+    if not options["class"]:
+        raise refused("The 'class' option must not be empty. To disable compression use 'enabled' : false")
     compressor = _class(options["class"], COMPRESS_PACKAGE, _COMPRESSORS, "compression")
     checks = {**_COMPRESSION, **_COMPRESSORS[compressor]}
     unknown = sorted(name for name in options if name != "class" and name not in checks)
     if unknown:
-        raise refused(f"Unknown compression options: ({', '.join(unknown)})")
+        raise refused(f"Unknown compression options {unknown[0]}")
     for name, text in options.items():
         if name != "class":
             checks[name](name, text)
-    return {**options, "class": COMPRESS_PACKAGE + compressor}
+    ratio = float(options.pop("min_compress_ratio", "0"))
+    kept = {"min_compress_ratio": str(ratio)} if ratio else {}
+    return {**options, **kept, "class": COMPRESS_PACKAGE + compressor}
 
 
 def shown_compression(stored: Mapping[str, str]) -> dict[str, str]:

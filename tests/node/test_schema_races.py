@@ -244,15 +244,15 @@ def test_a_write_for_a_dropped_column_leaves_the_row_readable() -> None:
         old = present(town.node(2))
         assert old is not None
         submitted(town, (1, DropColumns("ks", "t", ("w",), 5)))
-        submitted(town, (1, AddColumns("ks", "t", (NewColumn("w", "int"),))))
+        submitted(town, (1, AddColumns("ks", "t", (NewColumn("w", "blob"),))))
 
         async def write(node: Node) -> Any:
             # The client's timestamp is far ahead: the drop's own time would not cover it.
-            late = mutation(node, old, KEYS[0], old.by_name["w"].id, "text, not int", 10**15)
+            late = mutation(node, old, KEYS[0], old.by_name["w"].id, "text, not blob", 10**15)
             return await node.coordinator.write(late, Consistency.ALL, TIMEOUT_MS)
 
         written = town.finish(town.begin(2, write))
         assert written.error is None
         for number in (1, 2, 3):
             table, found = shown(town, number)
-            assert found == [] and table.by_name["w"].type == "int"
+            assert found == [] and table.by_name["w"].type == "blob"

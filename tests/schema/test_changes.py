@@ -17,7 +17,7 @@ from lockstep.schema.changes import (
     validate,
 )
 from lockstep.schema.model import ColumnKind, Schema
-from lockstep.schema.type_changes import AddTypeField, CreateType
+from lockstep.schema.type_changes import AddTypeField, CreateType, DropType
 from lockstep.schema.types import NATIVE_NAMES
 from lockstep.schema.user_types import type_in
 from lockstep.values.errors import InvalidRequest, Rejected
@@ -102,8 +102,67 @@ def test_what_was_dropped_keeps_its_kind() -> None:
     found = schema.table("ks", "t")
     assert found is not None
     assert [dropped.kind for dropped in found.dropped] == [ColumnKind.STATIC, ColumnKind.REGULAR]
-    again, _ = apply_change(schema, AddColumns("ks", "t", (NewColumn("s", "int"),)), 8)
+    again, _ = apply_change(schema, AddColumns("ks", "t", (NewColumn("v", "int"),)), 8)
     validate(again)
+    with pytest.raises(Rejected, match="'s' of kind REGULAR, incompatible with previous kind STATIC"):
+        apply_change(schema, AddColumns("ks", "t", (NewColumn("s", "int"),)), 8)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "fits"),
+    [
+        ("int", "varint", False),
+        ("int", "blob", False),
+        ("text", "blob", True),
+        ("ascii", "text", True),
+        ("text", "ascii", False),
+        ("timestamp", "bigint", True),
+        ("timeuuid", "uuid", True),
+        ("int", "date", False),
+        ("list<int>", "list<int>", True),
+        ("list<int>", "set<int>", False),
+        ("list<int>", "frozen<list<int>>", False),
+        ("set<ascii>", "set<text>", True),
+        ("set<timestamp>", "set<bigint>", False),
+        ("map<ascii, timestamp>", "map<text, bigint>", True),
+        ("map<timestamp, int>", "map<bigint, int>", False),
+        ("set<text>", "blob", False),
+        ("frozen<set<text>>", "blob", True),
+        ("blob", "map<int, int>", False),
+        ("frozen<list<int>>", "frozen<list<varint>>", False),
+        ("frozen<tuple<int>>", "frozen<tuple<varint, text>>", True),
+        ("frozen<tuple<int, text>>", "frozen<tuple<int>>", False),
+        ("frozen<point>", "frozen<tuple<int>>", True),
+        ("vector<float, 3>", "blob", False),
+        ("vector<text, 3>", "blob", True),
+        ("vector<int, 2>", "vector<int, 3>", False),
+    ],
+)
+def test_a_column_comes_back_with_a_type_that_reads_what_it_held(was: str, now: str, fits: bool) -> None:
+    schema = changed(POINT, table(NewColumn("v", was)), DropColumns("ks", "t", ("v",), 5))
+    back = AddColumns("ks", "t", (NewColumn("v", now),))
+    if fits:
+        validate(apply_change(schema, back, 9)[0])
+        return
+    with pytest.raises(Rejected) as caught:
+        apply_change(schema, back, 9)
+    assert caught.value.message == (
+        f"Cannot re-add previously dropped column 'v' of type {now}, incompatible with previous type {was}"
+    )
+
+
+def test_a_column_of_a_users_type_in_cells_stays_and_a_frozen_one_goes_with_its_type() -> None:
+    schema = changed(POINT, table(NewColumn("v", "point"), NewColumn("f", "frozen<point>")))
+    with pytest.raises(Rejected, match="Cannot drop non-frozen column v of user type point"):
+        apply_change(schema, DropColumns("ks", "t", ("v",), 5), 9)
+    frozen = changed(
+        POINT,
+        table(NewColumn("f", "frozen<point>")),
+        DropColumns("ks", "t", ("f",), 5),
+        DropType("ks", "point"),
+        AddColumns("ks", "t", (NewColumn("f", "int"),)),
+    )
+    validate(frozen)
 
 
 def test_a_key_with_a_field_that_is_not_known_yet_is_refused_and_not_a_defect() -> None:

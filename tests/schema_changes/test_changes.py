@@ -57,7 +57,7 @@ def test_a_table_gets_its_ids_epoch_and_sorted_columns() -> None:
 
 
 def test_column_ids_are_never_reused() -> None:
-    schema = build(KEYSPACE, TABLE, "ALTER TABLE t DROP v", "ALTER TABLE t ADD (v int, w int)")
+    schema = build(KEYSPACE, TABLE, "ALTER TABLE t DROP v", "ALTER TABLE t ADD (v map<text, int>, w int)")
     table = schema.table("ks", "t")
     assert table is not None
     assert [(c.id, c.name) for c in table.regular] == [(5, "v"), (6, "w")]
@@ -146,9 +146,14 @@ def test_changes_say_what_they_did(text: str, summary: ChangeSummary | None) -> 
             "Unable to find replication strategy",
         ),
         (
-            "CREATE KEYSPACE x WITH replication = {'class': 'SimpleStrategy'}",
-            0x2300,
-            "SimpleStrategy requires a replication_factor strategy option.",
+            "CREATE KEYSPACE x WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1, 'dc1': 2}",
+            0x2000,
+            "Multiple definition for property dc1",
+        ),
+        (
+            "CREATE ROLE r WITH OPTIONS = {'a': 1, 'a': 2}",
+            0x2000,
+            "Multiple definition for property a",
         ),
         (
             "CREATE KEYSPACE x WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 'a'}",
@@ -161,7 +166,7 @@ def test_changes_say_what_they_did(text: str, summary: ChangeSummary | None) -> 
             "Unrecognized strategy option {dc9} passed to NetworkTopologyStrategy for keyspace x",
         ),
         (
-            "CREATE KEYSPACE x WITH replication = {'class': 'NetworkTopologyStrategy'}",
+            "CREATE KEYSPACE x WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 0}",
             0x2300,
             "Configuration for at least one datacenter must be present",
         ),
@@ -187,6 +192,20 @@ def test_refusals_carry_code_and_words(text: str, code: int, message: str) -> No
 def test_one_factor_stands_for_every_data_center_not_named(options: str, factors: tuple) -> None:
     schema = build(f"CREATE KEYSPACE x WITH replication = {{'class': 'NetworkTopologyStrategy', {options}}}")
     assert schema.by_name["x"].replication.factors == factors
+
+
+def test_a_keyspace_without_a_factor_keeps_the_simple_one_or_has_one_replica() -> None:
+    def factors(*texts: str) -> tuple:
+        return build(*texts).by_name["x"].replication.factors
+
+    simple = "WITH replication = {'class': 'SimpleStrategy'}"
+    topology = simple.replace("Simple", "NetworkTopology")
+    three = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
+    assert factors(f"CREATE KEYSPACE x {simple}") == (("", 1),)
+    assert factors(f"CREATE KEYSPACE x {topology}") == (("dc1", 1), ("dc2", 1))
+    assert factors(f"CREATE KEYSPACE x {three}", f"ALTER KEYSPACE x {simple}") == (("", 3),)
+    everywhere = factors(f"CREATE KEYSPACE x {three}", f"ALTER KEYSPACE x {topology}")
+    assert everywhere == (("dc1", 3), ("dc2", 3))
 
 
 def test_options_are_canonical_and_kept_over_alters() -> None:

@@ -124,7 +124,7 @@ def test_a_write_of_a_column_that_is_gone_is_no_success(three: Nodes, session: S
 
 
 def test_a_write_that_does_not_use_what_was_dropped_goes_on(three: Nodes, session: Session) -> None:
-    with behind(three, drop(), add("text")) as released:
+    with behind(three, drop(), add("int")) as released:
         future = session.execute_async("INSERT INTO t (k, w) VALUES (6, 6)")
         released()
         future.result()

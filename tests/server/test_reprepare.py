@@ -103,7 +103,7 @@ def test_a_batch_is_outdated_by_each_of_its_tables(table: str) -> None:
     shelf.run("CREATE TABLE ks.other (k int PRIMARY KEY, v int)")
     assert shelf.statements.by_id(first.id) is first
     shelf.run(f"ALTER TABLE ks.{table} DROP v")
-    shelf.run(f"ALTER TABLE ks.{table} ADD v blob")
+    shelf.run(f"ALTER TABLE ks.{table} ADD v int")
     with pytest.raises(Unprepared):
         shelf.statements.by_id(first.id)
 

@@ -87,7 +87,13 @@ class Changes:
     def _alter_columns(self) -> Alter:
         kept = self.table.of("regular", "static")
         several = len(self.table.of("regular")) > 1
-        fit = [c for c in kept if c.name not in self.table.indexed and (several or c.role == "static")]
+        fit = [
+            column
+            for column in kept
+            if column.name not in self.table.indexed
+            and (several or column.role == "static")
+            and not (column.kind.is_cells and column.kind.name == "udt")
+        ]
         if fit and not self.table.views and self.draw.random() < 0.5:
             gone = self.draw.choice(fit)
             self._gone.append(gone)
