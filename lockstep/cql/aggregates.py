@@ -5,6 +5,7 @@ Invariant: states are plain values folded row by row; nulls do not count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal
 from typing import Any
@@ -48,6 +49,48 @@ def aggregate(name: str, kind: CqlType | None) -> Aggregate:
     return _sum(kind) if name == "sum" else _average(kind)
 
 
+class FloatSum(msgspec.Struct, frozen=True):
+    """A sum by Kahan's algorithm, which loses less than additions in turn. `exact` is the sum once it is too
+    large for a double, while its average may be none."""
+
+    sum: float = 0.0
+    compensation: float = 0.0
+    simple: float = 0.0
+    count: int = 0
+    exact: Decimal | None = None
+
+    def plus(self, value: float) -> FloatSum:
+        corrected = value - self.compensation
+        rounded = self.sum + corrected
+        exact = self.exact
+        if exact is not None:
+            exact = _PRECISE.add(exact, Decimal(repr(value))) if math.isfinite(value) else None
+        elif math.isinf(rounded) and math.isfinite(value) and math.isfinite(self.sum):
+            exact = _PRECISE.add(Decimal(repr(self.sum)), Decimal(repr(value)))
+        lost = (rounded - self.sum) - corrected
+        return FloatSum(rounded, lost, self.simple + value, self.count + 1, exact)
+
+    @property
+    def total(self) -> float:
+        total = self.sum + self.compensation
+        # Infinities leave nothing to correct.
+        return self.simple if math.isnan(total) and math.isinf(self.simple) else total
+
+    @property
+    def average(self) -> float:
+        if self.exact is not None:
+            return float(_PRECISE.divide(self.exact, self.count))
+        return self.total / self.count if self.count else 0.0
+
+
+def _floats_step(kind: CqlType) -> Callable[[FloatSum, bytes], FloatSum]:
+    def step(state: FloatSum, data: bytes) -> FloatSum:
+        value = kind.deserialize(data)
+        return state.plus(value) if isinstance(value, float) else state
+
+    return step
+
+
 def _extreme(kind: CqlType, *, largest: bool) -> Aggregate:
     sort_key = kind.sort_key
 
@@ -60,6 +103,8 @@ def _extreme(kind: CqlType, *, largest: bool) -> Aggregate:
 
 
 def _sum(kind: CqlType) -> Aggregate:
+    if kind.name in ("float", "double"):
+        return Aggregate(kind, FloatSum(), _floats_step(kind), lambda state: kind.serialize(state.total))
     bits = _BITS.get(kind.name)
 
     def step(state: Any, data: bytes) -> Any:
@@ -73,6 +118,9 @@ def _sum(kind: CqlType) -> Aggregate:
 
 
 def _average(kind: CqlType) -> Aggregate:
+    if kind.name in ("float", "double"):
+        return Aggregate(kind, FloatSum(), _floats_step(kind), lambda state: kind.serialize(state.average))
+
     def step(state: tuple[Any, int], data: bytes) -> tuple[Any, int]:
         value = kind.deserialize(data)
         if value is None:
@@ -88,18 +136,14 @@ def _average(kind: CqlType) -> Aggregate:
             # Whole numbers divide towards zero, as in the JVM.
             quotient = abs(total) // count
             return kind.serialize(-quotient if total < 0 else quotient)
-        if isinstance(total, Decimal):
-            # As many places as the sum has.
-            places = Decimal(1).scaleb(int(total.as_tuple().exponent), _PRECISE)
-            return kind.serialize(_PRECISE.divide(total, count).quantize(places, context=_PRECISE))
-        return kind.serialize(total / count)
+        # As many places as the sum has.
+        places = Decimal(1).scaleb(int(total.as_tuple().exponent), _PRECISE)
+        return kind.serialize(_PRECISE.divide(total, count).quantize(places, context=_PRECISE))
 
     return Aggregate(kind, (_zero(kind), 0), step, finish)
 
 
 def _zero(kind: CqlType) -> Any:
-    if kind.name in ("float", "double"):
-        return 0.0
     return Decimal(0) if kind.name == "decimal" else 0
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
+import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.cql.aggregates import aggregate
+from lockstep.schema.types import parse_type
 from lockstep.values.errors import InvalidRequest
 from tests.cql.twin import Session
 
@@ -118,3 +122,32 @@ def test_aggregates_stand_inside_other_functions() -> None:
     assert session.run("SELECT JSON c, count(*) FROM t WHERE p = 1 AND q = 1 GROUP BY c") == [
         ('{"c": 0, "count": 2}',)
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "total", "average"),
+    [
+        ("double", (4.2, 5.5, 5.6), 15.3, 15.3 / 3),
+        ("double", (0.1,) * 10, 1.0, 0.1),
+        ("double", (sys.float_info.max, sys.float_info.max), math.inf, sys.float_info.max),
+        (
+            "double",
+            (sys.float_info.max, sys.float_info.max, -sys.float_info.max),
+            math.inf,
+            sys.float_info.max / 3,
+        ),
+        ("double", (math.inf, math.inf, 1.0), math.inf, math.inf),
+        ("double", (), 0.0, 0.0),
+        ("float", (3e38, 3e38), math.inf, 3e38),
+    ],
+)
+def test_sums_of_floating_numbers_keep_what_additions_in_turn_lose(
+    kind: str, values: tuple[float, ...], total: float, average: float
+) -> None:
+    number = parse_type(kind)
+    for name, expected in (("sum", total), ("avg", average)):
+        folded = aggregate(name, number)
+        state = folded.start
+        for value in values:
+            state = folded.step(state, number.serialize(value))
+        assert folded.finish(state) == number.serialize(expected)
