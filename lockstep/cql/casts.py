@@ -82,7 +82,7 @@ def _with_point(value: float | Decimal) -> float:
 def _told(source: CqlType, data: bytes) -> str:
     value = source.deserialize(data)
     if isinstance(value, float) and math.isfinite(value):
-        return _as_java(Decimal(_digits(value, source.name)))
+        return as_java(Decimal(_digits(value, source.name)))
     text = source.format(value)
     return text[1:-1].replace("''", "'") if text.startswith("'") else text
 
@@ -96,7 +96,7 @@ def _digits(value: float, kind: str) -> str:
     return next(text for text in found if struct.pack(">f", float(text)) == packed)
 
 
-def _as_java(number: Decimal) -> str:
+def as_java(number: Decimal) -> str:
     """With a point and at least one digit after it; large and small ones with an exponent."""
     sign, digits, exponent = number.as_tuple()
     shown = "".join(map(str, digits)).rstrip("0") or "0"

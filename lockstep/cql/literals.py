@@ -114,10 +114,8 @@ def natural_type(term: tree.Literal) -> CqlType | None:
         return parse_type("bigint" if -(1 << 63) <= number < 1 << 63 else "varint")
     if term.kind == "float":
         try:
-            exact = repr(float(term.text)) == term.text or decimal.Decimal(term.text) == decimal.Decimal(
-                repr(float(term.text))
-            )
+            exact = decimal.Decimal(term.text) == decimal.Decimal(repr(float(term.text)))
         except (ValueError, decimal.DecimalException):
             return parse_type("decimal")
-        return parse_type("double" if exact else "decimal")
+        return parse_type("double" if exact or term.text.lstrip("-")[:1].isalpha() else "decimal")
     return parse_type(_NATURAL.get(term.kind, term.kind))

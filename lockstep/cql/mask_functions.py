@@ -19,7 +19,7 @@ from lockstep.schema.types import (
     VectorType,
     parse_type,
 )
-from lockstep.values.errors import FunctionFailure, InvalidRequest
+from lockstep.values.errors import InvalidRequest
 
 _PLACEHOLDER = "*"
 _ALGORITHMS = {
@@ -58,7 +58,8 @@ def default_of(kind: CqlType) -> bytes:
     if kind.name == "uuid":
         return bytes(16)
     if kind.name == "timeuuid":
-        return bytes(6) + b"\x10\x00" + bytes(8)
+        # The least one of the first millisecond that Unix knows.
+        return bytes.fromhex("138140001dd211b28080808080808080")
     if kind.name == "decimal":
         return kind.serialize(Decimal(0))
     return kind.serialize(_DEFAULTS.get(kind.name, 0))
@@ -93,18 +94,18 @@ def _partial(name: str, known: Sequence[Known], wanted: Known) -> Function:
     arguments = (kind, whole, whole, text)[: len(known)]
 
     def run(given: Sequence[bytes | None], context: Context) -> bytes | None:
-        if given[0] is None:
-            return None
-        value = given[0].decode()
-        begin, end = (_length(data) for data in given[1:3])
         padding = _PLACEHOLDER
         if len(given) == 4 and given[3] is not None:
             padding = given[3].decode()
             if len(padding) != 1:
                 raise InvalidRequest(
-                    f"The padding argument for function {name} should be single-character, "
+                    f"The padding argument for function system.{name} should be single-character, "
                     f"but '{padding}' has {len(padding)} characters."
                 )
+        if given[0] is None:
+            return None
+        value = given[0].decode()
+        begin, end = (_length(data) for data in given[1:3])
         behind = max(len(value) - end, begin)
         if name == "mask_inner":
             return (value[:begin] + padding * (behind - begin) + value[behind:]).encode()
@@ -122,16 +123,15 @@ def _hash(name: str, known: Sequence[Known], wanted: Known) -> Function:
     kind, blob = _typed(name, known[0]), parse_type("blob")
     arguments = (kind, parse_type("text"))[: len(known)]
 
-    def run(given: Sequence[bytes], context: Context) -> bytes:
-        asked = given[1].decode() if len(given) == 2 else "SHA-256"
+    def run(given: Sequence[bytes | None], context: Context) -> bytes | None:
+        named = given[1] if len(given) == 2 else None
+        asked = "SHA-256" if named is None else named.decode()
         algorithm = _ALGORITHMS.get(asked.upper())
         if algorithm is None:
-            raise FunctionFailure(
-                f"Hash algorithm not found: {asked}", "system", name, tuple(kind.text for kind in arguments)
-            )
-        return hashlib.new(algorithm, given[0]).digest()
+            raise InvalidRequest(f"Hash algorithm not found: {asked}")
+        return None if given[0] is None else hashlib.new(algorithm, given[0]).digest()
 
-    return Function(name, arguments, blob, run)
+    return Function(name, arguments, blob, run, takes_null=True)
 
 
 FAMILIES = (

@@ -58,6 +58,7 @@ def view_change(
         where_text(statement.where),
         options,
         statement.if_not_exists,
+        base_order=not statement.properties.clustering_order,
     )
 
 

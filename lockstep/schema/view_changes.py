@@ -41,7 +41,8 @@ _GRACE_NEEDED: Final = (
 
 class CreateView(msgspec.Struct, frozen=True, array_like=True, tag="create_view"):
     """`selected` () is `*`. `not_null` and `restricted`: columns that WHERE says IS NOT NULL of, and
-    something else; `where` is all of it as CQL text."""
+    something else; `where` is all of it as CQL text. With `base_order` each column keeps the order that it
+    has in the base table."""
 
     keyspace: str
     name: str
@@ -57,6 +58,7 @@ class CreateView(msgspec.Struct, frozen=True, array_like=True, tag="create_view"
     where: str = ""
     options: tuple[tuple[str, OptionValue], ...] = ()
     if_not_exists: bool = False
+    base_order: bool = False
 
 
 class AlterView(msgspec.Struct, frozen=True, array_like=True, tag="alter_view"):
@@ -410,7 +412,7 @@ def _columns(change: CreateView, base: Table, selected: frozenset[str]) -> tuple
     for column in base.columns:
         if column.name in selected:
             kind, position = places.get(column.name, (ColumnKind.REGULAR, -1))
-            descending = column.name in change.descending
+            descending = column.descending if change.base_order else column.name in change.descending
             found.append(Column(column.id, column.name, column.type, kind, position, descending))
     return _sorted(found)
 

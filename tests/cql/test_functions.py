@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from decimal import Decimal
+from uuid import UUID
 
 import pytest
 
@@ -113,6 +114,8 @@ def test_logarithms_of_decimals_need_positive_numbers(session: Session) -> None:
         ("mask_outer(z, 5, 5)", "******"),
         ("mask_hash(z)", hashlib.sha256(b"secret").digest()),
         ("mask_hash(z, 'MD5')", hashlib.md5(b"secret").digest()),
+        ("mask_hash(z, null)", hashlib.sha256(b"secret").digest()),
+        ("mask_default(now())", UUID("13814000-1dd2-11b2-8080-808080808080").bytes),
     ],
 )
 def test_collections_vectors_and_masks(session: Session, expression: str, expected: object) -> None:
@@ -142,7 +145,13 @@ def test_null_arguments_give_null_except_to_masks(session: Session) -> None:
         ("abs(z)", "Invalid call to function abs: argument of type text where a number is required"),
         ("abs(k, k)", "Invalid number of arguments in call to function abs: 1 required but 2 provided"),
         ("mask_inner(z)", "Invalid number of arguments in call to function mask_inner: 3 to 4 required"),
-        ("mask_inner(z, 1, 1, 'ab')", "padding argument for function mask_inner should be single-character"),
+        (
+            "mask_inner(z, 1, 1, 'ab')",
+            "padding argument for function system.mask_inner should be single-character",
+        ),
+        ("mask_outer(mask_null(z), 1, 1, 'ab')", "but 'ab' has 2 characters"),
+        ("mask_hash(z, 'none')", "Hash algorithm not found: none"),
+        ("mask_hash(mask_null(z), 'none')", "Hash algorithm not found: none"),
         ("similarity_cosine(v, [1])", "expected 2 elements, but given 1"),
         ("similarity_cosine(v, l)", "where a vector of floats is required"),
         ("l['a'..]", "neither a map nor a set"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +43,14 @@ def test_of_a_view_and_the_drop_of_its_table_the_first_wins() -> None:
         changed(BASE, DropTable("ks", "t"), view())
     left = changed(BASE, view(), DropView("ks", "m"), DropTable("ks", "t"))
     assert left.by_name["ks"].tables == ()
+
+
+def test_columns_keep_their_order_in_a_view_that_names_none() -> None:
+    down = NewColumn("c", "text", CLUSTERING.kind, CLUSTERING.position, True)
+    for base_order in (False, True):
+        schema = changed(table(down, V), msgspec.structs.replace(view(), base_order=base_order))
+        made = schema.by_name["ks"].by_name["m"]
+        assert [column.descending for column in made.columns] == [False, False, base_order]
 
 
 def test_a_truncate_empties_views_in_the_same_entry() -> None:
