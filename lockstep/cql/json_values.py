@@ -175,6 +175,8 @@ def _listed(kind: CqlType, value: Any) -> list[Any]:
 
 def _elements(kind: ListType | SetType | VectorType, value: Any) -> bytes:
     listed = _listed(kind, value)
+    if not isinstance(kind, VectorType):
+        kind.check_entries(len(listed))
     parts = [serialized(kind.element, item) for item in listed]
     if None in parts:
         what = "vector" if isinstance(kind, VectorType) else kind.name
@@ -188,6 +190,7 @@ def _map(kind: MapType, value: Any) -> bytes:
     found = parse_json(value) if isinstance(value, str) else value
     if not isinstance(found, dict):
         raise InvalidRequest(f"Expected a map, but got a {_named(found)}: {_show(found)}")
+    kind.check_entries(len(found))
     parts: list[bytes] = []
     for name, item in found.items():
         key, data = serialized(kind.key, name), serialized(kind.value, item)

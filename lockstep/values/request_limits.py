@@ -17,6 +17,9 @@ BATCH_TEXT_CHARACTERS_MAX: Final = 256 * 1024
 #: Bytes of the whole number that a varint or decimal is: 4,000 digits, as many as a literal may have. Work on
 #: long numbers costs the square of their digits: a mebibyte would keep a node busy for minutes.
 NUMBER_BYTES_MAX: Final = 1664
+#: Entries of a collection that a client sends as one value: all are looked at and sorted in one go, which
+#: takes a core one or two seconds. Twice what the protocol's first versions could count; appending goes on.
+COLLECTION_ENTRIES_MAX: Final = 131_072
 #: Characters of all prepared statements that a node keeps: 10,000 of usual length have a quarter of that.
 #: What is planned of a text takes some 30 times its bytes.
 PREPARED_CHARACTERS_MAX: Final = 8 * 1024 * 1024

@@ -330,3 +330,14 @@ def test_values_are_formatted_as_literals(text, value, literal):
 def test_every_native_type_is_known_to_the_driver():
     for text in ("counter", "duration", *(kind.text for kind in SCALARS)):
         assert oracle(text) is not oracle_types.BytesType or text == "blob"
+
+
+@pytest.mark.parametrize("text", ["list<int>", "frozen<set<int>>", "map<int, int>"])
+def test_a_collection_of_a_client_has_bounded_entries(text):
+    kind = parse_type(text)
+    entry = bytes(4) * kind.parts_per_entry
+    few, many = ((count.to_bytes(4, "big") + entry * count) for count in (5, 131_073))
+    with pytest.raises(InvalidRequest, match="131073 entries, more than 131072"):
+        kind.validate(many)
+    kind.check_entries(131_072)
+    assert len(kind.split(few)) == 5 * kind.parts_per_entry

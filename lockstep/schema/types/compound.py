@@ -16,6 +16,7 @@ from typing import ClassVar
 from lockstep.schema.types import vint
 from lockstep.schema.types.base import CqlType, mismatch
 from lockstep.values.errors import InvalidRequest
+from lockstep.values.request_limits import COLLECTION_ENTRIES_MAX
 
 _INT = struct.Struct(">i")
 _pack_int = _INT.pack
@@ -73,12 +74,18 @@ class CollectionType(CqlType):
             raise InvalidRequest(f"Unexpected extraneous bytes after {self.name} value")
         return parts
 
+    def check_entries(self, count: int) -> None:
+        """InvalidRequest for more entries than one value of a client may have."""
+        if count > COLLECTION_ENTRIES_MAX:
+            raise InvalidRequest(f"A {self.name} has {count} entries, more than {COLLECTION_ENTRIES_MAX}")
+
     def join(self, parts: Iterable[bytes]) -> bytes:
         """Canonical bytes of the collection that has these parts."""
         listed = list(parts)
         return pack_parts(listed, len(listed) // self.parts_per_entry)
 
     def validate(self, data: bytes) -> None:
+        self.check_entries(int.from_bytes(data[:4], "big", signed=True))
         for part, kind in zip(self.split(data), itertools.cycle(self.part_types()), strict=False):
             kind.validate(part)
 
