@@ -28,6 +28,7 @@ QUICK = {
     "client_seconds_lost": 1,
     "dropped_cells_count": 2,
     "folds_once": 1,
+    "times_of_all": 2,
 }
 
 

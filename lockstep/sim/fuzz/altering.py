@@ -133,11 +133,11 @@ class AlterType(msgspec.Struct, frozen=True):
 
         def relation(found: Relation) -> Relation:
             columns = [table.column(name).kind for name in found.columns]
-            if len(columns) == 1:
-                several = found.op == "IN"
-                value = tuple(grown(columns[0], one) for one in (found.value if several else (found.value,)))
-                return msgspec.structs.replace(found, value=value if several else value[0])
-            value = tuple(map(grown, columns, found.value))
+
+            def whole(value: Any) -> Any:
+                return grown(columns[0], value) if len(columns) == 1 else tuple(map(grown, columns, value))
+
+            value = tuple(map(whole, found.value)) if found.op == "IN" else whole(found.value)
             return msgspec.structs.replace(found, value=value)
 
         for facts in content.partitions.values():

@@ -62,6 +62,8 @@ class Looks:
             selectors = ()
         if by_index and selectors:
             selectors += (Selector("column", self.table.of("regular")[0].name),)
+        # One value between IN's brackets is named by =, but a list of one is not: only one of them has pages.
+        lone = any(r.op == "IN" and len(r.value) == 1 for r in where)
         aggregates = any(selector.how in AGGREGATES for selector in selectors)
         needed = needs_filtering(self.table, where)
         return Look(
@@ -74,7 +76,9 @@ class Looks:
             limit=self.draw.choice((0, 0, 1, 2, 5)),
             per_partition=self.draw.choice((0, 0, 0, 1, 2)) if group or not aggregates else 0,
             filtering=by_index or self.draw.random() < (0.95 if needed else 0.1),
-            page_rows=0 if order and not single and self.draw.random() < 0.9 else self.draw.choice(_PAGES),
+            page_rows=0
+            if order and (lone or (not single and self.draw.random() < 0.9))
+            else self.draw.choice(_PAGES),
         )
 
     def _distinct(self) -> Look:
@@ -85,6 +89,7 @@ class Looks:
             selectors=tuple(names),
             where=where,
             distinct=True,
+            group=len(self.table.of("partition")) if self.draw.random() < 0.15 else 0,
             limit=self.draw.choice((0, 0, 1, 2)),
             filtering=needs_filtering(self.table, where),
             page_rows=self.draw.choice(_PAGES),

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from lockstep.cql import cell_facts as cell_facts_module
 from lockstep.cql import if_checks as if_checks_module
 from lockstep.cql import ranges as ranges_module
 from lockstep.cql import select as select_module
@@ -105,6 +106,21 @@ def _limit_of_rows() -> _Context:
             self._remaining -= 1
 
     return replaced((PageBuilder, "_consume", counted))
+
+
+def _sorts_whole() -> _Context:
+    """ORDER BY of some columns sorts by all."""
+    return replaced((PageBuilder, "_order", lambda self, entry: entry[0]))
+
+
+def _times_of_all() -> _Context:
+    """Write times of a slice or an element are those of all elements."""
+    between = cell_facts_module._between
+
+    def whole(of_key: Any, place: str, ends: Any) -> Any:
+        return between(of_key, place, (None, None))
+
+    return replaced((cell_facts_module, "_between", whole))
 
 
 def _marker_stays() -> _Context:
@@ -250,6 +266,8 @@ PLANTS: Final[dict[str, Planted]] = {
         _planted("open_bounds_closed", "slices and deletions hold their open bounds", _open_bounds_closed),
         _planted("falling_is_rising", "slices of falling columns are turned round", _falling_is_rising),
         _planted("limit_of_rows", "LIMIT of groups counts their rows", _limit_of_rows),
+        _planted("sorts_whole", "ORDER BY of some columns sorts by all", _sorts_whole),
+        _planted("times_of_all", "times of slices and elements are those of all", _times_of_all),
         _planted("marker_stays", "a row outlives the marker that expires", _marker_stays),
         _planted("unset_is_null", "what is unset is deleted", _unset_is_null),
         _planted("client_stamps_lost", "writes ignore timestamps beside them", _client_stamps_lost),

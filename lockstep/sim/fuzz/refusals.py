@@ -16,6 +16,8 @@ def draw_wrong(draw: Stream, table: Table) -> Wrong:
     key = table.of("partition")[0]
     value = kinds.literal(key.kind, draw.choice(key.pool))
     column = draw.choice(table.of("regular"))
+    deletion = f"DELETE FROM {table.path} WHERE {key.name} = {value}"
+    stamped = f"FROM {table.path} USING TIMESTAMP 7 WHERE {key.name} = {value}"
     texts = (
         (f"SELECT nothing FROM {table.path}", 0x2200),
         (f"SELECT * FROM {table.path}x", 0x2200),
@@ -34,6 +36,14 @@ def draw_wrong(draw: Stream, table: Table) -> Wrong:
         (f"SELECT * FROM {table.path} ORDER BY {column.name} ASC", 0x2200),
         (f"SELECT DISTINCT {column.name} FROM {table.path}", 0x2200),
         (f"INSERT INTO {table.path} JSON '[1]'", 0x2200),
+        (f"SELECT DISTINCT {key.name} FROM {table.path} PER PARTITION LIMIT 1", 0x2200),
+        (f"BEGIN BATCH USING TTL 5 {deletion}; APPLY BATCH", 0x2200),
+        (f"BEGIN BATCH USING TIMESTAMP 5 DELETE {stamped}; APPLY BATCH", 0x2200),
+        (f"DELETE {stamped} IF EXISTS", 0x2200),
+        (f"ALTER TABLE {table.path} RENAME {column.name} TO other", 0x2200),
+        (f"ALTER TABLE {table.path} RENAME nothing TO other", 0x2200),
+        (f"ALTER TABLE {table.path} DROP {key.name}", 0x2200),
+        (f"ALTER TABLE {table.path} ADD {column.name} int", 0x2200),
         (f"CREATE TABLE {table.path} (a int PRIMARY KEY)", 0x2400),
         (f"SELECT * FROM {table.path} WHERE {key.name} = ?", 0x2200, None),
         (f"SELECT * FROM {table.path} WHERE {key.name} = ?", 0x2200, UNSET),

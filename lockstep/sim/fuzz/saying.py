@@ -5,6 +5,7 @@ Invariant: what a statement says does not depend on which of its values are boun
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -32,8 +33,10 @@ NAMED: Final = 8 << _TURNS
 MESSAGE: Final = 16 << _TURNS
 #: Each page comes from another node.
 WANDERS: Final = 32 << _TURNS
+#: Values that are not bound are made by functions, where they may be.
+CALLS: Final = 64 << _TURNS
 #: From here on: how far the second that a client gives is from that of the nodes.
-_CLOCK: Final = 64 << _TURNS
+_CLOCK: Final = 128 << _TURNS
 #: Without that.
 KEEPS_TIME: Final = _CLOCK - 1
 #: What says which values are bound.
@@ -43,6 +46,8 @@ _AHEAD_S: Final = (0, -2, -1, 1, 2, 4, 7, 12)
 INT: Final = Kind("int")
 BIGINT: Final = Kind("bigint")
 TEXT: Final = Kind("text")
+#: Where only literals and markers stand: these very kinds are asked for there.
+_BARE: Final = (INT, BIGINT, TEXT)
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -68,7 +73,7 @@ def way_of(draw: Stream) -> int:
     return bits
 
 
-_PARTS: Final = ((BESIDE, 0.3), (NEWER, 0.4), (NAMED, 0.25), (MESSAGE, 0.5), (WANDERS, 0.5))
+_PARTS: Final = ((BESIDE, 0.3), (NEWER, 0.4), (NAMED, 0.25), (MESSAGE, 0.5), (WANDERS, 0.5), (CALLS, 0.15))
 
 
 def ahead_s(way: int) -> int:
@@ -91,9 +96,18 @@ class Binder:
             self.values.append(UNSET)
         elif bound:
             self.values.append(None if value is None else kinds.wire(kind, value, whole=True))
+        elif self.way & CALLS and value is not None and not any(kind is one for one in _BARE):
+            return self._called(kind, value)
         else:
             return literal(kind, value)
         return f":n{len(self.values) - 1}" if self.way & NAMED else "?"
+
+    def _called(self, kind: Kind, value: Any) -> str:
+        if self._turn % 2 and kinds.jsonable(kind):
+            return f"from_json({kinds.quoted(json.dumps(kinds.plain_json(kind, value)))})"
+        if kind.parts or kind.name in ("blob", "counter"):
+            return literal(kind, value)
+        return f"blob_as_{kind.name}(0x{kinds.wire(kind, value).hex()})"
 
     @property
     def binds_next(self) -> bool:
