@@ -1,7 +1,7 @@
 """Digests of ranges of a table: equal on replicas with equal content, however fragmented it is.
 
 Invariant: all leaves are of one instant. What may be purged before `before_s` counts as gone, so that a
-replica that has purged it and one that has not are equal.
+replica that has purged it and one that has not are equal. Of a partition only some rows are held at once.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from lockstep.storage import keys
 from lockstep.storage.pace import Pace
-from lockstep.storage.purgeable import partition_left
-from lockstep.storage.reading import partitions_between
+from lockstep.storage.purgeable import partition_left, row_left
+from lockstep.storage.reading import WholeFold
 from lockstep.storage.reconcile import is_empty
 from lockstep.storage.store import StoreSnapshot
 from lockstep.values import codec
@@ -29,18 +29,52 @@ async def leaf_digests(
     for first, behind in _runs(leaves):
         at = first
         span = Range(leaves[first].left, leaves[behind - 1].right)
-        lower, upper = keys.token_bounds(table_id, span)
-        for partition in partitions_between(view, lower, upper, BACKGROUND_FRAGMENTS_PER_TURN):
-            if partition is None:
+        hashed: _Hashed | None = None
+        for seen, pair in enumerate(view.scan(*keys.token_bounds(table_id, span)), start=1):
+            if hashed is None or pair[0] >= hashed.fold.end:
+                if hashed is not None:
+                    hashed.end()
+                fold = WholeFold(*keys.split_partition(pair[0]))
+                while fold.token > leaves[at].right:
+                    at += 1
+                hashed = _Hashed(fold, hashes[at], before_s)
+            hashed.fold.add(pair)
+            if not seen % BACKGROUND_FRAGMENTS_PER_TURN:
+                hashed.rows()
                 await pace.turn()
-                continue
-            while partition.token > leaves[at].right:
-                at += 1
-            left = partition_left(partition, before_s)
-            if not is_empty(left):
-                hashes[at].update(codec.encode(left))
+        if hashed is not None:
+            hashed.end()
         await pace.turn()
     return b"".join([one.digest() for one in hashes])
+
+
+class _Hashed:
+    """A partition on its way into a hash: what is no row, if anything is left of it all, then each row."""
+
+    def __init__(self, fold: WholeFold, into: hashlib.blake2b, before_s: int) -> None:
+        self.fold = fold
+        self._into = into
+        self._before_s = before_s
+        self._has_head = False
+
+    def rows(self) -> None:
+        """Those that are finished by now."""
+        for row in self.fold.taken():
+            left = row_left(row, self._before_s)
+            if left is not None:
+                self._head()
+                self._into.update(codec.encode(left))
+
+    def end(self) -> None:
+        self.fold.finish()
+        self.rows()
+        if not is_empty(partition_left(self.fold.head(), self._before_s)):
+            self._head()
+
+    def _head(self) -> None:
+        if not self._has_head:
+            self._has_head = True
+            self._into.update(codec.encode(partition_left(self.fold.head(), self._before_s)))
 
 
 def _runs(leaves: Sequence[Range]) -> Iterator[tuple[int, int]]:

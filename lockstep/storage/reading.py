@@ -14,7 +14,7 @@ from lockstep.storage.reconcile import is_empty
 from lockstep.storage.store import StoreSnapshot
 from lockstep.storage.visible import counts_static, row_is_live
 from lockstep.values import limits
-from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Slice
+from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row, Slice
 from lockstep.values.tokens import Range
 
 _UNLIMITED = 1 << 62
@@ -224,3 +224,12 @@ class WholeFold(PartitionFold):
     def add(self, pair: tuple[bytes, bytes]) -> bool:
         self.bytes_read = 0
         return super().add(pair)
+
+    def taken(self) -> tuple[Row, ...]:
+        """The rows that are finished, but for those that were taken before."""
+        rows, self._rows = tuple(self._rows), []
+        return rows
+
+    def head(self) -> Partition:
+        """What is no row; complete once a row is finished."""
+        return Partition(self.token, self.key, self._deletion, self._ranges, self.static)
