@@ -29,7 +29,8 @@ from lockstep.values.rows import Cell, ColumnDeletion, Deletion
 
 
 class RowWriter:
-    """Gathers the cells of one row of one statement; a later write of the same cell replaces it."""
+    """Gathers the cells of one row of one statement. All have its timestamp, so of two writes of one cell a
+    deletion wins, else the greater value; their order means nothing."""
 
     __slots__ = (
         "cells",
@@ -63,26 +64,47 @@ class RowWriter:
         self.deletions: dict[int, ColumnDeletion] = {}
 
     def put(self, column: int, value: bytes, path: bytes | None = None) -> None:
-        self.cells[column, path or b""] = Cell(
-            column, value, self.timestamp_us, self.ttl_s, self.expires_at_s, path
-        )
+        self._write(Cell(column, value, self.timestamp_us, self.ttl_s, self.expires_at_s, path))
 
     def erase(self, column: int, path: bytes | None = None) -> None:
-        self.cells[column, path or b""] = Cell(column, None, self.timestamp_us, 0, self.context.now_s, path)
+        self._write(Cell(column, None, self.timestamp_us, 0, self.context.now_s, path))
+
+    def _write(self, cell: Cell) -> None:
+        place = (cell.column, cell.path or b"")
+        earlier = self.cells.setdefault(place, cell)
+        if earlier is not cell and _wins(cell, earlier):
+            self.cells[place] = cell
 
     def clear(self, column: int, timestamp_us: int) -> None:
         """Delete a whole collection up to a timestamp."""
         self.deletions[column] = ColumnDeletion(column, Deletion(timestamp_us, self.context.now_s))
 
     def present(self, column: int) -> Sequence[Cell]:
-        """Cells of a list before the request, in the order of its elements."""
-        return self.list_ids.known.get((*self.place, column), ())
+        """Cells of a list in the order of its elements, as earlier operations of the statement leave it."""
+        known = self.list_ids.known.get((*self.place, column), ())
+        written = [cell for (of, _), cell in self.cells.items() if of == column]
+        if not written:
+            return known
+        merged = {cell.path or b"": cell for cell in known}
+        for cell in written:
+            there = merged.get(cell.path or b"")
+            if there is None or _wins(cell, there):
+                merged[cell.path or b""] = cell
+        return [merged[path] for path in sorted(merged) if merged[path].value is not None]
 
     def sorted_cells(self) -> tuple[Cell, ...]:
         return tuple(self.cells[key] for key in sorted(self.cells))
 
     def sorted_deletions(self) -> tuple[ColumnDeletion, ...]:
         return tuple(self.deletions[column] for column in sorted(self.deletions))
+
+
+def _wins(cell: Cell, other: Cell) -> bool:
+    if cell.timestamp_us != other.timestamp_us:
+        return cell.timestamp_us > other.timestamp_us
+    if cell.value is None or other.value is None:
+        return cell.value is None
+    return cell.value > other.value
 
 
 class Operation:
@@ -208,7 +230,7 @@ class RemoveElements(Operation):
 
 
 class SetElement(Operation):
-    """One map entry."""
+    """One map entry; without a term one of a set or map is deleted."""
 
     exclusive = False
 
@@ -219,7 +241,8 @@ class SetElement(Operation):
     def write(self, row: RowWriter) -> None:
         path = self.key.get(row.values, row.context)
         if not isinstance(path, bytes):
-            raise InvalidRequest("Invalid null map key" if path is None else "Invalid unset map key")
+            what = "map key" if self.kind.name == "map" else "set element"
+            raise InvalidRequest(f"Invalid {'null' if path is None else 'unset'} {what}")
         value = None if self.term is None else self.value(row)
         if isinstance(value, bytes):
             row.put(self.column.id, value, path)
@@ -239,6 +262,8 @@ class SetByIndex(Operation):
 
     def write(self, row: RowWriter) -> None:
         data, value = self.index.get(row.values, row.context), None if self.term is None else self.value(row)
+        if data is UNSET and self.term is None:
+            return
         if not isinstance(data, bytes) or not data:
             what = "null" if data is None or data == b"" else "unset"
             raise InvalidRequest(f"Invalid {what} value for list index")

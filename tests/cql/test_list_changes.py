@@ -66,8 +66,48 @@ def test_an_unset_element_stays_and_has_to_be_there() -> None:
     session.run("INSERT INTO t (k, c, l) VALUES (1, 1, [1, 2])")
     session.run("UPDATE t SET l[1] = ? WHERE k = 1 AND c = 1", UNSET)
     assert session.run("SELECT l FROM t") == [([1, 2],)]
+    session.run("DELETE l[?] FROM t WHERE k = 1 AND c = 1", UNSET)
+    assert session.run("SELECT l FROM t") == [([1, 2],)]
     with pytest.raises(InvalidRequest, match="List index 2 out of bound, list has size 2"):
         session.run("UPDATE t SET l[2] = ? WHERE k = 1 AND c = 1", UNSET)
+
+
+@pytest.mark.parametrize(
+    ("statement", "after"),
+    [
+        ("UPDATE t SET v[2] = 7, v[2] = 8", [1, 2, 8, 4]),
+        ("UPDATE t SET v[2] = 8, v[2] = 7", [1, 2, 8, 4]),
+        ("DELETE v[2], v[2] FROM t", [1, 2]),
+        ("UPDATE t SET v = v + [3, 4], v[4] = 9", [1, 2, 3, 4, 9, 4]),
+        ("UPDATE t SET v = v + [9], v[4] = 7", [1, 2, 3, 4, 9]),
+        ("UPDATE t SET v[2] = 8, v = v - [8]", [1, 2, 4]),
+        ("UPDATE t SET v[2] = 8, v = v - [1]", [2, 8, 4]),
+        ("UPDATE t SET v = v - [1, 3], v[0] = 9", [9, 4]),
+        ("UPDATE t USING TIMESTAMP 1 SET v = v - [1, 3], v[0] = 9", [1, 2, 3, 4]),
+        ("UPDATE t SET v[4] = 5, v = v + [9]", "List index 4 out of bound, list has size 4"),
+        ("UPDATE t SET v = v - [4], v[3] = 4", "List index 3 out of bound, list has size 3"),
+        ("UPDATE t SET m[1] = 9, m[1] = 6", {1: 9, 2: 2}),
+        ("UPDATE t SET m = m + {3: 8}, m[3] = 6", {1: 1, 2: 2, 3: 8}),
+        ("UPDATE t SET m = m - {1}, m[1] = 9", {2: 2}),
+        ("UPDATE t SET m[1] = 9, m = m - {1}", {2: 2}),
+        ("UPDATE t SET m = {5: 5, 5: 4}", {5: 4}),
+        ("UPDATE t SET s = s - {1}, s = s + {1, 3}", {2, 3}),
+        ("UPDATE t SET s = s + {1, 3}, s = s - {1}", {2, 3}),
+    ],
+)
+def test_operations_of_one_statement_see_each_other_and_their_deletions_win(
+    statement: str, after: object
+) -> None:
+    session = Session("CREATE TABLE t (k int PRIMARY KEY, v list<int>, m map<int, int>, s set<int>)")
+    session.run("INSERT INTO t (k, v, m, s) VALUES (1, [1, 2, 3, 4], {1: 1, 2: 2}, {1, 2})")
+    if isinstance(after, str):
+        with pytest.raises(InvalidRequest, match=after):
+            session.run(f"{statement} WHERE k = 1")
+        return
+    session.run(f"{statement} WHERE k = 1")
+    column = {list: "v", dict: "m", set: "s"}[type(after)]
+    [(found,)] = session.run(f"SELECT {column} FROM t")
+    assert type(after)(found) == after
 
 
 @pytest.mark.parametrize(
