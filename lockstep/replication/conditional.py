@@ -267,7 +267,8 @@ class _Write(Rounds):
         owner = self.owner
         missed = [t for t in plan.targets if t.node not in canvass.granted and not owner.alive(t.node)]
         if missed and owner.writes.hints is not None:
-            owner.writes.hints.leave(MUTATION.decode(decided.value), plan.epoch, missed)
+            mutation, made_us = MUTATION.decode(decided.value), decided.origin.time_us
+            owner.writes.hints.leave(mutation, plan.epoch, missed, made_us=made_us)
 
 
 class _Read(Rounds):

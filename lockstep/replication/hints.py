@@ -96,7 +96,7 @@ class Hints:
         made_us: int = 0,
     ) -> Left:
         """Keep hints for replicas of a plan made at `epoch`. `forced`: whatever the settings and the window.
-        `made_us`: of a write that is replayed; the hint is as old, for what deleted it may go by then.
+        `made_us`: of a write that was made before; the hint is as old, for what deleted it may go by then.
 
         What is not kept is marked. Nothing is owed to replicas of a table that is gone.
         """
@@ -104,7 +104,7 @@ class Hints:
         if gc_grace_s is None:
             return Left(0, 0, True)
         now_us = self._runtime.clock.wall_us()
-        hint = Hint(made_us or now_us, epoch, gc_grace_s, mutation)
+        hint = Hint(min(made_us or now_us, now_us), epoch, gc_grace_s, mutation)
         size = sum(len(cell.value or b"") for row in mutation.rows for cell in row.cells)
         kept: list[NodeId] = []
         dropped: list[tuple[str, NodeId]] = []
@@ -118,7 +118,8 @@ class Hints:
         if kept:
             try:
                 # What is owed may be owed twice: of two changes that mean the same for a view.
-                sequence = self.store.put([(node, hint) for node in kept], fresh=not forced, left_us=now_us)
+                is_fresh = not (forced or made_us)
+                sequence = self.store.put([(node, hint) for node in kept], fresh=is_fresh, left_us=now_us)
             except LockstepError:
                 dropped += [(REFUSED, node) for node in kept]
                 kept = []

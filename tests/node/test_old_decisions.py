@@ -102,6 +102,15 @@ def test_what_was_deleted_and_purged_since_does_not_return() -> None:
         town.start(2)
 
 
+def test_a_hint_of_what_was_decided_is_as_old_as_its_ballot() -> None:
+    """However long the rounds took: a deletion may have been made meanwhile."""
+    with purging_town() as town:
+        away(town, 3)
+        insert(town, 1)
+        [stored] = town.node(1).hints.store.page(3)
+        assert stored.hint.created_us == stored.hint.mutation.timestamp_us
+
+
 def proposed(town: Town) -> tuple[Place, Proposal]:
     asked, at_us = command(town), now_s(town) * 1_000_000
     at = Ballot(at_us, 1)
