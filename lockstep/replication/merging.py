@@ -8,13 +8,16 @@ all sources would answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from lockstep.storage.difference import difference
 from lockstep.storage.reconcile import is_empty, merge_partitions
-from lockstep.values.limits import REPAIR_ROWS_MAX
+from lockstep.values.limits import MUTATION_BYTES_MAX, REPAIR_ROWS_MAX
 from lockstep.values.rows import Partition, Position, ReadResult, Row
 
 Place = tuple[int, bytes]
+#: Of the keys in one part; the rows themselves are pages of some replicas.
+_KEYS_BYTES_MAX: Final = MUTATION_BYTES_MAX // 8
 
 
 def earlier(left: Position | None, right: Position | None, reverse: bool) -> Position | None:
@@ -77,23 +80,22 @@ def _cut(partition: Partition, end: Position, reverse: bool) -> Partition:
 
 
 def pieces(partition: Partition) -> list[Partition]:
-    """The partition in parts of at most REPAIR_ROWS_MAX rows; the first holds everything but rows."""
+    """The partition in parts of at most REPAIR_ROWS_MAX rows, fewer where its key is large, for it is stored
+    with each; the first holds everything but rows."""
     rows = partition.rows
+    count = min(REPAIR_ROWS_MAX, _KEYS_BYTES_MAX // (2 * len(partition.key) + 1))
     first = Partition(
         partition.token,
         partition.key,
         partition.deletion,
         partition.range_deletions,
         partition.static,
-        rows[:REPAIR_ROWS_MAX],
+        rows[:count],
     )
-    rest = range(REPAIR_ROWS_MAX, len(rows), REPAIR_ROWS_MAX)
+    rest = range(count, len(rows), count)
     return [
         first,
-        *(
-            Partition(partition.token, partition.key, rows=rows[start : start + REPAIR_ROWS_MAX])
-            for start in rest
-        ),
+        *(Partition(partition.token, partition.key, rows=rows[start : start + count]) for start in rest),
     ]
 
 

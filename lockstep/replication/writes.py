@@ -280,7 +280,8 @@ class Write(Unacknowledged):
         self._body = encode(self._request)
         if len(self._body) > MUTATION_BYTES_MAX:
             raise InvalidRequest(f"a mutation of {len(self._body)} bytes is above {MUTATION_BYTES_MAX}")
-        require_fitting(self._mutation, len(self._body))
+        if self.leaves_hints:  # Others are mended in parts that may be smaller than the whole.
+            require_fitting(self._mutation, len(self._body))
 
     def _send_missing(self) -> None:
         """Ask every replica of the plan whose acceptance does not count and that is not being asked."""
