@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from lockstep.cql.casts import as_java
 from lockstep.cql.context import Context
 from lockstep.cql.signatures import Function, Known
 from lockstep.cql.time_functions import date_plus, timestamp_plus
+from lockstep.cql.value_text import as_java
 from lockstep.schema.types import CqlType, parse_type
 from lockstep.values.errors import FunctionFailure, InvalidRequest
 

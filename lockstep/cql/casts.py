@@ -7,13 +7,13 @@ lose their high bits; what becomes a varint passes through a bigint.
 from __future__ import annotations
 
 import math
-import struct
 from decimal import Decimal
 from typing import Final
 
 from lockstep.cql.context import Context
 from lockstep.cql.functions import date_bytes, long_bytes, through_ms
 from lockstep.cql.signatures import Arguments, Run
+from lockstep.cql.value_text import float_digits, float_text, inet_text
 from lockstep.schema.types import CqlType
 from lockstep.values.errors import InvalidRequest
 
@@ -25,8 +25,6 @@ _TOLD: Final = frozenset(("inet", "boolean", "timeuuid", "timestamp", "date", "t
 _TIMES: Final = {"timeuuid": ("timestamp", "date"), "timestamp": ("date",), "date": ("timestamp",)}
 #: Digits of a decimal that becomes a whole number: its exponent alone could ask for gigabytes.
 _CAST_DIGITS_MAX: Final = 10_000
-#: Numbers from the first to below the second are written without an exponent.
-_PLAIN: Final = (Decimal("1E-3"), Decimal("1E+7"))
 
 
 def cast_function(source: CqlType, target: CqlType) -> Run:
@@ -50,7 +48,7 @@ def _to_number(source: CqlType, target: CqlType) -> Run:
         if target.name in _BITS:
             return target.serialize(_whole(value, target.name))
         if target.name == "decimal":
-            shown = _digits(value, source.name) if isinstance(value, float) else str(value)
+            shown = float_digits(value, source.name) if isinstance(value, float) else str(value)
             return target.serialize(Decimal(shown))
         return target.serialize(_with_point(value))
 
@@ -82,32 +80,8 @@ def _with_point(value: float | Decimal) -> float:
 def _told(source: CqlType, data: bytes) -> str:
     value = source.deserialize(data)
     if isinstance(value, float) and math.isfinite(value):
-        return as_java(Decimal(_digits(value, source.name)))
+        return float_text(value, source.name)
+    if source.name == "inet" and data:
+        return inet_text(data)
     text = source.format(value)
     return text[1:-1].replace("''", "'") if text.startswith("'") else text
-
-
-def _digits(value: float, kind: str) -> str:
-    """The shortest digits that give the number again."""
-    if kind == "double" or not math.isfinite(value):
-        return repr(value)
-    packed = struct.pack(">f", value)
-    found = (f"{value:.{digits}g}" for digits in range(1, 10))
-    return next(text for text in found if struct.pack(">f", float(text)) == packed)
-
-
-def as_java(number: Decimal) -> str:
-    """With a point and at least one digit after it; large and small ones with an exponent."""
-    sign, digits, exponent = number.as_tuple()
-    shown = "".join(map(str, digits)).rstrip("0") or "0"
-    assert isinstance(exponent, int)
-    power = len(digits) + exponent - 1
-    minus = "-" if sign else ""
-    if not number:
-        return f"{minus}0.0"
-    if not _PLAIN[0] <= abs(number) < _PLAIN[1]:
-        return f"{minus}{shown[0]}.{shown[1:] or '0'}E{power}"
-    if power < 0:
-        return f"{minus}0.{'0' * (-power - 1)}{shown}"
-    shown = shown.ljust(power + 1, "0")
-    return f"{minus}{shown[: power + 1]}.{shown[power + 1 :] or '0'}"

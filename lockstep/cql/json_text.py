@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from lockstep.cql.catalog import cql_name
+from lockstep.cql.value_text import float_text, inet_text
 from lockstep.schema.types import CqlType, ListType, MapType, SetType, TupleType, UserDefinedType, VectorType
 
 _NUMBERS = ("bigint", "counter", "decimal", "double", "float", "int", "smallint", "tinyint", "varint")
@@ -31,7 +32,10 @@ def _name(name: str) -> str:
 
 def json_text(kind: CqlType, data: bytes | None) -> str:
     """A serialised value as JSON."""
-    return "null" if data is None else _shown(kind, kind.deserialize(data))
+    if data is None:
+        return "null"
+    value = kind.deserialize(data)
+    return '""' if value is None else _shown(kind, value)
 
 
 def _shown(kind: CqlType, value: object) -> str:
@@ -41,9 +45,13 @@ def _shown(kind: CqlType, value: object) -> str:
         return _quoted(str(value))
     if kind.name == "boolean":
         return "true" if value else "false"
-    if kind.name in _NUMBERS:
+    if isinstance(value, float):
         # JSON has no NaN and no infinity.
-        return "null" if isinstance(value, float) and not math.isfinite(value) else str(value)
+        return float_text(value, kind.name) if math.isfinite(value) else "null"
+    if kind.name in _NUMBERS:
+        return str(value)
+    if kind.name == "inet":
+        return _quoted(inet_text(kind.serialize(value)))
     if isinstance(kind, MapType):
         assert isinstance(value, list)
         return f"{{{', '.join(f'{_key(kind.key, key)}: {_shown(kind.value, item)}' for key, item in value)}}}"

@@ -40,6 +40,8 @@ def cast(value: Any, source: str, target: str) -> Any:
         (0.1, "float", "decimal", Decimal("0.1")),
         (1e30, "float", "text", "1.0E30"),
         (0.1, "float", "text", "0.1"),
+        ("2001:db8::1", "inet", "text", "2001:db8:0:0:0:0:0:1"),
+        ("10.0.0.1", "inet", "text", "10.0.0.1"),
         (9999999.0, "double", "text", "9999999.0"),
         (12345678.5, "double", "text", "1.23456785E7"),
         (0.001, "double", "text", "0.001"),

@@ -55,3 +55,17 @@ def test_only_names_with_capitals_keep_their_quotes() -> None:
     kinds = [parse_type("int")] * 4
     text = row_text(["k", "select", "Mixed", "m['q']"], kinds, [None] * 4)
     assert list(json.loads(text)) == ["k", "select", '"Mixed"', "m['q']"]
+
+
+def test_numbers_and_addresses_are_written_as_java_does() -> None:
+    made = Session("CREATE TABLE f (k int PRIMARY KEY, f float, d double, m map<float, int>, i inet)")
+    made.run("INSERT INTO f (k, f, d, m, i) VALUES (1, 123.123, 1e20, {1.23: 4}, '2001:db8::7')")
+    assert made.run("SELECT JSON f, d, m, i FROM f") == [
+        ('{"f": 123.123, "d": 1.0E20, "m": {"1.23": 4}, "i": "2001:db8:0:0:0:0:0:7"}',)
+    ]
+
+
+def test_an_empty_value_is_an_empty_string() -> None:
+    made = Session("CREATE TABLE v (k int PRIMARY KEY, v int)")
+    made.run("INSERT INTO v (k, v) VALUES (1, blob_as_int(0x))")
+    assert made.run("SELECT JSON v FROM v") == [('{"v": ""}',)]
