@@ -24,6 +24,12 @@ from lockstep.schema.model import Schema
 from lockstep.schema.table_options import DEFAULTS, MAP_OPTIONS
 from lockstep.schema.types import NATIVE_NAMES, parse_type
 from lockstep.values.errors import LockstepError, RequestError
+from lockstep.values.request_limits import (
+    BATCH_TEXT_CHARACTERS_MAX,
+    COLLECTION_ENTRIES_MAX,
+    NUMBER_BYTES_MAX,
+    STATEMENT_TOKENS_MAX,
+)
 
 Table = Callable[[Sequence[str], Sequence[Sequence[Any]]], str]
 
@@ -61,6 +67,11 @@ _DIFFERENCES = (
     "the rows are read, and a request with them looks at 100 000 rows at most. A name that a built-in "
     "function has means that one unless the keyspace is named.",
     "A page of a `GROUP BY` ends with a whole group; its last page may be empty, as that of any scan.",
+    "What would keep a node from everything else is refused: a statement of more than "
+    f"{STATEMENT_TOKENS_MAX} words, signs and literals, a batch with more than "
+    f"{BATCH_TEXT_CHARACTERS_MAX} characters of statements, a collection of more than "
+    f"{COLLECTION_ENTRIES_MAX} entries as one value, a varint, or digits of a decimal, of more than "
+    f"{NUMBER_BYTES_MAX} bytes.",
     "Messages of errors of JSON name what Python's parser says of the text.",
     "`writetime` and `ttl` of an element take a literal key. A range of elements has neither.",
     "Of custom types (`'org.apache.cassandra.db.marshal…'`) there are `CompositeType` and "

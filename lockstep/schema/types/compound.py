@@ -85,8 +85,9 @@ class CollectionType(CqlType):
         return pack_parts(listed, len(listed) // self.parts_per_entry)
 
     def validate(self, data: bytes) -> None:
-        self.check_entries(int.from_bytes(data[:4], "big", signed=True))
-        for part, kind in zip(self.split(data), itertools.cycle(self.part_types()), strict=False):
+        parts = self.split(data)
+        self.check_entries(len(parts) // self.parts_per_entry)
+        for part, kind in zip(parts, itertools.cycle(self.part_types()), strict=False):
             kind.validate(part)
 
     def canonical(self, data: bytes) -> bytes:
