@@ -40,7 +40,7 @@ def test_one_node_agrees_with_the_model() -> None:
     outcome = played(seed=1, statements=600)
     assert [in_cql(found) for found in outcome.found] == []
     assert outcome.tally.rows > 100
-    assert outcome.tally.refused > 10
+    assert outcome.tally.refused > 5
 
 
 def test_three_nodes_agree_with_it_while_one_of_them_fails() -> None:

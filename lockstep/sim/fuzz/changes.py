@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.cql.wire.messages import UNSET, Value
+from lockstep.cql.wire.messages import UNSET, Unset, Value
 from lockstep.sim.fuzz import conditional, kinds, wording
 from lockstep.sim.fuzz.facts import Cell, Content, Mark, Row, Seen
 from lockstep.sim.fuzz.relations import Relation, keys_of
@@ -65,7 +65,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     where: tuple[Relation, ...]
     assignments: tuple[Assignment, ...] = ()
     stamp: int | None = None
-    ttl_s: int | None = None
+    ttl_s: int | Unset | None = None
     as_json: str = ""
     conditions: tuple[Relation, ...] = ()
     exists: str = ""
@@ -163,7 +163,7 @@ def perform(change: Change, content: Content, stamp: int, moment: Moment) -> Ans
         writes.append((key, at, static, regular))
     if failed:
         return Answer(INVALID)
-    ttl_s = table.default_ttl if change.ttl_s is None else change.ttl_s
+    ttl_s = change.ttl_s if isinstance(change.ttl_s, int) else table.default_ttl
     for key, at, static, regular in writes:
         seen = content.static(content.partition(key), moment.now_s)
         _write(content, content.partition(key).static, static, stamp, ttl_s, moment, seen)

@@ -6,13 +6,15 @@ ALLOW FILTERING may be missing.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from lockstep.cql.wire.messages import UNSET
 from lockstep.sim.fuzz import kinds
 from lockstep.sim.fuzz.draw_selectors import Selectors
 from lockstep.sim.fuzz.draws import UNORDERED, Changes
+from lockstep.sim.fuzz.facts import Content
 from lockstep.sim.fuzz.looks import Look, named_keys, needs_filtering
 from lockstep.sim.fuzz.relations import Relation
 from lockstep.sim.fuzz.selecting import AGGREGATES, Selector
@@ -73,7 +75,7 @@ class Looks:
             order=order,
             group=group,
             as_json=as_json,
-            limit=self.draw.choice((0, 0, 1, 2, 5)),
+            limit=self.draw.choice((0, 0, 1, 2, 5)) if self.draw.random() < 0.95 else UNSET,
             per_partition=self.draw.choice((0, 0, 0, 1, 2)) if group or not aggregates else 0,
             filtering=by_index or self.draw.random() < (0.95 if needed else 0.1),
             page_rows=0
@@ -85,6 +87,10 @@ class Looks:
         names = [Selector("column", c.name) for c in self.table.of("partition")]
         names += [Selector("column", c.name) for c in self.table.of("static") if self.draw.random() < 0.5]
         where = self._partition() if self.draw.random() < 0.5 else ()
+        fit = [c for c in self.table.of("static") if not c.kind.is_cells and c.name not in self.table.indexed]
+        if fit and self.draw.random() < 0.3:
+            column = self.draw.choice(fit)
+            where += (Relation((column.name,), "=", self._changes.one(column)),)
         return Look(
             selectors=tuple(names),
             where=where,
@@ -125,11 +131,21 @@ class Looks:
         return tuple(found)
 
     def _tokens(self) -> tuple[Relation, ...]:
+        bounds = sorted((self._token(), self._token()), key=lambda bound: bound[0])
+        low, high = self.draw.choice((">", ">=")), self.draw.choice(("<", "<="))
         names = tuple(column.name for column in self.table.of("partition"))
-        bounds = sorted(self.draw.randrange(-(1 << 63), 1 << 63) for _ in range(2))
-        low = Relation(names, self.draw.choice((">", ">=")), bounds[0], token=True)
-        high = Relation(names, self.draw.choice(("<", "<=")), bounds[1], token=True)
-        return self.draw.choice(((low,), (high,), (low, high)))
+        wanted = self.draw.choice(((low, None), (None, high), (low, high), (low, high), ("=", None)))
+        pairs = zip(wanted, bounds, strict=True)
+        return tuple(
+            Relation(names, op, at, token=True, key=key) for op, (at, key) in pairs if op is not None
+        )
+
+    def _token(self) -> tuple[int, Any]:
+        """Any, or that of a key, which may stand for it."""
+        if self.draw.random() < 0.4:
+            return self.draw.randrange(-(1 << 63), 1 << 63), None
+        key = tuple(self._changes.one(column) for column in self.table.of("partition"))
+        return Content(self.table).token(key), key if self.draw.random() < 0.5 else None
 
     def _clustering(self) -> tuple[Relation, ...]:
         columns = self.table.of("clustering")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.cql.wire.messages import UNSET
+from lockstep.cql.wire.messages import UNSET, Unset
 from lockstep.sim.fuzz import kinds
 from lockstep.sim.fuzz.altering import Alter, AlterType, Rename
 from lockstep.sim.fuzz.changes import Assignment, Batch, Change, Truncate, Wrong
@@ -156,7 +156,9 @@ class Changes:
             self._last = 1000 + self.count * _STAMPS_RISE + self.draw.randrange(_STAMPS_WIDE)
         return self._last
 
-    def _ttl(self) -> int | None:
+    def _ttl(self) -> int | Unset | None:
+        if self.draw.random() < 0.02:
+            return UNSET
         return self.draw.choice(_TTLS) if self.draw.random() < 0.25 else None
 
     def one(self, column: Column) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from lockstep.cql.wire.messages import Unset
 from lockstep.sim.fuzz.changes import INVALID, Answer, Moment
 from lockstep.sim.fuzz.facts import Content, Facts
 from lockstep.sim.fuzz.relations import Relation, holds, where_text
@@ -29,7 +30,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     where: tuple[Relation, ...] = ()
     backward: bool = False
     order: int = 0
-    limit: int = 0
+    limit: int | Unset = 0
     per_partition: int = 0
     distinct: bool = False
     group: int = 0
@@ -70,7 +71,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
                 rows = _ordered(rows, table.of("clustering")[: self.order], backward=self.backward)
             rows_of = [(row, single(self.selectors, row, table)) for row in rows]
         rows_of = _per_partition(rows_of, 1 if self.distinct else self.per_partition)
-        return _answer([values for _, values in rows_of][: self.limit or None])
+        return _answer(
+            [values for _, values in rows_of][: None if isinstance(self.limit, Unset) else self.limit or None]
+        )
 
     def _cannot_turn(self, table: Table) -> bool:
         """ORDER BY asks for one partition, or for several on one page."""

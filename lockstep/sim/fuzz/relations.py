@@ -19,7 +19,7 @@ from lockstep.sim.fuzz.tables import Column, Table
 class Relation(msgspec.Struct, frozen=True):
     """`value` is a tuple for several columns, and of such for IN; `token` compares the token of all columns.
 
-    `key` is of an element or a field: `m[key] = value`.
+    `key` is of an element or a field: `m[key] = value`; with `token` the columns whose token the value is.
     """
 
     columns: tuple[str, ...]
@@ -32,7 +32,8 @@ class Relation(msgspec.Struct, frozen=True):
         shown = [table.column(name) for name in self.columns]
         one = shown[0].kind
         if self.token:
-            return f"token({', '.join(self.columns)}) {self.op} {say(BIGINT, self.value)}"
+            of_key = "" if self.key is None else f"token{_several(shown, self.key, say)}"
+            return f"token({', '.join(self.columns)}) {self.op} {of_key or say(BIGINT, self.value)}"
         if self.key is not None:
             if one.name == "udt":
                 place, part = f"{shown[0].name}.{one.fields[self.key]}", one.parts[self.key]
