@@ -118,4 +118,9 @@ class DriverDoor:
 
 _BATCHES = {"": BatchType.LOGGED, "UNLOGGED": BatchType.UNLOGGED, "COUNTER": BatchType.COUNTER}
 #: The driver's own exceptions for what nodes answer.
-_CODES = {"InvalidRequest": 0x2200, "SyntaxException": 0x2000, "AlreadyExists": 0x2400}
+_CODES = {
+    "InvalidRequest": 0x2200,
+    "SyntaxException": 0x2000,
+    "AlreadyExists": 0x2400,
+    "FunctionFailure": 0x1400,
+}
