@@ -52,6 +52,7 @@ if_exists: "IF" "EXISTS"
     | product "%" factor -> modulo
 ?factor: simple | "-" factor -> negate
 ?simple: literal | bind | collection | call | "(" plain_type ")" simple -> type_hint
+    | "CAST" "(" simple "AS" type ")" -> cast
 literal: STRING -> string | INTEGER -> integer | FLOAT -> float | HEX -> hex | UUID -> uuid
     | DURATION -> duration | "TRUE" -> true | "FALSE" -> false | "NULL" -> null
     | "NAN" -> nan | "INFINITY" -> infinity

@@ -6,12 +6,15 @@ Invariant: the bytes of a literal are valid for the type they were made for.
 from __future__ import annotations
 
 import decimal
+import re
 from collections.abc import Callable
 
 from lockstep.cql import tree
 from lockstep.schema.types import (
     CqlType,
     CustomType,
+    TupleType,
+    UserDefinedType,
     parse_date,
     parse_duration,
     parse_inet,
@@ -57,6 +60,8 @@ def literal_bytes(term: tree.Literal, kind: CqlType, receiver: str) -> bytes | N
     """Serialised bytes of a scalar literal as `kind`."""
     if term.kind == "null":
         return None
+    if isinstance(kind, TupleType) and not isinstance(kind, UserDefinedType) and term.kind == "string":
+        return _tuple_of(term.text, kind)
     if kind.name not in FITTING[term.kind]:
         raise InvalidRequest(
             f'Invalid {term.kind.upper()} constant ({term.text}) for "{receiver}" of type {kind.text}'
@@ -93,6 +98,8 @@ def _component_bytes(text: str, kind: CqlType) -> bytes:
     try:
         if len(text) > _NUMBER_CHARACTERS_MAX and kind.name in _INTEGERS:
             raise ValueError
+        if kind.name not in _PARSERS and kind.name != "blob":
+            raise ValueError
         data = kind.serialize(bytes.fromhex(text) if kind.name == "blob" else _PARSERS[kind.name](text))
     except (ValueError, OverflowError, decimal.InvalidOperation):
         raise _refusal(text, kind) from None
@@ -100,6 +107,26 @@ def _component_bytes(text: str, kind: CqlType) -> bytes:
     return data
 
 
+def _tuple_of(text: str, kind: TupleType) -> bytes:
+    """A tuple from its text form: a colon between values, an @ for null, both escaped by a backslash."""
+    fields = _UNESCAPED_COLON.split(text)
+    if len(fields) > len(kind.elements):
+        raise InvalidRequest(
+            f"Invalid tuple literal: too many elements. Type {kind.text} expects {len(kind.elements)} "
+            f"but got {len(fields)}"
+        )
+    parts: list[bytes | None] = [None] * len(kind.elements)
+    for index, (field, element) in enumerate(zip(fields, kind.elements, strict=False)):
+        if field != "@":
+            plain = field.replace("\\:", ":").replace("\\@", "@")
+            if isinstance(element, TupleType) and not isinstance(element, UserDefinedType):
+                parts[index] = _tuple_of(plain, element)
+            else:
+                parts[index] = _component_bytes(plain, element)
+    return kind.join(parts)
+
+
+_UNESCAPED_COLON = re.compile(r"(?<!\\):")
 _NATURAL = {"string": "text", "hex": "blob"}
 
 

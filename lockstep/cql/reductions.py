@@ -427,6 +427,7 @@ _SELECT: dict[str, Handler] = {
     "select_nested_access": lambda children: _nested(_accessed(children)),
     "function_call": _call,
     "select_call_all": _call_all,
+    "cast": lambda children: Cast(children[0], children[1]),
     "select_cast": lambda children: Cast(children[0], children[1]),
     "select_hint": _hint,
     "select_hint_named": _hint_named,

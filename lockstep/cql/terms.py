@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from lockstep.cql import tree
 from lockstep.cql.arithmetic import negation, operand_types, operation
+from lockstep.cql.casts import cast_function
 from lockstep.cql.context import Context
 from lockstep.cql.functions import family, overloads
 from lockstep.cql.keys import routing_key
@@ -27,6 +28,7 @@ from lockstep.schema.types import (
     VectorType,
     parse_type,
 )
+from lockstep.schema.types.numbers import int_bytes
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.tokens import token_of
 
@@ -98,20 +100,23 @@ def compile_term(term: tree.Term, kind: CqlType, receiver: str, scope: Scope) ->
                 f"Type error: cannot assign result of function {term.name} (type {returned.text}) "
                 f"to {receiver} (type {kind.text})"
             )
-        return plan
+        return _as_stored(plan, returned, kind)
     if isinstance(term, tree.TypeHint):
         hinted = scope.type_named(term.type)
         if not assignable_type(hinted, kind):
             raise InvalidRequest(f"Cannot assign value {term.type} to {receiver} of type {kind.text}")
-        return compile_term(term.term, hinted, receiver, scope)
-    if isinstance(term, tree.Arithmetic | tree.Negation):
-        plan, returned = _computation(term, scope, kind, receiver)
+        return _as_stored(compile_term(term.term, hinted, receiver, scope), hinted, kind)
+    if isinstance(term, tree.Arithmetic | tree.Negation | tree.Cast):
+        if isinstance(term, tree.Cast):
+            plan, returned = _cast(term, scope, receiver)
+        else:
+            plan, returned = _computation(term, scope, kind, receiver)
         if not assignable_type(returned, kind):
             raise InvalidRequest(
                 f"Type error: cannot assign result of {shown(term)} (type {returned.text}) "
                 f"to {receiver} (type {kind.text})"
             )
-        return plan
+        return _as_stored(plan, returned, kind)
     if isinstance(term, tree.ListLiteral):
         return _list_literal(term, kind, receiver, scope)
     if isinstance(term, tree.SetLiteral):
@@ -149,6 +154,8 @@ def known_type(term: tree.Term, scope: Scope) -> Known:
         return scope.type_named(term.type)
     if isinstance(term, tree.TupleLiteral) and len(term.items) == 1:
         return known_type(term.items[0], scope)
+    if isinstance(term, tree.Cast):
+        return scope.type_named(term.type)
     if not isinstance(term, tree.Call | tree.Arithmetic | tree.Negation):
         return None
     if is_loose(term):
@@ -198,6 +205,15 @@ def _computation(
         compile_term(side, kind, receiver, scope) for side, kind in zip(sides, (left, right), strict=True)
     ]
     return _applied(function, plans), function.returns
+
+
+def _cast(term: tree.Cast, scope: Scope, receiver: str) -> tuple[TermPlan, CqlType]:
+    """CAST of a term without columns, and the type it is cast to."""
+    source, target = known_type(term.term, scope), scope.type_named(term.type)
+    if source is None:
+        raise InvalidRequest(f"Cannot infer type for {shown(term.term)} (try using a cast)")
+    function = Function("cast", (source,), target, cast_function(source, target))
+    return _applied(function, [compile_term(term.term, source, receiver, scope)]), target
 
 
 def choose_overload(
@@ -271,13 +287,37 @@ def _token_call(term: tree.Call, scope: Scope) -> TermPlan:
     return Computed(compute)
 
 
+#: For each type others whose bytes mean the same in it, or (for varint) the same behind redundant ones.
+_READ_AS = {
+    "text": ("ascii",),
+    "uuid": ("timeuuid",),
+    "timestamp": ("bigint",),
+    "bigint": ("timestamp",),
+    "varint": ("int", "bigint", "timestamp"),
+    "date": ("int",),
+    "time": ("bigint",),
+}
+
+
 def assignable_type(given: CqlType, wanted: CqlType) -> bool:
     """Whether a value of type `given` may stand where `wanted` is expected."""
     if given == wanted or wanted.name == "blob":
         return True
-    if (given.name, wanted.name) in (("ascii", "text"), ("timeuuid", "uuid"), ("bigint", "timestamp")):
+    if given.name in _READ_AS.get(wanted.name, ()):
         return True
     return _can_be_unfrozen(given) and _can_be_unfrozen(wanted) and _bare(given.text) == _bare(wanted.text)
+
+
+def _as_stored(plan: TermPlan, given: CqlType, wanted: CqlType) -> TermPlan:
+    """What is assignable as the type wanted keeps it: varints are told from each other by their bytes."""
+    if wanted.name != "varint" or given.name == "varint":
+        return plan
+
+    def compute(values: Values, context: Context) -> Value:
+        found = plan.get(values, context)
+        return int_bytes(int.from_bytes(found, "big", signed=True)) if isinstance(found, bytes) else found
+
+    return Computed(compute)
 
 
 def _can_be_unfrozen(kind: CqlType) -> bool:
@@ -299,7 +339,7 @@ def fits(term: tree.Term, kind: CqlType, scope: Scope) -> int:
         return 2 if natural == kind.name else int(kind.name in FITTING[term.kind])
     if isinstance(term, tree.Bind):
         return 1
-    if isinstance(term, tree.TypeHint):
+    if isinstance(term, tree.TypeHint | tree.Cast):
         hinted = scope.type_named(term.type)
         return 2 if hinted == kind else int(assignable_type(hinted, kind))
     if isinstance(term, tree.ListLiteral):

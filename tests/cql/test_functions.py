@@ -246,3 +246,45 @@ def test_functions_have_names_in_both_spellings() -> None:
     names = function_names()
     assert {"tojson", "to_json", "map_keys", "floor", "now", "mask_hash", "similarity_cosine"} <= set(names)
     assert names == sorted(names)
+
+
+_TERMS = (
+    ("i", "CAST(1.6 AS int)", 1),
+    ("i", "CAST(CAST('a' AS text) AS int)", "text cannot be cast to int"),
+    ("x", "CAST(12 AS text)", "12"),
+    ("x", "CAST(12 AS int)", "Type error: cannot assign result of cast(12 as int) (type int) to x"),
+    ("x", "CAST(? AS text)", "Cannot infer type for ?"),
+    ("i", "1 + CAST(2.5 AS int)", 3),
+    ("b", "to_timestamp(min_timeuuid(7))", 7),
+    ("g", "to_timestamp(min_timeuuid(7))", 7),
+    ("g", "(int)-3", -3),
+    ("y", "(int)1", -2147483647),
+    ("m", "(bigint)9", 9),
+    ("i", "to_timestamp(min_timeuuid(7))", "Type error: cannot assign"),
+    ("t", "'5:a'", (5, "a")),
+    ("t", "'@:1\\:1'", (None, "1:1")),
+    ("t", "'7'", (7, None)),
+    ("t", "'1:2:3'", "too many elements. Type frozen<tuple<int, text>> expects 2 but got 3"),
+    ("t", "'a:b'", "Unable to make int from 'a'"),
+    ("u", "'[1]'", "Unable to make frozen<list<int>> from '[1]'"),
+)
+
+
+@pytest.mark.parametrize(("column", "term", "expected"), _TERMS)
+def test_terms_that_are_cast_or_read_as_another_type(column: str, term: str, expected: object) -> None:
+    made = Session(
+        "CREATE TABLE w (k int PRIMARY KEY, i int, x text, b bigint, g varint, y date, m time, "
+        "t frozen<tuple<int, text>>, u frozen<tuple<list<int>>>)"
+    )
+    query = f"INSERT INTO w (k, {column}) VALUES (1, {term})"
+    if isinstance(expected, str) and expected != "12":
+        with pytest.raises(InvalidRequest) as caught:
+            made.run(query)
+        assert expected in caught.value.message
+        return
+    made.run(query)
+    assert made.run(f"SELECT {column} FROM w") == [(expected,)]
+    if column == "g":
+        # The bytes are those of a literal.
+        filtered = f"SELECT k FROM w WHERE g = {expected} ALLOW FILTERING"
+        assert made.run(filtered) == [(1,)]
