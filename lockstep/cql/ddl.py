@@ -110,7 +110,7 @@ def _create_table(statement: tree.CreateTableStatement, keyspace: str, context: 
     for column in (*key.partition, *key.clustering):
         if column not in declared:
             raise InvalidRequest(f"Unknown column '{column}' referenced in PRIMARY KEY for table '{name}'")
-    descending = _descending(properties.clustering_order, key.clustering)
+    descending = _descending(name, properties.clustering_order, key.clustering)
     columns = []
     for definition in statement.columns:
         kind, position = kinds.get(definition.name, (ColumnKind.REGULAR, -1))
@@ -154,29 +154,41 @@ def _view_change(statement: ViewStatement, keyspace: str, context: Context) -> V
     if isinstance(statement, tree.AlterViewStatement):
         return view_change(statement, keyspace, "", statement.properties.options, ())
     key = statement.primary_key
-    descending = _descending(statement.properties.clustering_order, key.clustering if key is not None else ())
+    orders = statement.properties.clustering_order
+    if orders and tuple(name for name, _ in orders) != (key.clustering if key is not None else ()):
+        raise InvalidRequest(
+            "Clustering key columns must exactly match columns in CLUSTERING ORDER BY directive"
+        )
+    descending = [name for name, turned in orders if turned]
     uuid, options = _table_id(statement.properties.options)
     chosen = uuid if uuid is not None else uuid_text(random_uuid(context))
     return view_change(statement, keyspace, chosen, options, sorted(descending))
 
 
-def _descending(orders: Sequence[tuple[str, bool]], clustering: Sequence[str]) -> frozenset[str]:
+def _descending(table: str, orders: Sequence[tuple[str, bool]], clustering: Sequence[str]) -> frozenset[str]:
     if not orders:
         return frozenset()
     names = [name for name, _ in orders]
-    if sorted(names) != sorted(clustering):
-        unknown = [name for name in names if name not in clustering]
-        if unknown:
-            raise InvalidRequest(
-                "Only clustering key columns can be defined in CLUSTERING ORDER directive: "
-                f"{unknown} are not clustering columns"
-            )
-        missing = [name for name in clustering if name not in names]
-        raise InvalidRequest(f"Missing CLUSTERING ORDER for column {missing[0] if missing else names[0]}")
-    if names != list(clustering):
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise InvalidRequest(
+            f"Duplicate column '{twice[0]}' in CLUSTERING ORDER BY clause for table '{table}'"
+        )
+    unknown = [name for name in names if name not in clustering]
+    if unknown:
+        raise InvalidRequest(
+            "Only clustering key columns can be defined in CLUSTERING ORDER directive: "
+            f"[{', '.join(unknown)}] are not clustering columns"
+        )
+    # Of what follows the named ones nothing need be said.
+    for name, expected in zip(names, clustering, strict=False):
+        if name == expected:
+            continue
+        if expected not in names:
+            raise InvalidRequest(f"Missing CLUSTERING ORDER for column {expected}")
         raise InvalidRequest(
             "The order of columns in the CLUSTERING ORDER directive must match that of the clustering "
-            f"columns ({', '.join(clustering)})"
+            f"columns ({expected} must appear before {name})"
         )
     return frozenset(name for name, turned in orders if turned)
 

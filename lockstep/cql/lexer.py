@@ -15,7 +15,7 @@ from lockstep.values.errors import InvalidRequest, SyntaxError_
 from lockstep.values.request_limits import STATEMENT_TOKENS_MAX
 
 _DURATION = (
-    r"-?(?:\d+(?:mo|ms|us|\u00b5s|ns|[yYwWdDhHmMsS]))+(?![A-Za-z0-9_])"
+    r"-?(?:\d+(?i:mo|ms|us|\u00b5s|ns|[ywdhms]))+(?![A-Za-z0-9_])"
     r"|-?P\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}"
     r"|-?P\d+W(?![A-Za-z0-9_])"
     r"|-?P(?=\d|T\d)(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?:\d+H)?(?:\d+M)?(?:\d+S)?)?(?![A-Za-z0-9_])"
@@ -31,7 +31,7 @@ _TOKEN = re.compile(
     r"|(?P<UUID>[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})"
     r"|(?P<HEX>0[xX][0-9a-fA-F]*)"
     rf"|(?P<DURATION>{_DURATION})"
-    r"|(?P<FLOAT>-?\d+(?:\.(?!\.)\d*(?:[eE][+-]?\d+)?|[eE][+-]?\d+))"
+    r"|(?P<FLOAT>-?\d+(?:\.(?=\.\.)|\.(?!\.)\d*(?:[eE][+-]?\d+)?|[eE][+-]?\d+))"
     r"|(?P<INTEGER>-?\d+)"
     r"|(?P<WORD>[A-Za-z][A-Za-z0-9_]*)"
     r"|(?P<SIGN><=|>=|!=|\+=|-=|\.\.|[;,.:=<>()\[\]{}+*/%?\-]))"
@@ -71,7 +71,11 @@ def tokenize(text: str) -> list[Token]:
         if terminal == "STRING":
             value = value[1:-1].replace("''", "'")
         elif terminal == "QUOTED_NAME":
-            value = value[1:-1].replace('""', '"')
+            if value == '""':
+                # No rule takes it: nothing has an empty name.
+                terminal = "EMPTY_QUOTED_NAME"
+            else:
+                value = value[1:-1].replace('""', '"')
         elif terminal == "DOLLARS":
             terminal, value = "STRING", value[2:-2]
         tokens.append(Token(terminal, value, start, position))

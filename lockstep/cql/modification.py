@@ -209,9 +209,8 @@ def _delete(statement: tree.Delete, shape: TableShape, scope: Scope) -> Modifica
     restrictions = analyse(shape, statement.where, scope, Rule("DELETE"))
     check_deletion(statement.conditions, shape, restrictions, [o.column.kind for o in operations])
     if any(operation.column.kind is ColumnKind.REGULAR for operation in operations):
-        if restrictions.lower is not None or restrictions.upper is not None:
+        if restrictions.clustering_width < len(shape.table.clustering):
             raise InvalidRequest("Range deletions are not supported for specific columns")
-        _require_clustering(shape, restrictions)
     elif operations and restrictions.has_clustering and not asks_rows(statement.conditions, shape):
         raise InvalidRequest(_only_static("DELETE"))
     return _plan(shape, restrictions, operations, using, deletes_rows=not operations)

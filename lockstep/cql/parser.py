@@ -27,7 +27,7 @@ _UNSUPPORTED: Final = re.compile(
     re.IGNORECASE,
 )
 _LITERAL_TERMINALS: Final = frozenset(
-    ("STRING", "INTEGER", "FLOAT", "HEX", "UUID", "DURATION", "QUOTED_NAME", END)
+    ("STRING", "INTEGER", "FLOAT", "HEX", "UUID", "DURATION", "QUOTED_NAME", "EMPTY_QUOTED_NAME", END)
 )
 #: Tokens shown before the offending one in an error.
 _SNIPPET_TOKENS: Final = 10

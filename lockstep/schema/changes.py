@@ -334,8 +334,6 @@ def drop_table(schema: Schema, change: DropTable) -> Applied:
     if keyspace is None or change.name not in keyspace.by_name:
         if change.if_exists:
             return schema, None
-        if keyspace is None:
-            raise no_keyspace(change.keyspace)
         raise _no_table(change.keyspace, change.name)
     check_drop(keyspace.by_name[change.name])
     return (

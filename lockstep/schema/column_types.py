@@ -67,9 +67,12 @@ def check_added_counter(table: Table, name: str, kind: CqlType) -> None:
         raise Rejected(f"Cannot re-add previously dropped counter column {name}")
     if counts == table.is_counter or not (*table.static, *table.regular):
         return
+    where, configuration = f"{table.keyspace}.{table.name}", 0x2300
     if counts:
-        raise Rejected(f"Cannot have a counter column ('{name}') in a non counter table")
-    raise Rejected(f"Cannot have a non counter column ('{name}') in a counter table")
+        words = f'Cannot have a counter column ("{name}") in a non counter table'
+    else:
+        words = f'Cannot have a non counter column ("{name}") in a counter table'
+    raise Rejected(f"{where}: {words}", cql_code=configuration)
 
 
 def check_brought_back(name: str, kind: CqlType, of: ColumnKind, was: CqlType, was_of: ColumnKind) -> None:

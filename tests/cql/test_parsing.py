@@ -31,6 +31,7 @@ def test_the_kept_tables_are_those_of_the_grammar() -> None:
         ("SELECT 'abc", "line 1:11 mismatched character '<EOF>' expecting '''"),
         ("SELECT ^", "line 1:7 no viable alternative at character '^'"),
         ("CREATE TABLE select (k int PRIMARY KEY)", "line 1:13 no viable alternative at input 'select'"),
+        ('ALTER TABLE t RENAME c TO ""', "line 1:26 no viable alternative at input '\"\"'"),
         ("INSERT INTO t (a) VALUES (1) USING TTL 1 AND TTL 2", "Multiple definitions for property 'ttl'"),
     ],
 )
@@ -46,6 +47,16 @@ def test_known_statements_that_are_missing_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("between", "low", "high"),
+    [("1..2", "1", "2"), ("1...2.", "1.", "2."), ("1.5..2.5", "1.5", "2.5"), ("-1...-2", "-1.", "-2")],
+)
+def test_ends_of_slices_may_be_numbers_with_a_point(between: str, low: str, high: str) -> None:
+    [selector] = parse(f"SELECT m[{between}] FROM t").statement.selectors
+    span = selector.expression
+    assert (span.low.text, span.high.text) == (low, high)
+
+
+@pytest.mark.parametrize(
     ("literal", "kind", "text"),
     [
         ("'it''s'", "string", "it's"),
@@ -57,6 +68,7 @@ def test_known_statements_that_are_missing_are_named() -> None:
         ("-infinity", "float", "-Infinity"),
         ("0xCAFE", "hex", "0xCAFE"),
         ("1h30m", "duration", "1h30m"),
+        ("1Y2MO3Ms", "duration", "1Y2MO3Ms"),
         ("P1Y2M", "duration", "P1Y2M"),
         ("TRUE", "boolean", "true"),
         ("NULL", "null", "null"),

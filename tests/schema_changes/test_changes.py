@@ -22,6 +22,7 @@ from lockstep.values.errors import LockstepError, Rejected, RequestError
 KEYSPACE = "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}"
 TABLE = "CREATE TABLE ks.t (k int, c int, s int static, v map<text, int>, PRIMARY KEY (k, c))"
 _DECODER = codec.decoder(SchemaChange)
+_THREE = "CREATE TABLE u (k int, a int, b int, PRIMARY KEY (k, a, b)) WITH CLUSTERING ORDER BY"
 
 
 def run(schema: Schema, text: str, epoch: int = 1) -> tuple[Schema, ChangeSummary | None]:
@@ -135,6 +136,11 @@ def test_changes_say_what_they_did(text: str, summary: ChangeSummary | None) -> 
             0x2200,
             "Only clustering key columns can be defined in CLUSTERING ORDER directive",
         ),
+        (f"{_THREE} (b ASC)", 0x2200, "Missing CLUSTERING ORDER for column a"),
+        (f"{_THREE} (b ASC, a ASC)", 0x2200, "(a must appear before b)"),
+        (f"{_THREE} (a ASC, a ASC)", 0x2200, "Duplicate column 'a' in CLUSTERING ORDER BY clause for table"),
+        ("DROP TABLE nowhere.u", 0x2200, "Table 'nowhere.u' doesn't exist"),
+        ("ALTER TABLE nowhere.u ADD x int", 0x2200, "Table 'nowhere.u' doesn't exist"),
         (
             "CREATE KEYSPACE x WITH durable_writes = true",
             0x2300,
@@ -192,6 +198,12 @@ def test_refusals_carry_code_and_words(text: str, code: int, message: str) -> No
 def test_one_factor_stands_for_every_data_center_not_named(options: str, factors: tuple) -> None:
     schema = build(f"CREATE KEYSPACE x WITH replication = {{'class': 'NetworkTopologyStrategy', {options}}}")
     assert schema.by_name["x"].replication.factors == factors
+
+
+def test_an_order_may_be_given_for_the_first_clustering_columns_only() -> None:
+    table = build(KEYSPACE, f"{_THREE} (a DESC)").table("ks", "u")
+    assert table is not None
+    assert [(column.name, column.descending) for column in table.clustering] == [("a", True), ("b", False)]
 
 
 def test_a_keyspace_without_a_factor_keeps_the_simple_one_or_has_one_replica() -> None:

@@ -39,6 +39,14 @@ def after(*statements: str) -> Schema:
     return schema
 
 
+@pytest.mark.parametrize("name", ["my/fancy", "my[fancy", "my]fancy"])
+def test_names_that_permissions_could_not_tell_apart_are_refused(name: str) -> None:
+    with pytest.raises(LockstepError, match=r"Function name '.*' is invalid"):
+        changed(after(), _PLUS.replace("plus", f'"{name}"'))
+    with pytest.raises(LockstepError, match=r"Aggregate name '.*' is invalid"):
+        changed(after(), _SUM.replace("total", f'"{name}"'))
+
+
 def test_overloads_and_what_clients_are_told() -> None:
     schema, summary = changed(after(_TEXT), _PLUS)
     assert summary == ChangeSummary(CREATED, "FUNCTION", "ks", "plus", ("int", "int"))
