@@ -32,6 +32,7 @@ from lockstep.server.turns import Turns
 from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ServerFault
 from lockstep.values.limits import CQL_CONNECTIONS_MAX
+from lockstep.values.request_limits import LOGIN_MS_MAX
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -45,6 +46,8 @@ class CqlServer:
         self.runtime = runtime
         self.mirrors_payloads = node.configuration.testing.mirror_payloads
         self.connections: dict[CqlConnection, None] = {}
+        #: When a connection must have logged in.
+        self._login_due: dict[CqlConnection, asyncio.TimerHandle] = {}
         self.load = NodeLoad()
         self.turns = Turns()
         self.connections_refused = 0
@@ -100,9 +103,21 @@ class CqlServer:
             self.connections_refused += 1
             return False
         self.connections[connection] = None
+        if self.authentication is not None:
+            loop = asyncio.get_running_loop()
+            due = loop.call_later(LOGIN_MS_MAX / 1000, self._end_unless_logged_in, connection)
+            self._login_due[connection] = due
         return True
 
+    def _end_unless_logged_in(self, connection: CqlConnection) -> None:
+        del self._login_due[connection]
+        if connection.session is None:
+            connection.abort()
+
     def closed(self, connection: CqlConnection) -> None:
+        due = self._login_due.pop(connection, None)
+        if due is not None:
+            due.cancel()
         if connection in self.connections:
             del self.connections[connection]
             self.requests_served += connection.requests_served

@@ -25,3 +25,6 @@ COLLECTION_ENTRIES_MAX: Final = 131_072
 PREPARED_CHARACTERS_MAX: Final = 8 * 1024 * 1024
 #: An envelope of a client that has not begun a session: STARTUP and credentials take some hundred bytes.
 HANDSHAKE_FRAME_BYTES_MAX: Final = 64 * 1024
+#: How long a client may take to log in: a driver does it in its first messages, and who never does would hold
+#: one of the connections that a node has for all.
+LOGIN_MS_MAX: Final = 60_000

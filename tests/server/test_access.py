@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import subprocess
@@ -150,6 +151,21 @@ def test_a_role_that_may_not_log_in(place: Place, root: Session) -> None:
     with pytest.raises(NoHostAvailable) as caught:
         place.driver("idle", protocol_version=5).connect()
     assert "idle is not permitted to log in" in str(caught.value)
+
+
+def test_a_client_that_never_logs_in_is_sent_away(
+    place: Place, root: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.server.cql_server.LOGIN_MS_MAX", 300)
+    address = place.cluster.members[0].address
+    with (
+        socket.create_connection((address, CQL_PORT), timeout=10) as plain,
+        trusting(place.authority).wrap_socket(plain) as secret,
+        contextlib.suppress(OSError),
+    ):
+        assert secret.recv(1) == b""
+    monkeypatch.undo()
+    assert root.execute("SELECT key FROM system.local").one() == ("local",)
 
 
 def test_what_is_not_tls_is_closed(place: Place) -> None:
