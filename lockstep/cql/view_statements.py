@@ -94,11 +94,13 @@ def shown_where(text: str) -> str:
 
 
 def _relation_text(relation: tree.Relation) -> str:
-    if relation.shape != "single":
-        raise InvalidRequest(
-            "WHERE of a materialized view can only restrict single columns, not tuples, tokens or elements"
-        )
+    if relation.shape == "token":
+        raise InvalidRequest("Cannot use token relation when defining a materialized view")
+    if relation.shape not in ("single", "tuple"):
+        raise InvalidRequest("WHERE of a materialized view can only restrict columns, not elements of them")
     name = cql_name(relation.names[0])
+    if relation.shape == "tuple":
+        name = f"({', '.join(map(cql_name, relation.names))})"
     if relation.operator == _NOT_NULL:
         return f"{name} {_NOT_NULL}"
     if relation.operator == "IN":
@@ -123,7 +125,16 @@ def _text(term: tree.Term) -> str:
         return f"{{{', '.join(map(_text, term.items))}}}"
     if isinstance(term, tree.MapLiteral):
         return f"{{{', '.join(f'{_text(key)}: {_text(value)}' for key, value in term.entries)}}}"
-    raise InvalidRequest("WHERE of a materialized view can only compare with literals")
+    if isinstance(term, tree.UserLiteral):
+        return f"{{{', '.join(f'{cql_name(name)}: {_text(value)}' for name, value in term.entries)}}}"
+    if isinstance(term, tree.Cast):
+        return f"CAST({_text(term.term)} AS {term.type})"
+    if isinstance(term, tree.Arithmetic):
+        return f"({_text(term.left)} {term.operator} {_text(term.right)})"
+    if isinstance(term, tree.Call):
+        space = "" if term.keyspace is None else f"{cql_name(term.keyspace)}."
+        return f"{space}{cql_name(term.name)}({', '.join(map(_text, term.arguments))})"
+    raise InvalidRequest("Cannot use query parameters in CREATE MATERIALIZED VIEW statements")
 
 
 def _quoted(text: str) -> str:

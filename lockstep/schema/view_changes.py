@@ -293,8 +293,9 @@ def renamed_where(where: str, renamed: dict[str, str]) -> str:
         end = _word_end(where, at)
         word = where[at:end]
         name = word[1:-1].replace('""', '"') if word.startswith('"') else word
-        quoted = word.startswith("'")
-        parts.append('"' + renamed[name].replace('"', '""') + '"' if name in renamed and not quoted else word)
+        # A function, a field of a user's type, or a text.
+        other = where[end : end + 1] in ("(", ":") or word.startswith("'")
+        parts.append('"' + renamed[name].replace('"', '""') + '"' if name in renamed and not other else word)
         at = end
     return "".join(parts)
 

@@ -85,6 +85,7 @@ def test_views_follow_names_and_new_columns() -> None:
     [
         ("c = 'c' AND k = 1", "\"d\" = 'c' AND k = 1"),
         ("c IN ('it''s c', 'c') AND cc = 1", "\"d\" IN ('it''s c', 'c') AND cc = 1"),
+        ("(c, e) > (1, c(2)) AND x = {c: 1, y: 2}", '("d", e) > (1, c(2)) AND x = {c: 1, y: 2}'),
         ('"c" > 1 AND "C" < 1', '"d" > 1 AND "C" < 1'),
     ],
 )
