@@ -120,11 +120,11 @@ def _choice(expressions: Expressions, term: tree.Term | None, kind: CqlType) -> 
     if isinstance(term, tree.Field):
         return _field(position_in(term, kind))
     if isinstance(term, tree.Element):
-        of_key = key_type(term.term, kind)
+        of_key = key_type(term, kind)
         key = expressions.plain_term(term.key, of_key)[0]
         return _between(of_key, f"element selection on {shown(term.term)}", (key, key))
     if isinstance(term, tree.Span):
-        of_key = key_type(term.term, kind)
+        of_key = key_type(term, kind)
         ends = [
             None if end is None else expressions.plain_term(end, of_key)[0] for end in (term.low, term.high)
         ]
@@ -182,14 +182,17 @@ def _in_order(kind: CqlType, cells: Sequence[Cell]) -> list[Cell]:
 # ---- what is inside a type
 
 
-def key_type(term: tree.Term, kind: CqlType) -> CqlType:
+def key_type(selected: tree.Element | tree.Span, kind: CqlType) -> CqlType:
+    """Of the keys that select parts of a map or set."""
     if isinstance(kind, MapType):
         return kind.key
     if isinstance(kind, SetType):
         return kind.element
-    raise InvalidRequest(
-        f"Invalid element selection: {shown(term)} is of type {kind.text}, neither a map nor a set"
-    )
+    what, name = ("Element" if isinstance(selected, tree.Element) else "Slice"), shown(selected.term)
+    if kind.name == "list":
+        raise InvalidRequest(f"{what} selection is only allowed on sets and maps, but {name} is a list")
+    words = f"{name} is of type {kind.text} is" if what == "Element" else f"{name} of type {kind.text} is"
+    raise InvalidRequest(f"Invalid {what.lower()} selection: {words} not a collection")
 
 
 def position_in(selected: tree.Field, kind: CqlType) -> int:
@@ -199,5 +202,5 @@ def position_in(selected: tree.Field, kind: CqlType) -> int:
         )
     found = kind.field(selected.field)
     if found is None:
-        raise InvalidRequest(f"{kind.text} of type {shown(selected.term)} has no field {selected.field}")
+        raise InvalidRequest(f"{shown(selected.term)} of type {kind.text} has no field {selected.field}")
     return found[0]

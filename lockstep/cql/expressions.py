@@ -206,7 +206,7 @@ class Expressions:
 
     def _element(self, element: tree.Element) -> Typed:
         evaluate, kind = self.compile(element.term)
-        of_key = key_type(element.term, kind)
+        of_key = key_type(element, kind)
         key, _ = self.plain_term(element.key, of_key)
         assert isinstance(kind, CollectionType)
         if isinstance(kind, MapType):
@@ -215,7 +215,7 @@ class Expressions:
 
     def _span(self, span: tree.Span) -> Typed:
         evaluate, kind = self.compile(span.term)
-        of_key = key_type(span.term, kind)
+        of_key = key_type(span, kind)
         ends = [None if end is None else self.plain_term(end, of_key)[0] for end in (span.low, span.high)]
         assert isinstance(kind, CollectionType)
         return evaluation.span_of(evaluate, kind, of_key, ends[0], ends[1]), kind

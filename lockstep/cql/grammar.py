@@ -84,6 +84,7 @@ selector: expression ("AS" name)?
     | name accessor+ -> select_access
     | function_name "(" "*" ")" -> select_call_all
     | function_call
+    | function_call accessor+ -> select_call_access
     | "CAST" "(" expression "AS" type ")" -> select_cast
     | "[" _expressions? "]" -> list_literal
     | "{" "}" -> empty_braces

@@ -121,7 +121,11 @@ class Access(msgspec.Struct, frozen=True):
 
 def _accessed(children: Children) -> Any:
     """`column.a['b']`: what is accessed from the outside in."""
-    term: Any = ColumnName(children[0])
+    return _accessed_term([ColumnName(children[0]), *children[1:]])
+
+
+def _accessed_term(children: Children) -> Any:
+    term = children[0]
     for access in children[1:]:
         if access.kind == "field":
             term = Field(term, access.first)
@@ -417,6 +421,7 @@ _SELECT: dict[str, Handler] = {
     "selector": _selector,
     "select_column": lambda children: ColumnName(children[0]),
     "select_access": _accessed,
+    "select_call_access": _accessed_term,
     "by_field": lambda children: Access("field", children[0]),
     "by_element": lambda children: Access("element", children[0]),
     "by_slice": lambda children: Access("slice", children[0], children[1]),

@@ -154,7 +154,9 @@ def test_null_arguments_give_null_except_to_masks(session: Session) -> None:
         ("mask_hash(mask_null(z), 'none')", "Hash algorithm not found: none"),
         ("similarity_cosine(v, [1])", "expected 2 elements, but given 1"),
         ("similarity_cosine(v, l)", "where a vector of floats is required"),
-        ("l['a'..]", "neither a map nor a set"),
+        ("l['a'..]", "Slice selection is only allowed on sets and maps, but l is a list"),
+        ("l[0]", "Element selection is only allowed on sets and maps, but l is a list"),
+        ("k[0]", "Invalid element selection: k is of type int is not a collection"),
         ("mask_null(?)", "Cannot infer type of argument of function mask_null"),
     ],
 )

@@ -50,6 +50,9 @@ def test_fields_can_be_selected_at_any_depth() -> None:
     ]  # fmt: skip
     assert made.run("SELECT v['a'].y, v['b'].y FROM m") == [(4, None)]
     assert made.run("SELECT max(p.x) FROM t") == [(7,)]
+    assert made.run("SELECT min(p).x, max(q).at.y FROM t") == [(7, 8)]
+    assert made.run("SELECT max(v)['a'].y FROM m") == [(4,)]
+    assert [c.name for c in made.prepare("SELECT min(p).x FROM t").result_columns] == ["system.min(p).x"]
     assert made.run("SELECT JSON p, q FROM t") == [
         ('{"p": {"x": 7, "y": null}, "q": {"\\"Name\\"": null, "at": {"x": null, "y": 8}, "tags": null}}',)
     ]
@@ -182,11 +185,11 @@ def test_write_times_and_ttls_are_those_of_the_field(monkeypatch: pytest.MonkeyP
         ("DELETE l.x FROM t WHERE k = 1", "Invalid field deletion operation for non-UDT column l"),
         ("DELETE p.z FROM u WHERE k = 1 AND c = 1", "UDT column p does not have a field named z"),
         ("UPDATE u SET p = p + {x: 1} WHERE k = 1 AND c = 1", "for non counter column p"),
-        ("SELECT p.z FROM t", "frozen<point> of type p has no field z"),
+        ("SELECT p.z FROM t", "p of type frozen<point> has no field z"),
         ("SELECT l.z FROM t", "Invalid field selection: l of type list<frozen<point>> is not a user type"),
         ("SELECT * FROM u WHERE p = {x: 1} ALLOW FILTERING",
          "Non-frozen UDT column 'p' (point) cannot be restricted by any relation"),
-        ("SELECT ttl(p.z) FROM u", "point of type p has no field z"),
+        ("SELECT ttl(p.z) FROM u", "p of type point has no field z"),
     ],
 )  # fmt: skip
 def test_refusals_name_type_and_field(text: str, message: str) -> None:
