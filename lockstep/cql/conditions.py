@@ -33,11 +33,11 @@ def choice(clause: Clause, column: Column) -> Choice:
         return Choice(
             (column.name,), (kind,), (compile_term(relation.value, kind, column.name, clause.scope),)
         )
-    receiver = f"in({column.name})"
     if relation.value is not None:
+        receiver = f"in({column.name})"
         listed = compile_term(relation.value, ListType(kind, frozen=False), receiver, clause.scope)
         return Choice((column.name,), (kind,), listed=listed, is_in=True)
-    terms = tuple(compile_term(term, kind, receiver, clause.scope) for term in relation.values)
+    terms = tuple(compile_term(term, kind, column.name, clause.scope) for term in relation.values)
     return Choice((column.name,), (kind,), terms, is_in=True)
 
 

@@ -327,3 +327,8 @@ def test_keys_longer_than_their_length_can_say_are_refused(text: str, size: int)
         session.run(text, half, half)
     session.run("INSERT INTO w (k, p, a, b) VALUES ('k', 'p', ?, ?)", half, half[1:])
     assert session.run("SELECT k FROM w") == [("k",)]
+
+
+def test_variables_within_a_list_of_alternatives_have_the_name_of_their_column(session: Session) -> None:
+    prepared = session.prepare("SELECT * FROM t WHERE k IN (?, ?) AND c IN ? AND d IN (?)")
+    assert [column.name for column in prepared.bind_columns] == ["k", "k", "in(c)", "d"]
