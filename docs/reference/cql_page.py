@@ -73,7 +73,7 @@ _DIFFERENCES = (
     f"{COLLECTION_ENTRIES_MAX} entries as one value, a varint, or digits of a decimal, of more than "
     f"{NUMBER_BYTES_MAX} bytes.",
     "Messages of errors of JSON name what Python's parser says of the text.",
-    "`writetime` and `ttl` of an element take a literal key. A range of elements has neither.",
+    "`writetime` and `ttl` are of columns, elements and slices, not of parts of a slice (`m[1..2][1]`).",
     "Of custom types (`'org.apache.cassandra.db.marshal…'`) there are `CompositeType` and "
     "`DynamicCompositeType` of built-in types, outside the primary key; they are compared as bytes.",
 )

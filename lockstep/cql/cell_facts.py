@@ -29,7 +29,9 @@ Choose = Callable[[Sequence[Cell], Record, Moment], Sequence[Cell | None]]
 
 def cell_fact(expressions: Expressions, call: tree.Call) -> Typed:
     term = call.arguments[0] if len(call.arguments) == 1 else None
-    named = term.term if isinstance(term, _PARTS) else term
+    named, first = term, None
+    while isinstance(named, _PARTS):
+        named, first = named.term, named
     if not isinstance(named, tree.ColumnName):
         raise InvalidRequest(f"{call.name} expects a column, or an element, slice or field of one")
     column = expressions.shape.column(named.name)
@@ -40,10 +42,16 @@ def cell_fact(expressions: Expressions, call: tree.Call) -> Typed:
         raise InvalidRequest(f"Cannot use selection function {call.name} on counters")
     returns = evaluation.INT if call.name == "ttl" else evaluation.BIGINT
     index = expressions.cell_slot(column.id, whole=kind.is_multicell)
+    empty = _NO_PARTS if isinstance(term, tree.Span) else None
     if not kind.is_multicell:
         there = expressions.compile(term)[0] if isinstance(term, _PARTS) else None
-        return _of_one(index, _FACTS[call.name], kind, there, spans=isinstance(term, tree.Span)), returns
-    choose = _choice(expressions, term, kind)
+        return _of_one(index, _FACTS[call.name], there, empty), returns
+    choose = _choice(expressions, first, kind)
+    if isinstance(term, _PARTS) and term is not first:
+        if isinstance(first, tree.Span):
+            raise InvalidRequest(f"{call.name} of parts of a slice is not supported")
+        there = expressions.compile(term)[0]
+        return _of_inner(index, _FACTS[call.name], choose, there, empty), returns
     if call.name == "maxwritetime":
         return _newest(index, choose), returns
     single = isinstance(term, tree.Element | tree.Field)
@@ -65,12 +73,13 @@ def _time_to_live(cell: Cell, now_s: int) -> bytes | None:
 
 
 Fact = Callable[[Cell, int], bytes | None]
+#: A collection of nothing, which is what a slice beside all that is there comes to.
+_NO_PARTS = bytes(4)
 _FACTS: dict[str, Fact] = {"ttl": _time_to_live, "writetime": _write_time, "maxwritetime": _write_time}
 
 
-def _of_one(index: int, fact: Fact, kind: CqlType, there: Evaluate | None, *, spans: bool) -> Evaluate:
+def _of_one(index: int, fact: Fact, there: Evaluate | None, empty: bytes | None) -> Evaluate:
     """Of a value that is one cell; `there` is the part that is asked about, which may be missing or empty."""
-    empty = kind.join(()) if spans else None  # type: ignore[attr-defined]
 
     def evaluate(record: Record, moment: Moment) -> bytes | None:
         cell: Cell | None = record[-1 - index]
@@ -89,6 +98,18 @@ def _of_several(index: int, fact: Fact, choose: Choose, *, single: bool) -> Eval
             return told[0] if told else None
         # A part without the fact is null, which lists of values cannot be read with by every client.
         return _with_nulls(told) if told else None
+
+    return evaluate
+
+
+def _of_inner(index: int, fact: Fact, choose: Choose, there: Evaluate, empty: bytes | None) -> Evaluate:
+    """Of a part of an element or field, which is as old as that; `there` is the part itself."""
+
+    def evaluate(record: Record, moment: Moment) -> bytes | None:
+        if there(record, moment) in (None, empty):
+            return None
+        chosen = choose(record[-1 - index] or (), record, moment)
+        return next((fact(cell, moment.context.now_s) for cell in chosen if cell is not None), None)
 
     return evaluate
 

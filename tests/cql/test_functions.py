@@ -226,6 +226,31 @@ def test_write_times_of_collections_and_their_parts() -> None:
         made.run("SELECT writetime(m[?]) FROM x", None)
 
 
+def test_parts_of_elements_and_fields_are_as_old_as_those() -> None:
+    made = Session(*_TABLES, "CREATE TABLE y (k int PRIMARY KEY, f frozen<u>)")
+    made.run("INSERT INTO x (k, mm, o) VALUES (1, {'p': {1: 'a'}}, {n: {'i': 1}}) USING TIMESTAMP 5")
+    made.run("UPDATE x USING TIMESTAMP 9 AND TTL 60 SET mm['q'] = {2: 'b', 3: 'c'} WHERE k = 1")
+    for part, told in (
+        ("mm['p'][1]", (5, None)),
+        ("mm['p'][2]", (None, None)),
+        ("mm['q'][2]", (9, 60)),
+        ("mm['z'][2]", (None, None)),
+        ("mm['q'][1..2]", (9, 60)),
+        ("mm['q'][7..]", (None, None)),
+        ("o.n['i']", (5, None)),
+        ("o.n['j']", (None, None)),
+    ):
+        write_time, ttl = told
+        query = f"SELECT writetime({part}), maxwritetime({part}), ttl({part}) FROM x"
+        assert made.run(query) == [(write_time, write_time, ttl)], part
+    made.run("INSERT INTO y (k, f) VALUES (1, {n: {'i': 1}}) USING TIMESTAMP 7")
+    assert made.run("SELECT writetime(f.n['i']), writetime(f.n['j']), writetime(f.a) FROM y") == [
+        (7, None, None)
+    ]
+    with pytest.raises(InvalidRequest, match="writetime of parts of a slice is not supported"):
+        made.run("SELECT writetime(mm['a'..'z']['p']) FROM x")
+
+
 def test_sums_and_averages_of_decimals_keep_their_digits() -> None:
     made = Session(*_TABLES)
     for k, text in enumerate(("12345678901234567890123456789012345.25", "0.10")):
