@@ -104,7 +104,7 @@ class Looks:
     def _unique(self, relation: Relation) -> Relation:
         if relation.op != "IN" or self.table.column(relation.columns[0]).role != "partition":
             return relation
-        return self._changes.equals_one(relation)
+        return Relation(relation.columns, "=", self._changes.one(self.table.column(relation.columns[0])))
 
     # ---- restrictions
 

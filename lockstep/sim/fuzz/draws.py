@@ -12,12 +12,11 @@ import msgspec
 
 from lockstep.cql.wire.messages import UNSET, Unset
 from lockstep.sim.fuzz import kinds
-from lockstep.sim.fuzz.altering import Alter, AlterType, Rename
 from lockstep.sim.fuzz.changes import Assignment, Batch, Change, Truncate, Wrong
 from lockstep.sim.fuzz.refusals import draw_wrong
 from lockstep.sim.fuzz.relations import Relation
 from lockstep.sim.fuzz.saying import BESIDE, BOUND, EVERY, KEEPS_TIME, MESSAGE, PREPARED, way_of
-from lockstep.sim.fuzz.tables import Column, Table, draw_added
+from lockstep.sim.fuzz.tables import Column, Table
 from lockstep.sim.streams import Stream
 
 #: Timestamps of neighbouring statements overlap, and ties are common; slowly they rise.
@@ -26,8 +25,6 @@ _STAMPS_RISE: Final = 4
 #: How often the timestamp of the last statement is given again.
 _AGAIN: Final = 0.2
 _TTLS: Final = (0, 3, 6, 9, 30)
-#: Names that columns of a key get: more than it has columns.
-_KEYS: Final = ("a0", "a1", "a2", "k0", "k1", "k2", "z0", "z1", "z2")
 _VERBS: Final = ("INSERT", "INSERT", "INSERT", "UPDATE", "UPDATE", "UPDATE", "DELETE")
 #: Columns of these are compared for order in conditions and filters.
 UNORDERED: Final = ("duration", "list", "set", "map", "tuple", "vector", "udt", "counter")
@@ -40,8 +37,6 @@ class Changes:
         self.draw, self.table = draw, table
         self.count = 0
         self._last = 1000
-        self._added = 0
-        self._gone: list[Column] = []
 
     def next(self) -> Change | Batch | Truncate | Wrong:
         self.count += 1
@@ -70,61 +65,10 @@ class Changes:
             return self._conditional()
         return self.change(self._stamp(), indexes=True)
 
-    def alter(self) -> Alter | AlterType | Rename:
-        """The table is another one afterwards."""
-        self._added += 1
-        chance = self.draw.random()
-        step: Alter | AlterType | Rename
-        if chance < 0.2:
-            step = self._rename()
-        else:
-            step = (self._alter_type() if chance < 0.4 else None) or self._alter_columns()
-        self.table = step.changed(self.table)
-        if isinstance(step, AlterType):
-            self._gone = [step.column(column) for column in self._gone]
-        return step
-
-    def _alter_columns(self) -> Alter:
-        kept = self.table.of("regular", "static")
-        several = len(self.table.of("regular")) > 1
-        fit = [
-            column
-            for column in kept
-            if column.name not in self.table.indexed
-            and (several or column.role == "static")
-            and not (column.kind.is_cells and column.kind.name == "udt")
-        ]
-        if fit and not self.table.views and self.draw.random() < 0.5:
-            gone = self.draw.choice(fit)
-            self._gone.append(gone)
-            # Nothing that was written is newer.
-            stamp = 1000 + self.count * _STAMPS_RISE + _STAMPS_WIDE if self.table.stamped else None
-            return Alter(drop=gone.name, stamp=stamp)
-        if self._gone and not self.table.counters and self.draw.random() < 0.6:
-            return Alter(self._gone.pop())
-        role = "static" if self.table.of("clustering") and self.draw.random() < 0.2 else "regular"
-        return Alter(draw_added(self.draw, self.table, f"x{self._added}", role))
-
-    def _rename(self) -> Rename:
-        column = self.draw.choice(self.table.of("partition", "clustering"))
-        # Some go back to what they were called.
-        names = {column.name for column in self.table.columns}
-        return Rename(column.name, self.draw.choice([name for name in _KEYS if name not in names]))
-
-    def _alter_type(self) -> AlterType | None:
-        if not self.table.users:
-            return None
-        user = self.draw.choice(self.table.users)
-        if self.draw.random() < 0.4:
-            return AlterType(user.user, f"g{self._added}")
-        keyed = any(kinds.has_user(column.kind, user.user) for column in self.table.of("partition"))
-        viewed = {name for view in self.table.views for name in view.partition}
-        keyed = keyed or any(kinds.has_user(self.table.column(name).kind, user.user) for name in viewed)
-        if keyed or len(user.parts) > 4:
-            return None
-        part = kinds.draw_scalar(self.draw, key=True)
-        pool = (None, *(kinds.draw_value(self.draw, part) for _ in range(3)))
-        return AlterType(user.user, f"f{self._added + 3}", part, pool)
+    @property
+    def newest(self) -> int:
+        """No timestamp so far is newer."""
+        return 1000 + self.count * _STAMPS_RISE + _STAMPS_WIDE
 
     # ---- parts
 
@@ -284,10 +228,6 @@ class Changes:
         values = tuple(self.draw.choice(column.pool) for _ in range(self.draw.choice((0, 1, 2, 2, 3, 4))))
         return Relation((column.name,), "IN", values)
 
-    def equals_one(self, relation: Relation) -> Relation:
-        """One of the values of IN."""
-        return Relation(relation.columns, "=", self.one(self.table.column(relation.columns[0])))
-
     def several(self, columns: tuple[Column, ...]) -> Relation:
         """Of some columns together."""
         names = tuple(column.name for column in columns)
@@ -364,7 +304,7 @@ class Changes:
         if not fit:
             return msgspec.structs.replace(change, exists="YES")
         columns = self._some(fit, 1)[:2]
-        return msgspec.structs.replace(change, conditions=tuple(self._condition(c) for c in columns))
+        return msgspec.structs.replace(change, conditions=tuple(_condition(self.draw, c) for c in columns))
 
     def _deciding_batch(self) -> Batch:
         """Changes of one partition, some with conditions; those of one row would have to fit each other."""
@@ -390,21 +330,22 @@ class Changes:
             return True
         return bool(change.assignments) and change.verb == "UPDATE"
 
-    def _condition(self, column: Column) -> Relation:
-        chance = self.draw.random()
-        if column.kind.is_cells and (chance < 0.6 or column.kind.name == "udt"):
-            return _part_condition(self.draw, column)
-        if chance < 0.2:
-            return Relation((column.name,), self.draw.choice(("=", "!=")), None)
-        if chance < 0.3 and column.kind.name in ("list", "set", "map"):
-            held = self.one(column)[0]
-            choices = [("CONTAINS", held[1]), ("CONTAINS KEY", held[0])] if column.kind.name == "map" else []
-            return Relation((column.name,), *self.draw.choice(choices or [("CONTAINS", held)]))
-        if chance < 0.35:
-            values = tuple(self.draw.sample(column.pool, self.draw.randint(1, len(column.pool))))
-            return Relation((column.name,), "IN", values)
-        ops = ("=", "=", "!=") if column.kind.name in UNORDERED else ("=", "=", "!=", "<", "<=", ">", ">=")
-        return Relation((column.name,), self.draw.choice(ops), self.one(column))
+
+def _condition(draw: Stream, column: Column) -> Relation:
+    chance = draw.random()
+    if column.kind.is_cells and (chance < 0.6 or column.kind.name == "udt"):
+        return _part_condition(draw, column)
+    if chance < 0.2:
+        return Relation((column.name,), draw.choice(("=", "!=")), None)
+    if chance < 0.3 and column.kind.name in ("list", "set", "map"):
+        held = draw.choice(column.pool)[0]
+        choices = [("CONTAINS", held[1]), ("CONTAINS KEY", held[0])] if column.kind.name == "map" else []
+        return Relation((column.name,), *draw.choice(choices or [("CONTAINS", held)]))
+    if chance < 0.35:
+        values = tuple(draw.sample(column.pool, draw.randint(1, len(column.pool))))
+        return Relation((column.name,), "IN", values)
+    ops = ("=", "=", "!=") if column.kind.name in UNORDERED else ("=", "=", "!=", "<", "<=", ">", ">=")
+    return Relation((column.name,), draw.choice(ops), draw.choice(column.pool))
 
 
 def _part_condition(draw: Stream, column: Column) -> Relation:

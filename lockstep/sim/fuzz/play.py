@@ -19,6 +19,7 @@ from lockstep.sim.fuzz.altering import Alter, AlterType, Rename
 from lockstep.sim.fuzz.asking import Told
 from lockstep.sim.fuzz.changes import Answer, Batch, Change, Moment, Truncate, Wrong
 from lockstep.sim.fuzz.door import NOT_DONE, UNKNOWN, Door
+from lockstep.sim.fuzz.draw_alterings import Alterings
 from lockstep.sim.fuzz.draw_looks import Looks
 from lockstep.sim.fuzz.draws import Changes
 from lockstep.sim.fuzz.facts import Content
@@ -108,6 +109,7 @@ def draw_script(seed: int, number: int, *, statements: int = SCRIPT_STATEMENTS, 
     if not table.counters and draw.random() < 0.25:
         table = msgspec.structs.replace(table, views=draw_views(draw, table.name, table.columns))
     changes = Changes(draw, table)
+    alterings = Alterings(draw, changes)
     looks = Looks(draw, table, changes)
     steps: list[Step] = []
     while len(steps) < statements:
@@ -117,7 +119,7 @@ def draw_script(seed: int, number: int, *, statements: int = SCRIPT_STATEMENTS, 
         elif nodes > 1 and chance < 0.06:
             steps.append(Fault(draw.choice(("kill", "pause", "cut", "mend")), draw.randint(2, nodes)))
         elif chance < 0.07:
-            steps.append(changes.alter())
+            steps.append(alterings.next())
             looks.table = changes.table
         elif changes.table.views and chance < (0.16 if nodes == 1 else 0.1):
             steps.append(_view_look(draw, changes.table))
