@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from lockstep.cql import tree
 from lockstep.cql.catalog import TableShape
 from lockstep.cql.context import Context, ListIds
+from lockstep.cql.naming import shown
 from lockstep.cql.prepared import Scope
 from lockstep.cql.terms import TermPlan, Values, compile_term
 from lockstep.cql.wire.messages import UNSET
@@ -375,13 +376,27 @@ def assignment_operation(shape: TableShape, assignment: tree.Assignment, scope: 
         if kind.name == "list":
             return Discard(column, kind, compile_term(assignment.value, kind, name, scope))
         removed = SetType(kind.key if kind.name == "map" else kind.element, frozen=False)
-        return RemoveElements(column, removed, compile_term(assignment.value, removed, name, scope))
-    term = compile_term(assignment.value, kind, name, scope)
+        return RemoveElements(column, removed, _changed_by(assignment, column, kind, removed, scope))
     if assignment.operation == "prepend":
         if kind.name != "list":
             raise InvalidRequest(f"Invalid operation ({name} = ... + {name}) for non list column {name}")
-        return PrependElements(column, kind, term)
-    return AddElements(column, kind, term)
+        return PrependElements(column, kind, compile_term(assignment.value, kind, name, scope))
+    return AddElements(column, kind, _changed_by(assignment, column, kind, kind, scope))
+
+
+def _changed_by(
+    assignment: tree.Assignment, column: Column, kind: CqlType, given: CqlType, scope: Scope
+) -> TermPlan:
+    """What is added to a collection or removed from it."""
+    try:
+        return compile_term(assignment.value, given, column.name, scope)
+    except InvalidRequest:
+        if kind.name != "map":
+            raise
+        change, what = ("addition", "map") if given is kind else ("substraction", "set")
+        raise InvalidRequest(
+            f"Value for a map {change} has to be a {what}, but was: '{shown(assignment.value)}'"
+        ) from None
 
 
 def _field(kind: CqlType, column: str, field: str, what: str, shown: str) -> tuple[int, CqlType]:

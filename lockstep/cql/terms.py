@@ -342,15 +342,31 @@ def fits(term: tree.Term, kind: CqlType, scope: Scope) -> int:
     if isinstance(term, tree.TypeHint | tree.Cast):
         hinted = scope.type_named(term.type)
         return 2 if hinted == kind else int(assignable_type(hinted, kind))
+    return int(_parts_fit(term, kind, scope))
+
+
+def _parts_fit(term: tree.Term, kind: CqlType, scope: Scope) -> bool:
+    """Whether a literal with parts, if it is one, can be of the type."""
     if isinstance(term, tree.ListLiteral):
-        return int(kind.name in ("list", "vector"))
+        if not isinstance(kind, CollectionType | VectorType) or kind.name not in ("list", "vector"):
+            return False
+        return all(fits(item, kind.element, scope) for item in term.items)
     if isinstance(term, tree.SetLiteral):
-        return int(kind.name == "set" or (kind.name == "map" and not term.items))
+        if kind.name == "set":
+            return all(fits(item, kind.element, scope) for item in term.items)
+        return kind.name == "map" and not term.items
     if isinstance(term, tree.MapLiteral):
-        return int(kind.name == "map")
+        if kind.name != "map":
+            return False
+        return all(fits(key, kind.key, scope) and fits(part, kind.value, scope) for key, part in term.entries)
     if isinstance(term, tree.UserLiteral):
-        return int(kind.name == "udt")
-    return 1
+        return kind.name == "udt"
+    if isinstance(term, tree.TupleLiteral) and isinstance(kind, TupleType) and kind.name != "udt":
+        pairs = zip(term.items, kind.elements, strict=False)
+        return len(term.items) <= len(kind.elements) and all(fits(*pair, scope) for pair in pairs)
+    if isinstance(term, tree.TupleLiteral):
+        return len(term.items) == 1 and fits(term.items[0], kind, scope) > 0
+    return True
 
 
 def _assemble(
@@ -388,7 +404,7 @@ def _list_literal(term: tree.ListLiteral, kind: CqlType, receiver: str, scope: S
         raise InvalidRequest(f"Invalid list literal for {receiver} of type {kind.text}")
     assert isinstance(kind, VectorType | CollectionType)
     inner = f"value({receiver})"
-    plans = [_element(item, kind.element, inner, scope, "list", receiver) for item in term.items]
+    plans = [_element(item, kind.element, inner, scope, kind.name, receiver) for item in term.items]
     return _assemble(plans, kind.join, "vectors" if isinstance(kind, VectorType) else "collections")
 
 
@@ -419,10 +435,9 @@ def _element(
     term: tree.Term, kind: CqlType, inner: str, scope: Scope, literal: str, receiver: str
 ) -> TermPlan:
     if not fits(term, kind, scope):
-        shown = term.text if isinstance(term, tree.Literal) else "the given term"
         part = "key" if inner.startswith("key(") else "value"
         raise InvalidRequest(
-            f"Invalid {literal} literal for {receiver}: {part} {shown} is not of type {kind.text}"
+            f"Invalid {literal} literal for {receiver}: {part} {shown(term)} is not of type {kind.text}"
         )
     return compile_term(term, kind, inner, scope)
 

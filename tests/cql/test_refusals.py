@@ -153,7 +153,23 @@ _FILTERING = "Cannot execute this query as it might involve data filtering"
         ),
         (
             "INSERT INTO t (k, c, d, l) VALUES (1, 2, 3, ['a'])",
-            "Invalid list literal for l: value a is not of type int",
+            "Invalid list literal for l: value 'a' is not of type int",
+        ),
+        (
+            "INSERT INTO t (k, c, d, l) VALUES (1, 2, 3, [(text) 'a'])",
+            "Invalid list literal for l: value (text)'a' is not of type int",
+        ),
+        (
+            "INSERT INTO t (k, c, d, l) VALUES (1, 2, 3, [(1, 'a')])",
+            "Invalid list literal for l: value (1, 'a') is not of type int",
+        ),
+        (
+            "UPDATE t SET m = m + {'a'} WHERE k = 1 AND c = 1 AND d = 1",
+            "Value for a map addition has to be a map, but was: '{'a'}'",
+        ),
+        (
+            "UPDATE t SET m = m - {'a': 1} WHERE k = 1 AND c = 1 AND d = 1",
+            "Value for a map substraction has to be a set, but was: '{'a': 1}'",
         ),
         ("INSERT INTO t (k, c, d, l) VALUES (1, 2, 3, [null])", "null is not supported inside collections"),
         (

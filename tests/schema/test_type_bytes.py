@@ -341,3 +341,19 @@ def test_a_collection_of_a_client_has_bounded_entries(text):
         kind.validate(many)
     kind.check_entries(131_072)
     assert len(kind.split(few)) == 5 * kind.parts_per_entry
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "message"),
+    [
+        ("vector<int, 2>", b"", "Invalid empty vector value"),
+        ("vector<text, 2>", b"", "Invalid empty vector value"),
+        ("vector<text, 2>", b"\x01a", "Not enough bytes to read a vector<text, 2>"),
+        ("vector<text, 2>", b"\x01a\x09b", "Not enough bytes to read a vector<text, 2>"),
+        ("vector<int, 1>", bytes(5), "Unexpected 1 extraneous bytes after vector<int, 1> value"),
+    ],
+)
+def test_vectors_of_a_wrong_length_are_refused(kind: str, data: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_type(kind).validate(data)
+    assert caught.value.message == message

@@ -359,9 +359,13 @@ class VectorType(CqlType):
 
     def split(self, data: bytes) -> list[bytes]:
         """The serialised elements, exactly `dimensions` of them."""
+        if not data:
+            raise InvalidRequest("Invalid empty vector value")
         size, at, parts = self._size, 0, []
         for _ in range(self.dimensions):
             length = size
+            if length is None and at == len(data):
+                raise InvalidRequest(f"Not enough bytes to read a {self.text}")
             if length is None:
                 length, at = vint.read_unsigned(data, at)
             if at + length > len(data):
