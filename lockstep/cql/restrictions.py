@@ -115,7 +115,8 @@ class Clause:
 
     def sort(self, relations: Sequence[tree.Relation]) -> None:
         for given in relations:
-            relation = _one_alternative(given)
+            kind = self.shape.types.get(given.names[0])
+            relation = given if kind is not None and kind.is_multicell else _one_alternative(given)
             if relation.operator.startswith("CONTAINS") and self.rule.verb != "SELECT":
                 raise InvalidRequest(f"Cannot use {self.rule.verb} with {relation.operator}")
             if relation.operator == "!=":
