@@ -11,6 +11,7 @@ from typing import Final
 
 from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog, cql_name
+from lockstep.cql.naming import shown
 from lockstep.cql.view_filter import compile_filter, parsed_where
 from lockstep.schema.model import Table
 from lockstep.schema.table_options import OptionValue
@@ -67,7 +68,9 @@ def _selected(selector: tree.Selector) -> str:
     if selector.alias is not None:
         raise InvalidRequest("Cannot use alias when defining a materialized view")
     if not isinstance(expression, tree.ColumnName):
-        raise InvalidRequest("Can only select columns by name when defining a materialized view")
+        raise InvalidRequest(
+            f"Can only select columns by name when defining a materialized view (got {shown(expression)})"
+        )
     return expression.name
 
 

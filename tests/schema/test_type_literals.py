@@ -89,6 +89,21 @@ def test_durations_parse_in_all_three_notations(text, duration):
     assert parse_duration(text) == duration
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2147483648d", "The total number of days must be less or equal to 2147483647"),
+        ("200000000y", "The total number of months must be less or equal to 2147483647"),
+        ("9223372036854775807s", "The total number of nanoseconds must be less or equal to 2147483647"),
+        ("1d2d", "The days are specified multiple times"),
+        ("1h2mo", "The hours should be after months"),
+    ],
+)
+def test_durations_that_are_none_say_which_unit(text, message):
+    with pytest.raises(InvalidRequest, match=f"Invalid duration. {message}"):
+        parse_duration(text)
+
+
 @given(st.integers(0, 1 << 31), st.integers(0, 1 << 31), st.integers(0, 1 << 63), st.booleans())
 def test_formatted_durations_parse_back(months, days, ns, negative):
     limit = 0 if negative else 1
@@ -111,7 +126,7 @@ def test_formatted_durations_parse_back(months, days, ns, negative):
         (parse_date, "2023-13-01", "Unable to coerce '2023-13-01' to a formatted date (long)"),
         (parse_time, "24:00:00", "Unable to coerce '24:00:00' to a formatted time (long)"),
         (parse_time, "-1", "Input long out of bounds: -1"),
-        (parse_duration, "1d1y", "Unable to convert '1d1y' to a duration"),
+        (parse_duration, "1d1y", "Invalid duration. The days should be after years"),
         (parse_duration, "P", "Unable to convert 'P' to a duration"),
         (parse_duration, "", "Unable to convert '' to a duration"),
         (parse_inet, "1.2.3", "Unable to make inet address from '1.2.3'"),

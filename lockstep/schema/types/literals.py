@@ -128,6 +128,10 @@ _UNITS = {
     "μs": (8, 0, 0, 1000),
     "ns": (9, 0, 0, 1),
 }
+_UNIT_NAMES = (
+    *("years", "months", "weeks", "days", "hours", "minutes", "seconds"),
+    *("milliseconds", "microseconds", "nanoseconds"),
+)
 _UNIT = re.compile(r"(\d{1,19})(y|mo|ms|us|µs|μs|ns|w|d|h|m|s)", re.IGNORECASE)
 _ISO_UNITS = re.compile(
     r"P(?:(\d{1,19})Y)?(?:(\d{1,19})M)?(?:(\d{1,19})D)?"
@@ -146,8 +150,11 @@ def parse_duration(text: str) -> tuple[int, int, int]:
         raise InvalidRequest(f"Unable to convert '{text}' to a duration")
     months, days, ns = parts
     # The negative range is one wider, as in the integers that hold it.
-    if months >= (1 << 31) + negative or days >= (1 << 31) + negative or ns >= (1 << 63) + negative:
-        raise InvalidRequest(f"Invalid duration. The total number of one unit is too large in '{text}'")
+    for what, total, bits in (("months", months, 31), ("days", days, 31), ("nanoseconds", ns, 63)):
+        if total >= (1 << bits) + negative:
+            raise InvalidRequest(
+                f"Invalid duration. The total number of {what} must be less or equal to {(1 << 31) - 1}"
+            )
     return (-months, -days, -ns) if negative else (months, days, ns)
 
 
@@ -160,8 +167,12 @@ def _unit_duration(body: str) -> tuple[int, int, int] | None:
             return None
         count = int(match.group(1))
         rank, unit_months, unit_days, unit_ns = _UNITS[match.group(2).lower()]
-        if rank <= last_rank:
-            return None
+        if rank == last_rank:
+            raise InvalidRequest(f"Invalid duration. The {_UNIT_NAMES[rank]} are specified multiple times")
+        if rank < last_rank:
+            raise InvalidRequest(
+                f"Invalid duration. The {_UNIT_NAMES[last_rank]} should be after {_UNIT_NAMES[rank]}"
+            )
         last_rank, at = rank, match.end()
         months += count * unit_months
         days += count * unit_days

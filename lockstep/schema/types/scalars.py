@@ -281,9 +281,9 @@ class DurationType(CqlType):
     @staticmethod
     def _check(months: int, days: int, ns: int) -> None:
         if not -(1 << 31) <= months < 1 << 31:
-            raise InvalidRequest("The duration months must be a 32 bits integer")
+            raise InvalidRequest(f"The duration months must be a 32 bits integer but was: {months}")
         if not -(1 << 31) <= days < 1 << 31:
-            raise InvalidRequest("The duration days must be a 32 bits integer")
+            raise InvalidRequest(f"The duration days must be a 32 bits integer but was: {days}")
         if not -(1 << 63) <= ns < 1 << 63:
             raise InvalidRequest("The duration nanoseconds must be a 64 bits integer")
         if min(months, days, ns) < 0 < max(months, days, ns):
