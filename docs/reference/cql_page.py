@@ -66,6 +66,8 @@ _DIFFERENCES = (
     "User functions are written in Python and in no other language, are evaluated by the coordinator after "
     "the rows are read, and a request with them looks at 100 000 rows at most. A name that a built-in "
     "function has means that one unless the keyspace is named.",
+    "A column that is added again after it was dropped is empty: cells that are newer than the time of its "
+    "drop stay away.",
     "A page of a `GROUP BY` ends with a whole group; its last page may be empty, as that of any scan.",
     "What would keep a node from everything else is refused: a statement of more than "
     f"{STATEMENT_TOKENS_MAX} words, signs and literals, a batch with more than "
@@ -73,7 +75,7 @@ _DIFFERENCES = (
     f"{COLLECTION_ENTRIES_MAX} entries as one value, a varint, or digits of a decimal, of more than "
     f"{NUMBER_BYTES_MAX} bytes.",
     "Messages of errors of JSON name what Python's parser says of the text.",
-    "`writetime` and `ttl` are of columns, elements and slices, not of parts of a slice (`m[1..2][1]`).",
+    "`writetime` and `ttl` are of columns, elements and slices, not of slices of slices (`m[1..3][2..3]`).",
     "Of custom types (`'org.apache.cassandra.db.marshal…'`) there are `CompositeType` and "
     "`DynamicCompositeType` of built-in types, outside the primary key; they are compared as bytes.",
 )

@@ -27,8 +27,8 @@ _TIMES: Final = {"timeuuid": ("timestamp", "date"), "timestamp": ("date",), "dat
 _CAST_DIGITS_MAX: Final = 10_000
 
 
-def cast_function(source: CqlType, target: CqlType) -> Run:
-    """InvalidRequest for types that are not cast to each other."""
+def cast_function(source: CqlType, target: CqlType, shown: str) -> Run:
+    """InvalidRequest, naming what is `shown`, for types that are not cast to each other."""
     if source == target:
         return lambda arguments, context: arguments[0]
     if source.name in _NUMBERS and target.name in _NUMBERS and target.name != "counter":
@@ -37,7 +37,7 @@ def cast_function(source: CqlType, target: CqlType) -> Run:
         return lambda arguments, context: _told(source, arguments[0]).encode()
     if target.name in _TIMES.get(source.name, ()):
         return through_ms(source.name, long_bytes if target.name == "timestamp" else date_bytes)
-    raise InvalidRequest(f"{source.text} cannot be cast to {target.text}")
+    raise InvalidRequest(f"{shown} cannot be cast to {target.text}")
 
 
 def _to_number(source: CqlType, target: CqlType) -> Run:

@@ -31,7 +31,9 @@ def cell_fact(expressions: Expressions, call: tree.Call) -> Typed:
     term = call.arguments[0] if len(call.arguments) == 1 else None
     named, first = term, None
     while isinstance(named, _PARTS):
-        named, first = named.term, named
+        # What is selected from a slice is told apart by its own key.
+        sliced = isinstance(named, tree.Span) and not isinstance(first, tree.Span | None)
+        named, first = named.term, first if sliced else named
     if not isinstance(named, tree.ColumnName):
         raise InvalidRequest(f"{call.name} expects a column, or an element, slice or field of one")
     column = expressions.shape.column(named.name)
@@ -47,9 +49,9 @@ def cell_fact(expressions: Expressions, call: tree.Call) -> Typed:
         there = expressions.compile(term)[0] if isinstance(term, _PARTS) else None
         return _of_one(index, _FACTS[call.name], there, empty), returns
     choose = _choice(expressions, first, kind)
-    if isinstance(term, _PARTS) and term is not first:
+    if isinstance(term, _PARTS) and isinstance(term.term, _PARTS):
         if isinstance(first, tree.Span):
-            raise InvalidRequest(f"{call.name} of parts of a slice is not supported")
+            raise InvalidRequest(f"{call.name} of a slice of a slice is not supported")
         there = expressions.compile(term)[0]
         return _of_inner(index, _FACTS[call.name], choose, there, empty), returns
     if call.name == "maxwritetime":

@@ -93,7 +93,7 @@ class Expressions:
         if isinstance(term, tree.Cast):
             evaluate, source = self.compile(term.term)
             target = self.scope.type_named(term.type)
-            return evaluation.applied_run(cast_function(source, target), [evaluate]), target
+            return evaluation.applied_run(cast_function(source, target, shown(term.term)), [evaluate]), target
         if isinstance(term, tree.TypeHint):
             return self._hinted(term)
         if isinstance(term, tree.Element):

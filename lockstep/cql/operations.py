@@ -20,6 +20,7 @@ from lockstep.schema.types import (
     CollectionType,
     CqlType,
     SetType,
+    TupleType,
     UserDefinedType,
     field_path,
     parse_type,
@@ -354,7 +355,7 @@ def assignment_operation(shape: TableShape, assignment: tree.Assignment, scope: 
         return set_operation(column, kind, assignment.value, scope)
     if assignment.operation == "field":
         assert assignment.field is not None
-        what = f"operation ({name}.{assignment.field} = ...)"
+        what = f"operation ({name}.{assignment.field} = {shown(assignment.value)})"
         position, field = _field(kind, name, assignment.field, what, "UDT")
         term = compile_term(assignment.value, field, f"{name}.{assignment.field}", scope)
         return SetField(column, kind, term, position)
@@ -366,20 +367,21 @@ def assignment_operation(shape: TableShape, assignment: tree.Assignment, scope: 
     if kind.name == "counter" and assignment.operation != "prepend":
         term = compile_term(assignment.value, kind, name, scope)
         return AddToCounter(column, kind, term, -1 if sign == "-" else 1)
+    if assignment.operation == "prepend" and kind.name != "list":
+        what = f"{shown(assignment.value)} + {name}"
+        raise InvalidRequest(f"Invalid operation ({name} = {what}) for non list column {name}")
+    what = f"Invalid operation ({name} = {name} {sign} {shown(assignment.value)})"
     if not kind.is_collection:
-        raise InvalidRequest(f"Invalid operation ({name} = {name} {sign} ...) for non counter column {name}")
+        is_tuple = isinstance(kind, TupleType) and sign == "+"
+        raise InvalidRequest(f"{what} for {'tuple' if is_tuple else 'non counter'} column {name}")
     if not kind.is_multicell:
-        raise InvalidRequest(
-            f"Invalid operation ({name} = {name} {sign} ...) for frozen collection column {name}"
-        )
+        raise InvalidRequest(f"{what} for frozen collection column {name}")
     if assignment.operation == "remove":
         if kind.name == "list":
             return Discard(column, kind, compile_term(assignment.value, kind, name, scope))
         removed = SetType(kind.key if kind.name == "map" else kind.element, frozen=False)
         return RemoveElements(column, removed, _changed_by(assignment, column, kind, removed, scope))
     if assignment.operation == "prepend":
-        if kind.name != "list":
-            raise InvalidRequest(f"Invalid operation ({name} = ... + {name}) for non list column {name}")
         return PrependElements(column, kind, compile_term(assignment.value, kind, name, scope))
     return AddElements(column, kind, _changed_by(assignment, column, kind, kind, scope))
 
@@ -415,13 +417,14 @@ def _element_assignment(
     column: Column, kind: CqlType, assignment: tree.Assignment, scope: Scope
 ) -> Operation:
     name = column.name
-    if not kind.is_collection:
-        raise InvalidRequest(f"Invalid operation ({name}[...] = ...) for non collection column {name}")
-    if not kind.is_multicell:
-        raise InvalidRequest(f"Invalid operation ({name}[...] = ...) for frozen collection column {name}")
-    if kind.name == "set":
-        raise InvalidRequest(f"Invalid operation ({name}[...] = ...) for set column {name}")
     assert assignment.element is not None
+    what = f"Invalid operation ({name}[{shown(assignment.element)}] = {shown(assignment.value)})"
+    if not kind.is_collection:
+        raise InvalidRequest(f"{what} for non collection column {name}")
+    if not kind.is_multicell:
+        raise InvalidRequest(f"{what} for frozen collection column {name}")
+    if kind.name == "set":
+        raise InvalidRequest(f"{what} for set column {name}")
     if kind.name == "list":
         index = compile_term(assignment.element, parse_type("int"), f"idx({name})", scope)
         value = compile_term(assignment.value, kind.element, f"value({name})", scope)

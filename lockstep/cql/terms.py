@@ -211,8 +211,10 @@ def _cast(term: tree.Cast, scope: Scope, receiver: str) -> tuple[TermPlan, CqlTy
     """CAST of a term without columns, and the type it is cast to."""
     source, target = known_type(term.term, scope), scope.type_named(term.type)
     if source is None:
-        raise InvalidRequest(f"Cannot infer type for {shown(term.term)} (try using a cast)")
-    function = Function("cast", (source,), target, cast_function(source, target))
+        raise InvalidRequest(
+            f"Ambiguous call to function system.cast_as_{target.name}: use type casts to disambiguate"
+        )
+    function = Function("cast", (source,), target, cast_function(source, target, shown(term.term)))
     return _applied(function, [compile_term(term.term, source, receiver, scope)]), target
 
 

@@ -162,7 +162,7 @@ def _rest(clause: Clause, start: int, stopped_at: str, *, sliced: bool) -> None:
                 raise InvalidRequest(needs_filtering())
             if column.name == stopped_at:
                 raise InvalidRequest(needs_filtering())
-            raise _gap(column.name, stopped_at)
+            raise _gap(clause, column.name, stopped_at)
         _filter(clause, column)
 
 
@@ -182,7 +182,11 @@ def _others(clause: Clause) -> None:
         _filter(clause, column)
 
 
-def _gap(name: str, preceding: str) -> InvalidRequest:
+def _gap(clause: Clause, name: str, preceding: str) -> InvalidRequest:
+    if clause.rule.verb == "UPDATE":
+        given = {*clause.single, *(one for relation in clause.multi for one in relation.names)}
+        missing = [column.name for column in clause.shape.table.clustering if column.name not in given]
+        return InvalidRequest(f"Some clustering keys are missing: {', '.join(missing)}")
     return InvalidRequest(
         f'PRIMARY KEY column "{cql_name(name)}" cannot be restricted as preceding column '
         f'"{cql_name(preceding)}" is not restricted'

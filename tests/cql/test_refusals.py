@@ -189,12 +189,18 @@ _FILTERING = "Cannot execute this query as it might involve data filtering"
         ),
         (
             "UPDATE t SET v = v + 1 WHERE k = 1 AND c = 1 AND d = 1",
-            "Invalid operation (v = v + ...) for non counter column v",
+            "Invalid operation (v = v + 1) for non counter column v",
         ),
         (
             "UPDATE t SET f = f + {1} WHERE k = 1 AND c = 1 AND d = 1",
-            "Invalid operation (f = f + ...) for frozen collection column f",
+            "Invalid operation (f = f + {1}) for frozen collection column f",
         ),
+        ("UPDATE t SET v = 1 WHERE k = 1 AND d = 1", "Some clustering keys are missing: c"),
+        (
+            "UPDATE t SET e['x'] = 1 WHERE k = 1 AND c = 1 AND d = 1",
+            "Invalid operation (e['x'] = 1) for set column e",
+        ),
+        ("UPDATE t SET v = 2 + v WHERE k = 1 AND c = 1 AND d = 1", "(v = 2 + v) for non list column v"),
         ("UPDATE t SET s = 1 WHERE k = 1 AND c = 1", "modifies only static columns"),
         ("DELETE v FROM t WHERE k = 1 AND c > 1", "Range deletions are not supported for specific columns"),
         ("DELETE v FROM t WHERE k = 1 AND c = 1", "Range deletions are not supported for specific columns"),
