@@ -213,6 +213,13 @@ def require_alive(plan: Plan, alive: Callable[[int], bool]) -> None:
     raise plan.shortage(seeming)
 
 
+def _require_size(mutation: Mutation, encoded_bytes: int, *, is_whole: bool) -> None:
+    if encoded_bytes > MUTATION_BYTES_MAX:
+        raise InvalidRequest(f"a mutation of {encoded_bytes} bytes is above {MUTATION_BYTES_MAX}")
+    if is_whole:
+        require_fitting(mutation, encoded_bytes)
+
+
 class Write(Unacknowledged):
     """One write in flight; hears its replicas as an internode Waiter, with the target as context.
 
@@ -278,10 +285,8 @@ class Write(Unacknowledged):
         """Build the request once for all replicas of the present plan."""
         self._request = WriteRequest(self._plan.epoch, self._plan.needs_epoch, self._mutation, self._first)
         self._body = encode(self._request)
-        if len(self._body) > MUTATION_BYTES_MAX:
-            raise InvalidRequest(f"a mutation of {len(self._body)} bytes is above {MUTATION_BYTES_MAX}")
-        if self.leaves_hints:  # Others are mended in parts that may be smaller than the whole.
-            require_fitting(self._mutation, len(self._body))
+        # What leaves no hints mends in parts, which may be smaller than the whole.
+        _require_size(self._mutation, len(self._body), is_whole=self.leaves_hints)
 
     def _send_missing(self) -> None:
         """Ask every replica of the plan whose acceptance does not count and that is not being asked."""
