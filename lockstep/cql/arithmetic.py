@@ -132,13 +132,18 @@ def fitted(kind: CqlType, number: Any) -> bytes:
 
 
 def _moved(kind: CqlType, duration: CqlType, sign: int) -> Callable[[Sequence[bytes], Context], bytes | None]:
-    plus = timestamp_plus if kind.name == "timestamp" else date_plus
+    of_date = kind.name == "date"
+    plus = date_plus if of_date else timestamp_plus
+    unit, precise = ("day", 86_400 * 10**9) if of_date else ("millisecond", 10**6)
 
     def run(given: Sequence[bytes], context: Context) -> bytes | None:
         start, span = kind.deserialize(given[0]), duration.deserialize(given[1])
         if start is None:
             return None
         assert isinstance(start, int) and isinstance(span, tuple)
+        if span[2] % precise:
+            why = f"The duration must have a {unit} precision. Was: {duration.format(span)}"
+            raise _failed("-" if sign < 0 else "+", (kind, duration), why)
         months, days, ns = (sign * part for part in span)
         return kind.serialize(plus(start, months, days, ns))
 
@@ -163,14 +168,17 @@ def _numeric(
             why = by_zero if isinstance(error, ZeroDivisionError) else "the result is out of range"
             if isinstance(error, _NoDecimal):
                 why = str(error)
-            raise FunctionFailure(
-                f"the operation '{left.text} {sign} {right.text}' failed: {why}",
-                "system",
-                {"+": "_add", "-": "_substract", "*": "_multiply", "/": "_divide", "%": "_modulo"}[sign],
-                (left.text, right.text),
-            ) from None
+            raise _failed(sign, (left, right), why) from None
 
     return run
+
+
+def _failed(sign: str, kinds: tuple[CqlType, CqlType], why: str) -> FunctionFailure:
+    left, right = (kind.text for kind in kinds)
+    named = {"+": "_add", "-": "_substract", "*": "_multiply", "/": "_divide", "%": "_modulo"}[sign]
+    return FunctionFailure(
+        f"the operation '{left} {sign} {right}' failed: {why}", "system", named, (left, right)
+    )
 
 
 class _NoDecimal(ValueError):

@@ -136,7 +136,8 @@ def _text(term: tree.Term) -> str:
         return f"({_text(term.left)} {term.operator} {_text(term.right)})"
     if isinstance(term, tree.Call):
         space = "" if term.keyspace is None else f"{cql_name(term.keyspace)}."
-        return f"{space}{cql_name(term.name)}({', '.join(map(_text, term.arguments))})"
+        name = term.name if term.name == "token" else cql_name(term.name)
+        return f"{space}{name}({', '.join(map(_text, term.arguments))})"
     raise InvalidRequest("Cannot use query parameters in CREATE MATERIALIZED VIEW statements")
 
 

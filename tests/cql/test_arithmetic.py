@@ -109,6 +109,22 @@ def test_numbers_of_fixed_size_become_decimals_through_doubles(expression: str, 
     assert isinstance(found, Decimal) and format(found, "f") == shown
 
 
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("y - 10m", "'date - duration' failed: The duration must have a day precision. Was: 10m"),
+        (
+            "t + 1s10us",
+            "'timestamp + duration' failed: The duration must have a millisecond precision. Was: 1s10us",
+        ),
+    ],
+)
+def test_durations_are_no_finer_than_what_they_move(expression: str, message: str) -> None:
+    with pytest.raises(FunctionFailure) as caught:
+        one(expression)
+    assert message in caught.value.message
+
+
 @pytest.mark.parametrize("other", ["NAN", "INFINITY", "-INFINITY", "(float)NAN"])
 def test_no_decimal_is_equal_to_what_is_no_number(other: str) -> None:
     why = "A NaN" if "NAN" in other else "An infinite number"
@@ -144,7 +160,6 @@ def test_division_by_zero_is_a_failure_of_the_function(left: str, sign: str) -> 
         ("x - 'a'", "the '-' operation is not supported between x and 'a'"),
         ("t * 1d", "the '*' operation is not supported between t and 1d"),
         ("-x", "the '-' operation is not supported for x"),
-        ("y + 1h", "The duration must have a day precision"),
         ("? + ?", "Cannot infer type"),
     ],
 )

@@ -54,6 +54,11 @@ def test_rows_that_a_clause_keeps(session: Session, where: str, kept: object) ->
         assert found == [row for row in _ROWS if kept(*row)]
 
 
+def test_the_text_of_a_clause_quotes_no_more_than_it_must() -> None:
+    text = "a = token(1) AND (b, c) > (1, -2) AND c = CAST(1.5 AS int)"
+    assert where_text(relations_of(text)) == text
+
+
 @pytest.mark.parametrize(
     ("where", "message"),
     [
