@@ -159,7 +159,11 @@ def _rest(clause: Clause, start: int, stopped_at: str, *, sliced: bool) -> None:
                     f'"{stopped_at}" is restricted by a non-EQ relation)'
                 )
             if any(r.operator.startswith("CONTAINS") for r in clause.single.get(column.name, ())):
-                raise InvalidRequest(needs_filtering())
+                _filter(clause, column)
+                raise InvalidRequest(
+                    "Clustering columns can only be restricted with CONTAINS with a secondary index or "
+                    "filtering"
+                )
             if column.name == stopped_at:
                 raise InvalidRequest(needs_filtering())
             raise _gap(clause, column.name, stopped_at)

@@ -11,6 +11,7 @@ _SESSION = Session(
     "CREATE TABLE t (k int, c int, d int, s int static, v int, m map<text, int>, e set<int>, l list<int>, "
     "f frozen<set<int>>, PRIMARY KEY (k, c, d))",
     "CREATE TABLE two (a int, b int, v int, PRIMARY KEY ((a, b)))",
+    "CREATE TABLE sets (k int, c frozen<set<int>>, d int, PRIMARY KEY (k, c, d))",
 )
 _FILTERING = "Cannot execute this query as it might involve data filtering"
 
@@ -26,6 +27,11 @@ _FILTERING = "Cannot execute this query as it might involve data filtering"
         ("SELECT * FROM t WHERE c = 1", _FILTERING),
         ("SELECT * FROM two WHERE a = 1", _FILTERING),
         ("SELECT * FROM t WHERE k = 1 AND e CONTAINS 1", _FILTERING),
+        (
+            "SELECT * FROM sets WHERE c CONTAINS 1",
+            "Clustering columns can only be restricted with CONTAINS with a secondary index or filtering",
+        ),
+        ("SELECT * FROM sets WHERE c CONTAINS KEY 1", "Cannot use CONTAINS KEY on non-map column c"),
         ("SELECT * FROM t WHERE k > 1", "Cannot execute this query as it might involve data filtering"),
         (
             "SELECT * FROM t WHERE k = 1 AND d = 1",
