@@ -56,11 +56,19 @@ class Selection(msgspec.Struct, frozen=True):
         return tuple(ColumnSpec(keyspace, table, output.name, output.type) for output in self.outputs)
 
 
+def _named(expression: tree.Term, expressions: Expressions) -> tree.Term:
+    """A column that is cast to the type it has keeps its name."""
+    if not isinstance(expression, tree.Cast) or not isinstance(expression.term, tree.ColumnName):
+        return expression
+    kind = expressions.shape.types.get(expression.term.name)
+    return expression.term if kind == expressions.scope.type_named(expression.type) else expression
+
+
 def _output(expressions: Expressions, selector: tree.Selector) -> Output:
     expression = selector.expression
     name = selector.alias
     if name is None:
-        name = shown(qualified(expression, expressions.shape.space))
+        name = shown(qualified(_named(expression, expressions), expressions.shape.space))
     if isinstance(expression, tree.ColumnName):
         slot = expressions.slot(expression.name)
         return Output(name, expressions.shape.types[expression.name], take(slot), slot)

@@ -12,6 +12,7 @@ from lockstep.cql.casts import cast_function
 from lockstep.cql.context import Context
 from lockstep.schema.types import parse_type
 from lockstep.values.errors import InvalidRequest
+from tests.cql.twin import Session
 
 CONTEXT = Context(0, 0, 0, b"", bytes)
 
@@ -61,3 +62,9 @@ def test_a_value_is_cast(value: Any, source: str, target: str, expected: Any) ->
 def test_other_types_are_not_cast(source: str, target: str) -> None:
     with pytest.raises(InvalidRequest, match=f"x cannot be cast to {target}"):
         cast_function(parse_type(source), parse_type(target), "x")
+
+
+def test_a_column_that_is_cast_to_its_type_keeps_its_name() -> None:
+    made = Session("CREATE TABLE t (k int PRIMARY KEY, v bigint)")
+    prepared = made.prepare("SELECT CAST(v AS bigint), CAST(v AS int) FROM t")
+    assert [column.name for column in prepared.result_columns] == ["v", "cast(v as int)"]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.cql.wire.type_options import class_name, read_type, type_of_class, type_option
-from lockstep.schema.types import UserDefinedType
+from lockstep.schema.types import UserDefinedType, UserFields, parse_type
 from lockstep.schema.user_types import type_in
 from lockstep.values.errors import InvalidRequest, Rejected, SyntaxError_
 from tests.cql.twin import Session
@@ -215,3 +215,14 @@ def test_types_read_back_from_the_wire_and_from_class_names() -> None:
     assert (place.keyspace, place.type_name, place.field_names) == ("ks", "Place", ("Name", "at", "tags"))
     vector = type_in(space, "vector<frozen<point>, 2>")
     assert type_of_class(class_name(vector)).text == vector.text
+
+
+def test_bytes_that_end_early_name_the_field() -> None:
+    fields = UserFields("ks", ("f", "g"), (parse_type("int"), parse_type("int")))
+    kind = UserDefinedType(fields, "point", "point", frozen=True)
+    for data, message in (
+        (b"\0\0\0\4\0", "Not enough bytes to read 0th field f"),
+        (b"\0\0\0\4\0\0\0\1\0", "Not enough bytes to read size of 1th field g"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            kind.validate(data)

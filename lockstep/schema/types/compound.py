@@ -250,19 +250,23 @@ class TupleType(CqlType):
             if at == size:
                 return parts
             if at + 4 > size:
-                raise InvalidRequest(f"Not enough bytes to read size of {index}th component")
+                raise InvalidRequest(f"Not enough bytes to read size of {self._part(index)}")
             length = _unpack_int(data, at)[0]
             at += 4
             if length < 0:
                 parts.append(None)
                 continue
             if at + length > size:
-                raise InvalidRequest(f"Not enough bytes to read {index}th component")
+                raise InvalidRequest(f"Not enough bytes to read {self._part(index)}")
             parts.append(data[at : at + length])
             at += length
         if at != size:
             raise InvalidRequest(f"Invalid remaining data after end of {self.shown_name} value")
         return parts
+
+    def _part(self, index: int) -> str:
+        """A part as messages name it."""
+        return f"{index}th component"
 
     def join(self, parts: Iterable[bytes | None]) -> bytes:
         """Bytes of the tuple with these serialised fields."""

@@ -67,6 +67,9 @@ class UserDefinedType(TupleType):
         position = self.positions.get(name)
         return None if position is None else (position, self._elements[position])
 
+    def _part(self, index: int) -> str:
+        return f"{index}th field {self.field_names[index]}"
+
     def join(self, parts: Iterable[bytes | None]) -> bytes:
         """Canonical bytes of the value with these serialised fields."""
         listed = list(parts)
