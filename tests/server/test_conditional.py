@@ -246,7 +246,10 @@ def test_batches_of_one_partition(session: Session) -> None:
         ),
         ("UPDATE rows SET s = 1 WHERE k = 1 IF v = 1", "Some clustering keys are missing: c"),
         ("UPDATE plain SET v = 1 WHERE k = 1 IF v > null", 'Invalid comparison with null for operator ">"'),
-        ("UPDATE x SET v = 1 WHERE k = 1 IF l >= []", 'Invalid comparison with an empty list for operator ">="'),
+        (
+            "UPDATE x SET v = 1 WHERE k = 1 IF l >= []",
+            'Invalid comparison with an empty list for operator ">="',
+        ),
         ("UPDATE x SET v = 1 WHERE k = 1 IF v[0] = 1", "Invalid element access syntax for non-collection"),
         ("UPDATE x SET v = 1 WHERE k = 1 IF s[0] = 1", "Invalid element access syntax for set column s"),
         ("UPDATE x SET v = 1 WHERE k = 1 IF o.z = 1", "Unknown field z for column o"),
