@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from lockstep.schema.column_types import (
     check_added_counter,
-    check_brought_back,
     check_counters,
     check_key_type,
     check_nested,
@@ -47,7 +46,7 @@ from lockstep.schema.summaries import (
 )
 from lockstep.schema.table_options import OptionValue, checked_options, option
 from lockstep.schema.type_changes import TypeChange, apply_type_change
-from lockstep.schema.types import CqlType, UserDefinedType
+from lockstep.schema.types import CqlType
 from lockstep.schema.view_changes import (
     ViewChange,
     apply_view_change,
@@ -365,7 +364,7 @@ def alter_table(schema: Schema, change: TableChange, epoch: int) -> Applied:
     if isinstance(change, AddColumns):
         altered = _add_columns(schema.by_name[change.keyspace], table, change)
     elif isinstance(change, DropColumns):
-        altered = _drop_columns(schema.by_name[change.keyspace], table, change)
+        altered = _drop_columns(table, change)
     elif isinstance(change, RenameColumns):
         altered = _rename_columns(table, change)
     else:
@@ -396,7 +395,6 @@ def _add_columns(space: Keyspace, table: Table, change: AddColumns) -> Table:
             raise Rejected("Cannot add PRIMARY KEY columns to a table")
         kind = declared_type(space, column.type)
         check_nested(kind)
-        _check_dropped(space, table, column, kind)
         check_added_counter(table, column.name, kind)
         added.append(column)
     if not added:
@@ -405,19 +403,7 @@ def _add_columns(space: Keyspace, table: Table, change: AddColumns) -> Table:
     return replace(table, columns=_sorted_columns(columns), next_column_id=table.next_column_id + len(added))
 
 
-def _check_dropped(space: Keyspace, table: Table, column: NewColumn, kind: CqlType) -> None:
-    earlier = [dropped for dropped in table.dropped if dropped.name == column.name]
-    if not earlier:
-        return
-    try:
-        was = declared_type(space, earlier[-1].type)
-    except Rejected:
-        # It was of a user's type that is gone too.
-        return
-    check_brought_back(column.name, kind, column.kind, was, earlier[-1].kind)
-
-
-def _drop_columns(space: Keyspace, table: Table, change: DropColumns) -> Table:
+def _drop_columns(table: Table, change: DropColumns) -> Table:
     dropped: list[DroppedColumn] = []
     for name in dict.fromkeys(change.columns):
         column = table.by_name.get(name)
@@ -427,9 +413,6 @@ def _drop_columns(space: Keyspace, table: Table, change: DropColumns) -> Table:
             raise Rejected(f"Column {name} was not found in table '{table.keyspace}.{table.name}'")
         if column.kind in (ColumnKind.PARTITION_KEY, ColumnKind.CLUSTERING):
             raise Rejected(f"Cannot drop PRIMARY KEY column {name}")
-        kind = declared_type(space, column.type)
-        if isinstance(kind, UserDefinedType) and kind.is_multicell:
-            raise Rejected(f"Cannot drop non-frozen column {name} of user type {kind.text}")
         check_not_indexed(table, column)
         check_column_drop(table, name)
         dropped.append(DroppedColumn(column.id, name, column.type, change.dropped_at_us, column.kind))

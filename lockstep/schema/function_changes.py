@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -28,8 +27,6 @@ from lockstep.schema.summaries import (
 from lockstep.schema.types import TupleType, UserDefinedType
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import FUNCTION_ARGUMENTS_MAX, KEYSPACE_FUNCTIONS_MAX
-
-_NOT_IN_NAMES: Final = "/[]"
 
 
 class CreateFunction(msgspec.Struct, frozen=True, array_like=True, tag="create_function"):
@@ -86,9 +83,6 @@ def apply_function_change(schema: Schema, change: FunctionChange, epoch: int) ->
     space = schema.by_name.get(change.keyspace)
     if isinstance(change, DropFunction | DropAggregate):
         return _drop(schema, space, change)
-    if any(sign in change.name for sign in _NOT_IN_NAMES):
-        word = "Function" if isinstance(change, CreateFunction) else "Aggregate"
-        raise Rejected(f"{word} name '{change.name}' is invalid")
     if space is None:
         raise no_keyspace(change.keyspace)
     if isinstance(change, CreateFunction):

@@ -18,6 +18,7 @@ TOPOLOGY = "NetworkTopologyStrategy"
 _FACTOR = "replication_factor"
 #: Of a keyspace that names none.
 _FACTOR_DEFAULT = 1
+Options = tuple[tuple[str, str], ...]
 #: Digits of a replication factor; there are never more nodes than 65,535.
 _FACTOR_DIGITS_MAX = 5
 
@@ -35,8 +36,7 @@ def parse_replication(
     """Rejected (configuration) when the options name no usable strategy or factor.
 
     `replication_factor` of NetworkTopologyStrategy stands for every one of `data_centers` that is not
-    named itself. Options without any factor keep the one of SimpleStrategy, or mean one replica (in each data
-    centre). Without known data centres, named ones are accepted as they are.
+    named itself. Without known data centres, named ones are accepted as they are.
     """
     given = dict(options)
     strategy = given.pop("class", "")
@@ -44,16 +44,28 @@ def parse_replication(
         raise refused("Missing replication strategy class")
     name = strategy.removeprefix(_PACKAGE)
     if name == SIMPLE:
-        return _simple(keyspace, given, earlier)
+        return _simple(keyspace, given)
     if name == TOPOLOGY:
         return _topology(keyspace, given, data_centers, earlier)
     full = strategy if "." in strategy else _PACKAGE + strategy
     raise refused(f"Unable to find replication strategy class '{full}'")
 
 
-def _simple(keyspace: str, given: dict[str, str], earlier: Replication | None) -> Replication:
+def with_factor(options: Options, earlier: Replication | None) -> Options:
+    """Options with the factor that is meant when they name none: of SimpleStrategy the earlier one, else one
+    replica (in each data centre)."""
+    given = dict(options)
+    strategy = given.pop("class", "").removeprefix(_PACKAGE)
+    if _FACTOR in given or strategy not in (SIMPLE, TOPOLOGY) or (given and strategy == TOPOLOGY):
+        return options
     kept = earlier.total if earlier is not None and earlier.strategy == SIMPLE else _FACTOR_DEFAULT
-    factor = _factor(given.pop(_FACTOR, str(kept)))
+    return (*options, (_FACTOR, str(kept)))
+
+
+def _simple(keyspace: str, given: dict[str, str]) -> Replication:
+    if _FACTOR not in given:
+        raise refused("SimpleStrategy requires a replication_factor strategy option.")
+    factor = _factor(given.pop(_FACTOR))
     if given:
         raise _unrecognised(next(iter(given)), SIMPLE, keyspace)
     return Replication(SIMPLE, (("", factor),))
@@ -62,9 +74,6 @@ def _simple(keyspace: str, given: dict[str, str], earlier: Replication | None) -
 def _topology(
     keyspace: str, given: dict[str, str], data_centers: Sequence[str], earlier: Replication | None
 ) -> Replication:
-    if not given:
-        was_simple = earlier is not None and earlier.strategy == SIMPLE
-        given[_FACTOR] = str(earlier.total if earlier is not None and was_simple else _FACTOR_DEFAULT)
     everywhere = given.pop(_FACTOR, None)
     factors: dict[str, int] = {}
     if everywhere is not None:

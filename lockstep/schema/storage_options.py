@@ -205,7 +205,7 @@ _COMPRESSORS: dict[str, dict[str, Check]] = {
 def checked_compression(given: Mapping[str, str]) -> dict[str, str]:
     """As checked_compaction; `enabled: false` alone when there is no compression."""
     options = {_OLD_NAMES.get(name, name): text for name, text in given.items()}
-    if not options or given.get("sstable_compression") == "":
+    if not options or options.get("class", options.get("enabled")) == "":
         return {"enabled": "false"}
     if "enabled" in options:
         _boolean("enabled", options["enabled"])
@@ -213,10 +213,8 @@ def checked_compression(given: Mapping[str, str]) -> dict[str, str]:
             if len(options) > 1:
                 raise refused("If the 'enabled' option is set to false no other options must be specified")
             return {"enabled": "false"}
-    if "class" not in options:
+    if not options.get("class"):
         raise refused("Missing sub-option 'class' for the 'compression' option.")
-    if not options["class"]:
-        raise refused("The 'class' option must not be empty. To disable compression use 'enabled' : false")
     compressor = _class(options["class"], COMPRESS_PACKAGE, _COMPRESSORS, "compression")
     checks = {**_COMPRESSION, **_COMPRESSORS[compressor]}
     unknown = sorted(name for name in options if name != "class" and name not in checks)
@@ -225,16 +223,16 @@ def checked_compression(given: Mapping[str, str]) -> dict[str, str]:
     for name, text in options.items():
         if name != "class":
             checks[name](name, text)
-    ratio = float(options.pop("min_compress_ratio", "0"))
-    kept = {"min_compress_ratio": str(ratio)} if ratio else {}
-    return {**options, **kept, "class": COMPRESS_PACKAGE + compressor}
+    return {**options, "class": COMPRESS_PACKAGE + compressor}
 
 
 def shown_compression(stored: Mapping[str, str]) -> dict[str, str]:
     """The sub-options as clients are shown them: that it is enabled goes without saying."""
     if stored.get("enabled", "true").lower() == "false":
         return dict(stored)
-    return {**CHUNK_LENGTH, **{name: text for name, text in stored.items() if name != "enabled"}}
+    shown = {name: text for name, text in stored.items() if name != "enabled"}
+    ratio = float(shown.pop("min_compress_ratio", "0"))
+    return {**CHUNK_LENGTH, **shown, **({"min_compress_ratio": str(ratio)} if ratio else {})}
 
 
 _OLD_NAMES = {"sstable_compression": "class", "chunk_length_kb": "chunk_length_in_kb"}

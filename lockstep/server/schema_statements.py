@@ -19,6 +19,7 @@ from lockstep.metadata.registry import Transformation
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace, CreateKeyspace
+from lockstep.schema.statements import meant
 from lockstep.schema.summaries import EMPTIED, UPDATED
 from lockstep.server.replication_changes import ReplicationChanges
 from lockstep.server.replication_warnings import too_high
@@ -57,7 +58,7 @@ class SchemaStatements:
         """Body of the result, and warnings. Rejected or RequestError: Unavailable when nothing was done for
         want of a leader, WriteTimeout when the outcome is unknown, which drivers do not send again by
         themselves. `creator`: the role that may do everything with what is created."""
-        change = schema_change(prepared, context)
+        change = meant(self._node.cluster.schema, schema_change(prepared, context))
         self._functions.check(change)
         if isinstance(change, AlterKeyspace) and change.keyspace == _ROLES_KEYSPACE:
             # The first thing that tools do to a cluster whose clients log in.

@@ -13,6 +13,7 @@ from lockstep.cql.results import PageBuilder
 from lockstep.cql.select import plan_select
 from lockstep.schema.changes import apply_change, validate
 from lockstep.schema.model import Schema
+from lockstep.schema.statements import meant
 from lockstep.values.rows import Cell, Deletion, Liveness, Mutation, Partition, ReadCommand, ReadResult, Row
 
 START_US = 1_700_000_000_000_000
@@ -169,7 +170,8 @@ class Session:
         ]
         context = self.context()
         if prepared.kind == "DDL":
-            self.schema, _ = apply_change(self.schema, schema_change(prepared, context), self.count, ("dc1",))
+            change = meant(self.schema, schema_change(prepared, context))
+            self.schema, _ = apply_change(self.schema, change, self.count, ("dc1",))
             validate(self.schema)
         elif prepared.kind == "USE":
             self.keyspace = prepared.keyspace

@@ -14,6 +14,7 @@ from lockstep.cql.describe import ClusterFacts, describe
 from lockstep.cql.prepare import prepare
 from lockstep.schema.changes import SchemaChange, apply_change, validate
 from lockstep.schema.model import ColumnKind, Schema, SchemaImage, schema_of_pieces
+from lockstep.schema.statements import meant
 from lockstep.schema.summaries import ChangeSummary
 from lockstep.schema.table_options import option, option_map
 from lockstep.values import codec
@@ -29,7 +30,7 @@ def run(schema: Schema, text: str, epoch: int = 1) -> tuple[Schema, ChangeSummar
     """Apply one statement by way of the bytes a log entry would hold."""
     seed = len(schema.tables_by_id) + 16 * epoch
     context = Context(5000, 0, 5000, bytes(14), lambda: seed.to_bytes(16, "big"))
-    change = schema_change(prepare(text, "ks", Catalog(schema)), context)
+    change = meant(schema, schema_change(prepare(text, "ks", Catalog(schema)), context))
     decoded = _DECODER.decode(codec.encode(change))
     assert decoded == change
     after, summary = apply_change(schema, decoded, epoch, ("dc1", "dc2"))
@@ -155,6 +156,11 @@ def test_changes_say_what_they_did(text: str, summary: ChangeSummary | None) -> 
             "CREATE KEYSPACE x WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1, 'dc1': 2}",
             0x2000,
             "Multiple definition for property dc1",
+        ),
+        (
+            "ALTER TABLE t WITH compression = {'class': ''}",
+            0x2300,
+            "The 'class' option must not be empty. To disable compression use 'enabled' : false",
         ),
         (
             "CREATE ROLE r WITH OPTIONS = {'a': 1, 'a': 2}",

@@ -12,6 +12,7 @@ from lockstep.cql.prepare import prepare
 from lockstep.schema.changes import apply_change, validate
 from lockstep.schema.comparison import summaries_between
 from lockstep.schema.model import Schema, schema_of_pieces
+from lockstep.schema.statements import meant
 from lockstep.schema.summaries import CREATED, DROPPED, UPDATED, ChangeSummary
 from lockstep.values.errors import LockstepError
 
@@ -23,7 +24,7 @@ _SUM = "CREATE AGGREGATE total(int) SFUNC plus STYPE int INITCOND 0"
 def changed(schema: Schema, statement: str, epoch: int = 9) -> tuple[Schema, ChangeSummary | None]:
     context = Context(1, 0, 1, bytes(14), lambda: bytes(16))
     prepared = prepare(statement, "ks", Catalog(schema))
-    found = apply_change(schema, schema_change(prepared, context), epoch, ("dc1",))
+    found = apply_change(schema, meant(schema, schema_change(prepared, context)), epoch, ("dc1",))
     validate(found[0])
     return found
 
