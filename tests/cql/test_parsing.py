@@ -174,5 +174,10 @@ def test_time_grows_with_the_length_of_a_list_and_not_with_its_square() -> None:
 
 
 def test_a_statement_that_takes_long_to_read_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="at most 100000 words"):
-        parse(f"SELECT * FROM t WHERE k IN ({'1,' * 60_000}1)")
+    with pytest.raises(InvalidRequest, match="at most 300000 words"):
+        parse(f"SELECT * FROM t WHERE k IN ({'1,' * 150_000}1)")
+
+
+def test_a_literal_of_as_many_entries_as_clients_send_is_read() -> None:
+    entries = ", ".join(f"{i}: {i}" for i in range(65_535))
+    assert isinstance(parse(f"INSERT INTO t (k, m) VALUES (1, {{{entries}}})").statement, tree.Insert)
