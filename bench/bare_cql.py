@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import uvloop
-from bare_path import ADDRESSES, BareNode, running, serve
+from bare_path import ADDRESSES, BareNode, Coalesced, running, serve
 from measuring import CpuMeter
 from quorum_path import WARM_UP_S, Driver
 
@@ -36,33 +36,26 @@ _EXECUTE: Final = int(Opcode.EXECUTE)
 _SCHEMA_VERSION: Final = uuid.UUID(int=1)
 
 
-class CqlDoor(asyncio.Protocol):
-    """One connection of a driver. What one turn answers is one write."""
+class CqlDoor(Coalesced):
+    """One connection of a driver."""
 
     def __init__(self, node: BareNode, own: str) -> None:
+        super().__init__()
         self._node = node
         self._own = own
-        self._rest = b""
-        self._out: list[bytes] = []
-        self._transport: Any = None
-        self._loop = asyncio.get_running_loop()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data if self._rest else data
         at, size = 0, len(data)
         while size - at >= HEADER_BYTES:
             version, _, stream, opcode, length = _HEADER.unpack_from(data, at)
-            at += HEADER_BYTES
-            if size - at < length:
-                at -= HEADER_BYTES
+            if size - at - HEADER_BYTES < length:
                 break
+            at += HEADER_BYTES
             if opcode == _EXECUTE:
                 self._write(stream, data, at)
             else:
-                self._send(self._greeted(version, stream, opcode, data[at : at + length]))
+                self.queue(self._greeted(version, stream, opcode, data[at : at + length]))
             at += length
         self._rest = data[at:]
 
@@ -73,17 +66,7 @@ class CqlDoor(asyncio.Protocol):
         value_at = key_end + 4
         value_end = value_at + _INT.unpack_from(data, key_end)[0]
         payload = data[key_at:key_end] + data[value_at:value_end]
-        self._node.coordinate(payload, lambda: self._send(_written(stream)))
-
-    def _send(self, frame: bytes) -> None:
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.append(frame)
-
-    def _flush(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(b"".join(self._out))
-        self._out = []
+        self._node.coordinate(payload, lambda: self.queue(_written(stream)))
 
     # -- what a driver asks before it writes ----------------------------------------------------------
 

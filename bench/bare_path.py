@@ -48,8 +48,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Frame).decode
 
 
-class Framed(asyncio.Protocol, abc.ABC):
-    """Length-prefixed frames; what one tick sends is one write."""
+class Coalesced(asyncio.Protocol):
+    """What one tick sends is one write."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -60,16 +60,22 @@ class Framed(asyncio.Protocol, abc.ABC):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
-    def send(self, frame: bytes) -> None:
+    def queue(self, *parts: bytes) -> None:
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(_LENGTH.pack(len(frame)))
-        self._out.append(frame)
+        self._out += parts
 
     def _flush(self) -> None:
         if not self._transport.is_closing():
             self._transport.write(b"".join(self._out))
         self._out = []
+
+
+class Framed(Coalesced, abc.ABC):
+    """Length-prefixed frames."""
+
+    def send(self, frame: bytes) -> None:
+        self.queue(_LENGTH.pack(len(frame)), frame)
 
     def data_received(self, data: bytes) -> None:
         data = self._rest + data if self._rest else data
