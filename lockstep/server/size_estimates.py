@@ -27,7 +27,7 @@ from lockstep.values.limits import (
     SAMPLED_ROWS_AT_ONCE_MAX,
     SAMPLES_KEPT_MAX,
 )
-from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
+from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range, ranges_between
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -192,10 +192,7 @@ def _between(tokens: Iterable[int]) -> list[tuple[int, Range]]:
     """The ranges between neighbours, each with the token at which it ends; the one over the ring's end is
     split there."""
     ring = sorted(tokens)
-    if not ring:
-        return []
-    bounds = [TOKEN_MIN, *ring]
-    found = [(right, Range(left, right)) for left, right in itertools.pairwise(bounds) if left < right]
-    if ring[-1] < TOKEN_MAX:
-        found.append((ring[0], Range(ring[-1], TOKEN_MAX)))
-    return found
+    known = frozenset(ring)
+    return (
+        [(one.right if one.right in known else ring[0], one) for one in ranges_between(ring)] if ring else []
+    )
