@@ -25,8 +25,7 @@ def merged_mutations(parts: Sequence[Mutation], *, adds: bool = False) -> tuple[
     for part in parts:
         groups.setdefault((part.table_id, part.key), []).append(part)
     return tuple(
-        group[0] if len(group) == 1 else _merged(group, _sum if adds else _winner)
-        for group in groups.values()
+        group[0] if len(group) == 1 else _merged(group, _sum if adds else winner) for group in groups.values()
     )
 
 
@@ -83,7 +82,8 @@ def _sum(a: Cell, b: Cell) -> Cell:
     return msgspec.structs.replace(a, value=total.to_bytes(8, "big", signed=True))
 
 
-def _winner(a: Cell, b: Cell) -> Cell:
+def winner(a: Cell, b: Cell) -> Cell:
+    """The one of two cells of one place that stays."""
     return a if _rank(a) >= _rank(b) else b
 
 

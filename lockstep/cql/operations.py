@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from lockstep.cql import tree
 from lockstep.cql.catalog import TableShape
 from lockstep.cql.context import Context, ListIds
+from lockstep.cql.merging import winner
 from lockstep.cql.naming import shown
 from lockstep.cql.prepared import Scope
 from lockstep.cql.terms import TermPlan, Values, compile_term
@@ -74,8 +75,8 @@ class RowWriter:
     def _write(self, cell: Cell) -> None:
         place = (cell.column, cell.path or b"")
         earlier = self.cells.setdefault(place, cell)
-        if earlier is not cell and _wins(cell, earlier):
-            self.cells[place] = cell
+        if earlier is not cell:
+            self.cells[place] = winner(earlier, cell)
 
     def clear(self, column: int, timestamp_us: int) -> None:
         """Delete a whole collection up to a timestamp."""
@@ -89,9 +90,8 @@ class RowWriter:
             return known
         merged = {cell.path or b"": cell for cell in known}
         for cell in written:
-            there = merged.get(cell.path or b"")
-            if there is None or _wins(cell, there):
-                merged[cell.path or b""] = cell
+            there = merged.setdefault(cell.path or b"", cell)
+            merged[cell.path or b""] = winner(there, cell)
         return [merged[path] for path in sorted(merged) if merged[path].value is not None]
 
     def sorted_cells(self) -> tuple[Cell, ...]:
@@ -99,14 +99,6 @@ class RowWriter:
 
     def sorted_deletions(self) -> tuple[ColumnDeletion, ...]:
         return tuple(self.deletions[column] for column in sorted(self.deletions))
-
-
-def _wins(cell: Cell, other: Cell) -> bool:
-    if cell.timestamp_us != other.timestamp_us:
-        return cell.timestamp_us > other.timestamp_us
-    if cell.value is None or other.value is None:
-        return cell.value is None
-    return cell.value > other.value
 
 
 class Operation:
