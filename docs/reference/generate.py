@@ -34,6 +34,7 @@ from lockstep.server.topology_view import NOT_APPLICABLE, request_uuid
 from lockstep.topology import joining
 from lockstep.topology.precedence import TABLE as PRECEDENCE
 from lockstep.topology.stages import TABLES, mermaid
+from lockstep.values.conditions import CONDITIONS
 from lockstep.values.errors import RequestError
 from lockstep.values.limits import REQUESTS_PASSED_MAX
 
@@ -130,6 +131,7 @@ def pages() -> dict[str, str]:
         "configuration.md": configuration(),
         "admin-api.md": admin_api(),
         "errors.md": errors(),
+        "conditions.md": conditions(),
         "virtual-tables.md": virtual_tables(),
         "stages.md": stages(),
         "exclusions.md": exclusions(),
@@ -293,6 +295,32 @@ def errors() -> str:
             "`lockstep explain CODE` prints the same. *Fault* says who can mend it; *outcome* whether a "
             "request that ended so may still take effect; *CQL* is the error code that drivers see.",
             table(["code", "means", "do", "fault", "retry helps", "outcome", "exit code", "CQL"], rows),
+        ]
+    )
+
+
+def conditions() -> str:
+    rows = [
+        (
+            f"`{kind.code}`",
+            kind.summary.replace("{", "*").replace("}", "*"),
+            kind.level.word,
+            kind.at_risk,
+            kind.hint,
+            f"[{kind.page}](../operate/{kind.page}.md)",
+        )
+        for kind in CONDITIONS.values()
+    ]
+    return _joined(
+        [
+            "# Conditions",
+            NOTE,
+            "What can be wrong with a node or with the cluster. Those that hold are in `lockstep "
+            "status` (in JSON under `conditions`), in `lockstep why NODE`, in the metric "
+            "`lockstep_node_condition` of the node that has them, and in its log as "
+            "`node.condition_began` and `node.condition_ended`. What makes one node *unavailable* "
+            "degrades the cluster as long as every range has a quorum without it.",
+            table(["code", "means", "level", "what can still be lost", "do", "page"], rows),
         ]
     )
 

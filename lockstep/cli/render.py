@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -109,6 +110,11 @@ def bytes_text(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def time_text(at_us: int) -> str:
+    """Local date and time of a wall clock in microseconds."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_us / 1e6))
 
 
 def styled(text: str, colour: str, *, bold: bool = False) -> str:

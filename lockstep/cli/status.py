@@ -11,6 +11,7 @@ from lockstep.cli import client, options, render
 from lockstep.cli.plans import title
 
 SCHEMA = "status/1"
+_COLOURS = {"healthy": "green", "degraded": "yellow", "unavailable": "red"}
 
 
 @click.command()
@@ -27,9 +28,9 @@ def status(host: str, call_timeout_s: float, output: str) -> None:
 def show(answer: Mapping[str, Any]) -> None:
     """Print a `status/1` document."""
     verdict = str(answer.get("verdict", "unknown"))
-    click.echo(render.styled(verdict, _verdict_colour(verdict), bold=True))
+    click.echo(render.styled(verdict, _COLOURS.get(str(answer.get("level")), "red"), bold=True))
     click.echo(_summary(answer))
-    for line in _service_lines(answer):
+    for line in (*_service_lines(answer), *condition_lines(answer)):
         click.echo(line)
     click.echo()
     nodes, epoch, leader = answer.get("nodes", []), int(answer.get("epoch", 0)), answer.get("leader")
@@ -40,6 +41,18 @@ def show(answer: Mapping[str, Any]) -> None:
     for operation in answer.get("operations", []):
         click.echo()
         show_operation(operation)
+
+
+def condition_lines(answer: Mapping[str, Any]) -> list[str]:
+    """Each condition with its detail, what can still be lost, and what to do."""
+    lines = []
+    for one in answer.get("conditions") or []:
+        since = f" since {render.time_text(one['since_us'])}" if one.get("since_us") else ""
+        detail = f": {one['detail']}" if one.get("detail") and one["detail"] not in one["summary"] else ""
+        lines.append(f"{one['level']}: {one['summary']}{since}{detail} [{one['code']}]")
+        lines.append(f"  at risk: {one['at_risk']}")
+        lines.append(f"  hint: {one['hint']} ({one['page']})")
+    return lines
 
 
 def show_operation(operation: Mapping[str, Any]) -> None:
@@ -127,10 +140,3 @@ def _node_row(node: Mapping[str, Any], epoch: int, leader: Any) -> list[Any]:
         f"{seen}{behind}" if seen is not None else None,
         role,
     ]
-
-
-def _verdict_colour(verdict: str) -> str:
-    first = verdict.lower().split(maxsplit=1)[0].rstrip(":,.") if verdict else ""
-    if first in ("healthy", "ok", "available"):
-        return "green"
-    return "red" if first in ("down", "unavailable", "critical", "stopped", "unknown") else "yellow"

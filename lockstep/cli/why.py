@@ -212,6 +212,11 @@ def _node_reasons(cluster: ClusterClient, status: Mapping[str, Any], node: Mappi
         )
     if node.get("state") != "normal":
         found.append(_reason(f"it is {node.get('state')}", "lockstep topology requests"))
+    for one in status.get("conditions") or []:
+        if one.get("node") == wanted and one["code"] not in ("NODE_DOWN", "NODE_EXCLUDED"):
+            found.append(
+                _reason(f"{one['summary']}: {one['detail']}; at risk: {one['at_risk']}", one["hint"])
+            )
     for group in ("metastorage", "cmg"):
         for row in cluster.group_local(group, str(wanted)).get("states", []):
             if row.get("reason") and (row.get("state") or not row.get("answered")):

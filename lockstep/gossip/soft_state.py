@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from lockstep.values.conditions import CONDITIONS_TOLD_MAX, Condition, fits
 from lockstep.values.limits import (
     GOSSIP_BUILDING_MAX,
     GOSSIP_DIGESTS_MAX,
@@ -33,7 +34,8 @@ _STRIDE: Final = 7919
 class SoftState(msgspec.Struct, frozen=True, array_like=True):
     """What a node says of itself. `ready`: it serves clients. `load_bytes`: what it stores, -1 unknown.
     `epoch`: applied. `schema_version`: 16 bytes. `streams`: sending to others now. `started_us`: wall clock.
-    `building`: ids of views that it has not built, ascending, the first of them.
+    `building`: ids of views that it has not built, ascending, the first of them. `conditions`: what is wrong
+    with it, the worst first, at most CONDITIONS_TOLD_MAX.
     """
 
     ready: bool = False
@@ -44,6 +46,7 @@ class SoftState(msgspec.Struct, frozen=True, array_like=True):
     streams: int = 0
     started_us: int = 0
     building: tuple[int, ...] = ()
+    conditions: tuple[Condition, ...] = ()
 
     def may_lack(self, view: int, since_epoch: int) -> bool:
         """Whether it has not built a view that is there since an epoch, as far as this tells: it may not have
@@ -109,7 +112,9 @@ def believable(told: Told) -> bool:
     texts = max(len(state.release.encode()), len(state.schema_version))
     numbers = (*msgspec.structs.astuple(told.version), state.epoch, state.streams, state.started_us)
     numbers += state.building
-    if len(state.building) > GOSSIP_BUILDING_MAX:
+    if len(state.building) > GOSSIP_BUILDING_MAX or len(state.conditions) > CONDITIONS_TOLD_MAX:
+        return False
+    if not all(map(fits, state.conditions)):
         return False
     counted = told.version.generation <= GOSSIP_VERSION_MAX and told.version.version <= GOSSIP_VERSION_MAX
     return counted and min(numbers) >= 0 and texts <= GOSSIP_TEXT_BYTES_MAX

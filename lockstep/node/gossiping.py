@@ -22,6 +22,7 @@ from lockstep.replication.responding import Respond
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.compatibility import CASSANDRA_RELEASE
+from lockstep.values.conditions import Condition
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import GOSSIP_BUILDING_MAX
@@ -41,7 +42,7 @@ ServingListener = Callable[[int, bool], None]
 
 
 class Gossip:
-    """`ready`, `load_bytes`, `streams` and `building` tell of this node when asked."""
+    """`ready`, `load_bytes`, `streams`, `building` and `conditions` tell of this node when asked."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Gossip:
         load_bytes: Callable[[], int],
         streams: Callable[[], int],
         building: Callable[[], Iterable[int]],
+        conditions: Callable[[], tuple[Condition, ...]],
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -67,6 +69,7 @@ class Gossip:
         self._load_bytes = load_bytes
         self._streams = streams
         self._building = building
+        self._conditions = conditions
         self._started_us = runtime.clock.wall_us()
         self._monotonic_s = runtime.clock.monotonic_s
         self._states: SoftStates | None = None
@@ -163,6 +166,7 @@ class Gossip:
             streams=self._streams(),
             started_us=self._started_us,
             building=tuple(sorted(self._building())[:GOSSIP_BUILDING_MAX]),
+            conditions=self._conditions(),
         )
 
     @staticmethod

@@ -13,6 +13,8 @@ from typing import Any
 from lockstep.consensus.messages import Entry
 from lockstep.node.announcing import Announcer
 from lockstep.node.catch_up import CatchUp
+from lockstep.node.condition_watches import watch_metadata
+from lockstep.node.conditions import Conditions
 from lockstep.node.configuration import Configuration, split_address
 from lockstep.node.facts import NodeFacts
 from lockstep.node.founders_file import FoundersFile
@@ -56,6 +58,7 @@ class MetadataParts(NodeFacts, abc.ABC):
         self.runtime = runtime
         self.configuration = configuration
         self.log = log
+        self.conditions = Conditions(runtime.clock, log)
         self.ready = False
         self.broken: asyncio.Future[LockstepError] | None = None
         factory = chosen(configuration, processors or {})
@@ -75,6 +78,7 @@ class MetadataParts(NodeFacts, abc.ABC):
         self.state = MetadataState(
             runtime, self.registry, self._break, log, Retention(kept.retain_entries, kept.retain_snapshots)
         )
+        self.conditions.watch(watch_metadata(self.conditions, self.state))
         self.guards = SessionGuards(self._cluster_now)
         self.voters = Voters(self.state, self.founders_file)
         self.internode = Internode(

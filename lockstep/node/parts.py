@@ -12,6 +12,7 @@ from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.backup_parts import backups_of
 from lockstep.node.backups import BackupDriver
+from lockstep.node.condition_watches import watch_disk
 from lockstep.node.conditional_parts import conditionals_of
 from lockstep.node.configuration import Configuration
 from lockstep.node.farewell import Farewell
@@ -117,6 +118,7 @@ class Parts(MetadataParts):
                 self.configuration.reads.tombstone_failure_threshold,
             ),
         )
+        self.conditions.watch(watch_disk(self.conditions, self.engine.space))
         self.conditionals = conditionals_of(self)
         self.index_upkeep = IndexUpkeep(state, self.engine)
         self._build_counters()
@@ -167,6 +169,7 @@ class Parts(MetadataParts):
             load_bytes=self.engine.size_bytes,
             streams=self.streams.open_streams,
             building=self.view_builds.lacking,
+            conditions=self.conditions.told,
         )
 
     def _build_counters(self) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockstep.metadata.directory import NodeState
 from lockstep.server.conditional_metrics import conditional_samples
+from lockstep.server.conditions import condition_samples
 from lockstep.server.gossip_view import gossip_samples
 from lockstep.server.hint_views import hint_samples
 from lockstep.server.live_views import seen_epoch
@@ -33,6 +34,7 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
     writes, reads = node.coordinator.in_flight()
     open_requests = sum(connection.requests_served for connection in cql.connections)
     yield Sample("lockstep_node_ready_bool", "Whether the node serves", "gauge", node.ready)
+    yield from condition_samples(node)
     yield from metadata_samples(node)
     for other in cluster.directory.nodes:
         if other.state is not NodeState.LEFT:

@@ -19,9 +19,10 @@ from lockstep.metadata.entries import LogEntry
 from lockstep.node.metadata_past import Past
 from lockstep.schema.model import Replication
 from lockstep.schema.types import uuid_text
-from lockstep.server import recovery
+from lockstep.server import conditions, recovery
 from lockstep.server.live_views import seen_epoch
 from lockstep.server.log_text import entry_summary, kind_name
+from lockstep.topology.health import level_of, verdict
 from lockstep.values.errors import ConfigurationError, LogTruncated
 from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -35,6 +36,7 @@ Document = dict[str, Any]
 def status(node: Node, operations: Sequence[Document]) -> Document:
     cluster = node.cluster
     info = node.info
+    found = conditions.found_by(node)
     return {
         "schema": "status/1",
         "ready": node.ready,
@@ -47,7 +49,9 @@ def status(node: Node, operations: Sequence[Document]) -> Document:
             "address": info.address if info is not None else node.address[0],
         },
         "leader": node.leader_id,
-        "verdict": verdict(node),
+        "level": level_of(found).word,
+        "verdict": verdict(found, node.node_id, running=bool(cluster.operations)),
+        "conditions": [conditions.document(one, node.node_id) for one in found],
         "broken": str(node.state.broken) if node.state.broken is not None else None,
         "frozen": cluster.service.frozen,
         "excluded": exclusions(cluster),
@@ -109,51 +113,6 @@ def ring_shares(cluster: ClusterMetadata) -> dict[int, float]:
         shares[owner] = shares.get(owner, 0.0) + (token - before) / whole
         before = token
     return shares
-
-
-def verdict(node: Node) -> str:
-    """One sentence that begins with healthy, degraded or unavailable."""
-    cluster = node.cluster
-    if node.state.broken is not None:
-        return f"unavailable: this node serves no more: {node.state.broken}"
-    if node.node_id in cluster.excluded_by_node:
-        return "unavailable: this node is excluded, and the others refuse its requests for data"
-    down = [
-        info.id for info in cluster.directory.nodes if info.owns_tokens and not node.liveness.alive(info.id)
-    ]
-    if not down:
-        if cluster.operations:
-            return "healthy: every range has all its replicas; topology changes are running"
-        return "healthy: every range has all its replicas"
-    names = _gone_text(cluster, down)
-    lost = _keyspaces_without_quorum(cluster, down)
-    living = sum(1 for voter in cluster.voters if node.liveness.alive(voter))
-    stuck = "" if 2 * living > len(cluster.voters) else "; no majority of the metadata group"
-    if lost:
-        return f"unavailable: {names}; no quorum for some ranges of {', '.join(lost)}{stuck}"
-    return f"degraded: {names}; every range has a quorum{stuck}"
-
-
-def _gone_text(cluster: ClusterMetadata, gone: Sequence[int]) -> str:
-    shut_out = [one for one in gone if one in cluster.excluded_by_node]
-    parts = []
-    for nodes, what in (([one for one in gone if one not in shut_out], "down"), (shut_out, "excluded")):
-        if nodes:
-            names = ", ".join(map(str, nodes))
-            parts.append(f"node {names} is {what}" if len(nodes) == 1 else f"nodes {names} are {what}")
-    return ", ".join(parts)
-
-
-def _keyspaces_without_quorum(cluster: ClusterMetadata, down: Sequence[int]) -> list[str]:
-    gone = frozenset(down)
-    lost = []
-    for keyspace in cluster.schema.keyspaces:
-        for placed in cluster.placements.ring(keyspace.replication).ranges:
-            reads = placed.group.reads
-            if sum(1 for replica in reads if replica not in gone) <= len(reads) // 2:
-                lost.append(keyspace.name)
-                break
-    return lost
 
 
 def placements(node: Node, keyspace_name: str) -> Document:

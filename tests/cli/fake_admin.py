@@ -82,7 +82,8 @@ def status(**changes: Any) -> dict[str, Any]:
     plain = {
         "schema": "status/1", "ready": True, "cluster": {"id": "c0ffee", "name": "tour"}, "epoch": 42,
         "hash": "9f3c1a2b4d5e6f70", "node": {"id": 1, "host_id": "h1", "address": "127.0.0.1"}, "leader": 2,
-        "verdict": "healthy: every range has all its replicas", "nodes": [node(1), node(2), node(3)],
+        "level": "healthy", "verdict": "healthy: every range has all its replicas", "conditions": [],
+        "nodes": [node(1), node(2), node(3)],
         "operations": [],
     }  # fmt: skip
     return plain | changes

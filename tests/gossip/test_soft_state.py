@@ -21,6 +21,7 @@ from lockstep.gossip.soft_state import (
     partners,
 )
 from lockstep.values.codec import encode
+from lockstep.values.conditions import CONDITIONS_TOLD_MAX, Condition
 from lockstep.values.limits import (
     GOSSIP_BUILDING_MAX,
     GOSSIP_DIGESTS_MAX,
@@ -235,6 +236,8 @@ def test_with_a_dead_half_the_living_still_hear_of_each_other() -> None:
         (Version(2, 1), SoftState(release="x" * 1000)),
         (Version(2, 1), SoftState(schema_version=b"x" * 1000)),
         (Version(2, 1), SoftState(started_us=-1)),
+        (Version(2, 1), SoftState(conditions=(Condition("A"),) * (CONDITIONS_TOLD_MAX + 1))),
+        (Version(2, 1), SoftState(conditions=(Condition("A", detail="x" * 1000),))),
     ],
 )
 def test_what_no_node_can_have_said_is_not_kept_and_nobody_is_silenced_by_it(

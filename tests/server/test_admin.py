@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,12 @@ def admin(cluster: Nodes, index: int = 0) -> AdminClient:
 
 def test_status_has_what_the_command_shows(cluster: Nodes) -> None:
     wait_for_members(cluster)
+
+    def heard_of_all() -> bool:
+        seen = admin(cluster).get("/v1/status")
+        return all(node["epoch"] == seen["epoch"] for node in seen["nodes"])
+
+    until(heard_of_all)  # Nodes tell of an epoch with their next message.
     found = admin(cluster).get("/v1/status")
     assert found["schema"] == "status/1"
     assert found["verdict"].startswith("healthy")
@@ -53,7 +59,37 @@ def test_status_has_what_the_command_shows(cluster: Nodes) -> None:
     assert [node["address"] for node in found["nodes"]] == [member.address for member in cluster.members]
     assert sum(node["owns"] for node in found["nodes"]) == pytest.approx(1)
     assert [node["voter"] for node in found["nodes"]] == [True, True, True, False]
-    assert all(node["epoch"] == found["epoch"] for node in found["nodes"])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come about"
+        time.sleep(0.05)
+
+
+def test_a_full_disk_shows_in_status_why_and_metrics(cluster: Nodes) -> None:
+    wait_for_members(cluster)
+    member = cluster.members[0]
+    space, host = member.node.engine.space, f"{member.address}:{ADMIN_PORT}"
+    reserve_bytes = space.reserve_bytes
+    assert admin(cluster).get("/v1/status")["level"] == "healthy"
+    space.reserve_bytes = 1 << 62
+    try:
+        until(lambda: admin(cluster).get("/v1/status")["level"] == "degraded")
+        (one,) = admin(cluster).get("/v1/status")["conditions"]
+        assert (one["code"], one["node"]) == ("DISK_FULL", 1)
+        assert one["at_risk"] and one["hint"] and one["since_us"] > 0
+        until(lambda: admin(cluster, 3).get("/v1/status")["level"] == "degraded")
+        shown = CliRunner().invoke(root, ["status", "--host", host]).output
+        assert "this node refuses writes: its disk is full" in shown and "hint: make room" in shown
+        assert "its disk is full" in CliRunner().invoke(root, ["why", "1", "--host", host]).output
+        _, body = raw(cluster, "GET", "/metrics")
+        assert b'lockstep_node_condition{code="DISK_FULL",subject=""} 1' in body
+        assert b"lockstep_cluster_level 1" in body
+    finally:
+        space.reserve_bytes = reserve_bytes
+    until(lambda: admin(cluster, 3).get("/v1/status")["level"] == "healthy")
 
 
 @pytest.mark.parametrize(

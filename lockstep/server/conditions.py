@@ -1,0 +1,65 @@
+"""What is wrong with the cluster as the node that is asked sees it: for the admin API and metrics.
+
+Invariant: one list of findings serves every place that shows them; it is made when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lockstep.metadata.directory import NodeState
+from lockstep.server.samples import Sample
+from lockstep.topology.health import Finding, View, findings, level_of
+from lockstep.values.conditions import Condition, kind_of
+
+if TYPE_CHECKING:
+    from lockstep.node.node import Node
+
+
+def found_by(node: Node) -> tuple[Finding, ...]:
+    """Everything that is wrong, the worst first."""
+    own, alive = node.node_id, node.liveness.alive
+    present = [info.id for info in node.cluster.directory.nodes if info.state is not NodeState.LEFT]
+    reported: dict[int, tuple[Condition, ...]] = {own: node.conditions.current()}
+    for other in present:
+        known = node.gossip.known(other)
+        if other != own and known is not None and alive(other):
+            reported[other] = known.state.conditions
+    living = frozenset(other for other in present if alive(other))
+    return findings(node.cluster, View(own, living, reported))
+
+
+def document(finding: Finding, own: int) -> dict[str, Any]:
+    """One entry of `conditions` in a `status/1` document; `node` is null for the whole cluster."""
+    condition, kind = finding.condition, finding.kind
+    return {
+        "code": condition.code,
+        "level": finding.level.word,
+        "node": finding.node or None,
+        "subject": condition.subject,
+        "since_us": condition.since_us or None,
+        "detail": condition.detail,
+        "summary": finding.sentence(own),
+        "at_risk": kind.at_risk,
+        "hint": kind.hint,
+        "page": f"docs/operate/{kind.page}.md",
+    }
+
+
+def condition_samples(node: Node) -> Iterator[Sample]:
+    """The node's own conditions, for every node is scraped, and the level of the cluster as it sees it."""
+    yield Sample(
+        "lockstep_cluster_level",
+        "0 healthy, 1 degraded, 2 unavailable, as this node sees the cluster",
+        "gauge",
+        level_of(found_by(node)),
+    )
+    for condition in node.conditions.current():
+        yield Sample(
+            "lockstep_node_condition",
+            "What is wrong with this node: 1 degrades the cluster, 2 keeps this node from serving",
+            "gauge",
+            kind_of(condition).level,
+            (("code", condition.code), ("subject", condition.subject)),
+        )

@@ -1,0 +1,109 @@
+"""The verdict on a cluster: what is wrong with it, and how bad that is.
+
+Findings are the conditions that nodes report of themselves, and those that follow from the metadata value and
+from who seems alive to the node that is asked.
+
+Invariant: a cluster is healthy only without any finding. What a single node lacks degrades the cluster; it is
+unavailable when a range lacks a quorum, or when the node that is asked does not serve itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.values.conditions import Condition, ConditionKind, Level, kind_of
+from lockstep.values.ids import NodeId
+
+#: Findings of which the sentence of a verdict speaks; all are listed below it.
+_TOLD_MAX = 3
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A condition of `node`; 0: of the whole cluster. `level`: as it weighs for who asks."""
+
+    node: int
+    condition: Condition
+    level: Level
+
+    @property
+    def kind(self) -> ConditionKind:
+        return kind_of(self.condition)
+
+    def sentence(self, own: int) -> str:
+        node = "this node" if self.node == own else f"node {self.node}"
+        said = self.condition
+        return self.kind.summary.format(node=node, subject=said.subject, detail=said.detail).strip()
+
+
+class View(msgspec.Struct, frozen=True):
+    """What the node `own` (0: no id yet) knows of the others. `alive`: who seems alive, itself included.
+    `reported`: the conditions that living nodes report of themselves."""
+
+    own: int
+    alive: AbstractSet[int]
+    reported: Mapping[int, Sequence[Condition]]
+
+
+def findings(cluster: ClusterMetadata, view: View) -> tuple[Finding, ...]:
+    """Everything that is wrong, the worst first."""
+    found = [*_of_nodes(cluster, view)]
+    found += _of_quorums(cluster, found)
+    living = sum(1 for voter in cluster.voters if voter in view.alive)
+    if cluster.voters and 2 * living <= len(cluster.voters):
+        found.append(_finding(0, Condition("METADATA_NO_MAJORITY"), view.own))
+    return tuple(sorted(found, key=lambda one: -one.level))
+
+
+def level_of(found: Sequence[Finding]) -> Level:
+    return max((one.level for one in found), default=Level.HEALTHY)
+
+
+def verdict(found: Sequence[Finding], own: int, *, running: bool) -> str:
+    """One sentence that begins with the word of the level. `running`: topology changes are."""
+    if not found:
+        also = "; topology changes are running" if running else ""
+        return f"{Level.HEALTHY.word}: every range has all its replicas{also}"
+    parts = [one.sentence(own) for one in found[:_TOLD_MAX]]
+    if len(found) > _TOLD_MAX:
+        parts.append(f"{len(found) - _TOLD_MAX} more")
+    level = level_of(found)
+    if level is Level.DEGRADED and any(one.kind.withholds != "nothing" for one in found):
+        parts.append("every range has a quorum")
+    return f"{level.word}: {'; '.join(parts)}"
+
+
+def _finding(node: int, condition: Condition, own: int) -> Finding:
+    """One node's own trouble is no more than a degraded cluster to all others."""
+    level = kind_of(condition).level
+    return Finding(node, condition, level if node in (0, own) else min(level, Level.DEGRADED))
+
+
+def _of_nodes(cluster: ClusterMetadata, view: View) -> Iterator[Finding]:
+    excluded = {one.node: one for one in cluster.excluded}
+    for info in cluster.directory.nodes:
+        if info.id in excluded:
+            yield _finding(info.id, Condition("NODE_EXCLUDED", detail=excluded[info.id].reason), view.own)
+        elif info.owns_tokens and info.id not in view.alive:
+            yield _finding(info.id, Condition("NODE_DOWN"), view.own)
+        else:
+            reported = view.reported.get(info.id, ())
+            yield from (_finding(info.id, condition, view.own) for condition in reported)
+
+
+def _of_quorums(cluster: ClusterMetadata, of_nodes: Sequence[Finding]) -> Iterator[Finding]:
+    gone = frozenset(NodeId(one.node) for one in of_nodes if one.kind.withholds == "everything")
+    full = gone | {NodeId(one.node) for one in of_nodes if one.kind.withholds == "writes"}
+    for keyspace in cluster.schema.keyspaces if full else ():
+        groups = [placed.group for placed in cluster.placements.ring(keyspace.replication).ranges]
+        if any(_without_quorum(group.reads, gone) for group in groups):
+            yield _finding(0, Condition("NO_QUORUM", keyspace.name), 0)
+        elif any(_without_quorum(group.reads, full) for group in groups):
+            yield _finding(0, Condition("NO_WRITE_QUORUM", keyspace.name), 0)
+
+
+def _without_quorum(replicas: Sequence[NodeId], gone: AbstractSet[NodeId]) -> bool:
+    return sum(1 for replica in replicas if replica not in gone) <= len(replicas) // 2

@@ -1,0 +1,165 @@
+"""What can be wrong with a node or with the cluster: one row a condition, and how bad it is.
+
+A node reports the conditions that hold of itself; others follow from the metadata value and from who is
+alive. Both kinds have their row in CONDITIONS, so that every place that shows one says the same of it.
+
+Invariant: a condition is named by its code and its subject; its texts are bounded, for it travels in gossip.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, Literal
+
+import msgspec
+
+#: Conditions that one node holds of itself: one damaged file each, say, of a disk that fails.
+CONDITIONS_HELD_MAX: Final = 1024
+#: Conditions of one node that gossip carries, the worst first: 16 of the largest have some 5 kilobytes.
+CONDITIONS_TOLD_MAX: Final = 16
+#: Bytes of a code, of a subject and of a detail; file names and error sentences fit.
+CONDITION_CODE_BYTES_MAX: Final = 64
+CONDITION_SUBJECT_BYTES_MAX: Final = 128
+CONDITION_DETAIL_BYTES_MAX: Final = 256
+
+
+class Level(enum.IntEnum):
+    """DEGRADED: clients are served, with less margin than the cluster is built for, or not everything works.
+    UNAVAILABLE: some requests of clients at QUORUM fail."""
+
+    HEALTHY = 0
+    DEGRADED = 1
+    UNAVAILABLE = 2
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class Condition(msgspec.Struct, frozen=True, array_like=True):
+    """`subject`: what it is about, where a node can have several of one code: a file, a peer, a keyspace.
+    `since_us`: wall clock of the node that reports it; 0 when unknown."""
+
+    code: str
+    subject: str = ""
+    since_us: int = 0
+    detail: str = ""
+
+
+class ConditionKind(msgspec.Struct, frozen=True):
+    """`summary` is a clause that may name {node}, {subject} and {detail}. `at_risk`: what can still be lost.
+    `hint`: the next command or step. `page`: below docs/operate, without its ending.
+    `withholds`: what of a replica's work the node does not do while the condition lasts."""
+
+    code: str
+    level: Level
+    summary: str
+    at_risk: str
+    hint: str
+    page: str
+    withholds: Literal["nothing", "writes", "everything"] = "nothing"
+
+
+_ROWS: Final = (
+    ConditionKind(
+        "NODE_DOWN",
+        Level.DEGRADED,
+        "{node} is down",
+        "nothing while a quorum of each range is up; its ranges tolerate one failure less",
+        "start it; its own log says why it ended",
+        "node-down",
+        withholds="everything",
+    ),
+    ConditionKind(
+        "NODE_EXCLUDED",
+        Level.UNAVAILABLE,
+        "{node} is excluded",
+        "nothing while a quorum of each range is up; the others refuse its requests for data",
+        "lockstep topology exclude ID --undo, once it has caught up",
+        "node-is-refused",
+        withholds="everything",
+    ),
+    ConditionKind(
+        "METADATA_STOPPED",
+        Level.UNAVAILABLE,
+        "{node} serves no more: {detail}",
+        "nothing while a quorum of each range is up; the node takes part in nothing",
+        "lockstep explain CANNOT_APPLY",
+        "entry-cannot-be-applied",
+        withholds="everything",
+    ),
+    ConditionKind(
+        "NO_QUORUM",
+        Level.UNAVAILABLE,
+        "no quorum for some ranges of {subject}",
+        "nothing that is on the disks of the nodes that are down; requests at QUORUM fail",
+        "start the nodes that are down",
+        "lost-data-centre",
+    ),
+    ConditionKind(
+        "NO_WRITE_QUORUM",
+        Level.UNAVAILABLE,
+        "no quorum takes writes for some ranges of {subject}",
+        "nothing acknowledged; writes at QUORUM fail",
+        "mend the nodes that take no writes, or start those that are down",
+        "disk",
+    ),
+    ConditionKind(
+        "METADATA_NO_MAJORITY",
+        Level.DEGRADED,
+        "no majority of the metadata group",
+        "nothing; schema and topology cannot be changed",
+        "start the voters that are down: lockstep cms describe",
+        "service-majority-lost",
+    ),
+    ConditionKind(
+        "DISK_FULL",
+        Level.DEGRADED,
+        "{node} refuses writes: its disk is full",
+        "nothing acknowledged; what it misses comes as hints, for as long as other nodes keep them",
+        "make room on the data directory's disk: storage.reserve_bytes stay free",
+        "disk",
+        withholds="writes",
+    ),
+)
+#: Code -> what is told of it.
+CONDITIONS: Final = {kind.code: kind for kind in _ROWS}
+assert len(CONDITIONS) == len(_ROWS), "a code has one row"
+
+
+def kind_of(condition: Condition) -> ConditionKind:
+    """Its row; a newer release may report a code that this one does not know: as bad as DEGRADED."""
+    known = CONDITIONS.get(condition.code)
+    if known is not None:
+        return known
+    return ConditionKind(
+        condition.code,
+        Level.DEGRADED,
+        "{node} reports " + condition.code + " {subject} {detail}",
+        "unknown to this release",
+        "ask the node itself: lockstep status --host",
+        "README",
+    )
+
+
+def worst_first(condition: Condition) -> tuple[int, int, str, str]:
+    """Key of the order in which conditions are shown: by level, then the oldest first."""
+    return (-kind_of(condition).level, condition.since_us, condition.code, condition.subject)
+
+
+def cut_text(text: str, bytes_max: int) -> str:
+    """The text with at most so many bytes in UTF-8; what was cut off shows as an ellipsis."""
+    data = text.encode(errors="replace")
+    if len(data) <= bytes_max:
+        return data.decode()
+    return data[: bytes_max - 3].decode(errors="ignore") + "…"
+
+
+def fits(condition: Condition) -> bool:
+    """Whether a node may have said this."""
+    return (
+        0 < len(condition.code.encode()) <= CONDITION_CODE_BYTES_MAX
+        and len(condition.subject.encode()) <= CONDITION_SUBJECT_BYTES_MAX
+        and len(condition.detail.encode()) <= CONDITION_DETAIL_BYTES_MAX
+        and condition.since_us >= 0
+    )
