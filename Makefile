@@ -18,7 +18,7 @@ SEEDS ?= 20
 SEED ?= 1
 ARGS ?=
 
-.PHONY: help demo test check format sim sim-planted conformance conformance-clients conformance-cqlsh bench proof package reference lock clean setup setup-spark
+.PHONY: help demo test check format sim sim-planted conformance conformance-clients conformance-cqlsh bench mutants proof package reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,10 @@ bench: $(VENV)/.stamp-dev ## benchmarks; results under bench/results
 
 package: $(VENV)/.stamp-dev ## build the wheel, install it into a fresh environment, and have it serve
 	$(BIN)/python bench/package.py
+
+mutants: $(VENV)/.stamp-dev ## ROOM=name SAMPLE=n SEED=s SIM=seeds: how many small changes of a room the tests and the simulator notice
+	@test -n "$(ROOM)" || { echo "usage: make mutants ROOM=consensus [SAMPLE=90] [SEED=1] [SIM=0]" >&2; exit 2; }
+	$(BIN)/python -m mutation.run --room "$(ROOM)" --sample $(or $(SAMPLE),90) --seed $(SEED) --sim $(or $(SIM),0) $(ARGS)
 
 proof: $(VENV)/.stamp-dev ## a million requests to real nodes that are killed, stopped and cut off, and what came of each
 	nice -n 5 $(BIN)/python bench/proof.py $(ARGS)
