@@ -1,14 +1,17 @@
 """Logged batches: all writes of a batch happen, or none, also when their coordinator dies between them.
 
-Invariants. No write of a batch is sent before other nodes keep the whole batch durably, and they are told to
+Invariants. No write of a batch is sent before two nodes keep the whole batch durably, and they are told to
 forget it only when every write reached its level. So an error before that is definite or says that the batch
-log was not written, and any later one leaves the outcome open: the batch will still be written.
+log was not written, and any later one leaves the outcome open: the batch will still be written. The two are
+others than the coordinator if those answer soon; else it is one of them, so that a batch survives the loss of
+one node and needs no more nodes than a write at QUORUM does. Alone in its data centre it keeps the batch alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.replication import verbs
@@ -16,7 +19,7 @@ from lockstep.replication.batch_records import ForgetBatch, KeepBatch
 from lockstep.replication.batch_store import BatchStore
 from lockstep.replication.internode import Internode
 from lockstep.replication.plans import Target
-from lockstep.replication.writes import Writes, require_alive
+from lockstep.replication.writes import TRANSIENT, Writes, require_alive
 from lockstep.runtime.ports import Runtime
 from lockstep.storage.fragments import require_fitting
 from lockstep.topology.batch_holders import batch_holders
@@ -30,7 +33,7 @@ from lockstep.values.errors import (
     WriteTimeout,
 )
 from lockstep.values.ids import Consistency, NodeId
-from lockstep.values.limits import BATCH_HOLDERS
+from lockstep.values.limits import BATCH_HOLDER_PATIENCE_MS, BATCH_HOLDERS, REPLICA_RETRY_MS
 from lockstep.values.rows import Mutation
 
 
@@ -58,7 +61,7 @@ class Batches:
         """Return when every mutation is acknowledged at the level.
 
         Unavailable, Overloaded, InvalidRequest: nothing was written. WriteTimeout of type BATCH_LOG: nothing
-        was sent to a replica, though the batch may be kept. WriteTimeout of type BATCH, WriteFailure: the
+        was sent to a replica, though a node that cannot be told to forget the batch may keep it. WriteTimeout of type BATCH, WriteFailure: the
         batch will be written. ColumnsGone: as of a single write.
         """
         for mutation in mutations:
@@ -81,41 +84,21 @@ class Batches:
     # -- the batch log ----------------------------------------------------------------------------
 
     async def _keep(self, batch: KeepBatch, consistency: Consistency, deadline_s: float) -> list[Target]:
-        """Have the batch kept by as many nodes as can be; those that may have it."""
+        """Have the batch kept by as many nodes as it takes; those that may have it."""
         own = NodeId(self._own_id())
-        choice = batch_holders(self._metadata(), own, self._alive, self._runtime.random.bytes(1)[0])
-        if not choice and consistency is not Consistency.ANY:
+        others = batch_holders(self._metadata(), own, self._alive, self._runtime.random.bytes(1)[0])
+        if not others and consistency is not Consistency.ANY:
             raise Unavailable(Consistency.ONE, 1, 0)
-        if choice in ([], [own]):
+        if others in ([], [own]):
             await self.store.keep(batch)
             return [self._target(own)]
-        wanted = min(BATCH_HOLDERS, len(choice))
-        asked: list[Target] = []
-        candidates = iter([self._target(node) for node in choice])
-        kept = await asyncio.gather(
-            *(self._keep_somewhere(batch, candidates, asked, deadline_s) for _ in range(wanted))
-        )
-        if not all(kept):
-            self._runtime.probes.reach("batches.log_failed")
-            raise WriteTimeout(consistency, sum(kept), wanted, "BATCH_LOG")
-        return asked
-
-    async def _keep_somewhere(
-        self, batch: KeepBatch, candidates: Iterator[Target], asked: list[Target], deadline_s: float
-    ) -> bool:
-        """Have one node keep the batch, the next that takes it; False when none does in time."""
-        for target in candidates:
-            asked.append(target)
-            left_ms = (deadline_s - self._runtime.clock.monotonic_s()) * 1000
-            if left_ms <= 0:
-                return False
-            try:
-                await self._internode.request(target.address, verbs.BATCH_KEEP, batch, left_ms)
-            except LockstepError:
-                self._runtime.probes.reach("batches.asked_another")
-            else:
-                return True
-        return False
+        candidates = [self._target(node) for node in (*others, own)]
+        keeping = _Keeping(self._runtime, self._internode, self.store, own, batch, candidates, deadline_s)
+        if await keeping.done:
+            return keeping.asked
+        self._runtime.probes.reach("batches.log_failed")
+        self._forget(keeping.asked, ForgetBatch(batch.batch_id, batch.created_us))
+        raise WriteTimeout(consistency, keeping.kept, BATCH_HOLDERS, "BATCH_LOG")
 
     def _target(self, node: NodeId) -> Target:
         info = self._metadata().directory.by_id[node]
@@ -152,6 +135,114 @@ class Batches:
                 raise outcome
         if failure is not None:
             raise failure
+
+
+class _Keeping:
+    """Has BATCH_HOLDERS of the candidates keep one batch, the best ones if they answer soon; hears them as an
+    internode Waiter with the target as context. `done` ends with whether enough keep it."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        internode: Internode,
+        store: BatchStore,
+        own: NodeId,
+        batch: KeepBatch,
+        candidates: Sequence[Target],
+        deadline_s: float,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._runtime = runtime
+        self._internode = internode
+        self._store = store
+        self._own = own
+        self._batch = batch
+        self._body = encode(batch)
+        self._candidates = list(candidates)
+        self._deadline_s = deadline_s
+        self._unanswered = 0
+        #: Those that failed and are asked again in a moment.
+        self._waiting = 0
+        self.kept = 0
+        self.asked: list[Target] = []
+        self.done: asyncio.Future[bool] = loop.create_future()
+        left_s = max(0.0, deadline_s - runtime.clock.monotonic_s())
+        self._patience_s = min(BATCH_HOLDER_PATIENCE_MS / 1000, left_s / 4)
+        self._timers = [
+            loop.call_later(left_s, self._end, False),
+            loop.call_later(self._patience_s, self._ask_others),
+        ]
+        for _ in range(BATCH_HOLDERS):
+            self._ask_next()
+
+    def _ask_next(self) -> None:
+        if not self._candidates:
+            return
+        target = self._candidates.pop(0)
+        self.asked.append(target)
+        self._ask(target)
+
+    def _ask(self, target: Target) -> None:
+        self._unanswered += 1
+        if target.node == self._own:
+            self._runtime.tasks.spawn(self._keep_here(target), "batches.keep")
+        else:
+            self._internode.submit(
+                target.address, verbs.BATCH_KEEP, self._body, self._deadline_s, self, target
+            )
+
+    def _ask_others(self) -> None:
+        """Those that were asked take long: others as well, as many as are missing."""
+        if self.done.done() or not self._candidates:
+            return
+        self._runtime.probes.reach("batches.asked_more")
+        for _ in range(BATCH_HOLDERS - self.kept):
+            self._ask_next()
+        loop = asyncio.get_running_loop()
+        self._timers.append(loop.call_later(self._patience_s, self._ask_others))
+
+    async def _keep_here(self, target: Target) -> None:
+        try:
+            await self._store.keep(self._batch)
+        except LockstepError as error:
+            self.failed(target, error)
+        else:
+            self.replied(target, None, 0)
+
+    def replied(self, context: Target, reply: Any, sender_epoch: int) -> None:
+        self._unanswered -= 1
+        self.kept += 1
+        if self.kept >= BATCH_HOLDERS:
+            self._end(True)
+        else:
+            self._end_if_hopeless()
+
+    def failed(self, context: Target, error: LockstepError) -> None:
+        self._unanswered -= 1
+        if self.done.done():
+            return
+        self._runtime.probes.reach("batches.asked_another")
+        self._ask_next()
+        if isinstance(error, TRANSIENT):
+            self._waiting += 1
+            loop = asyncio.get_running_loop()
+            self._timers.append(loop.call_later(REPLICA_RETRY_MS / 1000, self._ask_again, context))
+        self._end_if_hopeless()
+
+    def _ask_again(self, target: Target) -> None:
+        """Keeping a batch twice is keeping it once."""
+        self._waiting -= 1
+        self._ask(target)
+
+    def _end_if_hopeless(self) -> None:
+        if not self._unanswered and not self._waiting and not self._candidates:
+            self._end(False)
+
+    def _end(self, enough: bool) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        if not self.done.done():
+            self.done.set_result(enough)
 
 
 def open_outcome(error: LockstepError, consistency: Consistency) -> LockstepError:

@@ -323,6 +323,9 @@ BATCH_BYTES_MAX: Final = 50 * 1024
 UNLOGGED_PARTITIONS_WARNED: Final = 10
 #: Nodes that keep a logged batch for its coordinator: it survives it, and one more.
 BATCH_HOLDERS: Final = 2
+#: How long a batch waits for those that are to keep it before others are asked as well: several slow syncs, and
+#: a tenth of a write's usual timeout.
+BATCH_HOLDER_PATIENCE_MS: Final = 200
 #: Bytes of logged batches that one node keeps for others; batches are small and gone within milliseconds.
 BATCH_LOG_BYTES_MAX: Final = 256 * 1024 * 1024
 #: Batches read or replayed in one go.

@@ -142,7 +142,37 @@ def test_a_batch_whose_log_is_not_acknowledged_sends_nothing_to_replicas_and_say
         town.world.probes.add(CrashRule(label="batches.kept", process="n3", hit=1))
         outcome = town.finish(begin_batch(town, 1))
         assert isinstance(outcome.error, WriteTimeout) and outcome.error.write_type == "BATCH_LOG"
-        assert outcome.error.message == "Operation timed out - received only 0 responses."
+        assert outcome.error.message == "Operation timed out - received only 1 responses."
+        town.wait(1)
+        assert kept(town, 1) == 0
+
+
+def write_batches_while_one_node_is_silent(strike: str = "pause") -> None:
+    with founded(20) as town:
+        process = town.process(3)
+        strikes = {"pause": process.pause, "kill": process.crash}
+        strikes[strike]()
+        for number in range(6):
+            begun_s = town.world.now_s()
+            outcome = town.finish(begin_batch(town, 1 + number % 2))
+            assert outcome.error is None, f"batch {number}: {outcome.error}"
+            assert town.world.now_s() - begun_s < TIMEOUT_MS / 1000 / 2
+        town.until(lambda: kept(town, 1, 2) == 0)
+
+
+@pytest.mark.parametrize("strike", ["pause", "kill"])
+def test_batches_are_written_while_one_of_three_nodes_is_silent(strike: str) -> None:
+    """Single writes at QUORUM go on meanwhile, so batches do as well, before anybody suspects the node."""
+    write_batches_while_one_node_is_silent(strike)
+
+
+def test_a_coordinator_never_keeps_a_batch_alone_while_others_are_there() -> None:
+    with founded(21) as town:
+        for number in (2, 3):
+            town.process(number).pause()
+        outcome = town.finish(begin_batch(town, 1))
+        assert isinstance(outcome.error, WriteTimeout) and outcome.error.write_type == "BATCH_LOG"
+        assert kept(town, 1) == 0, "what was not sent is not owed"
 
 
 def test_a_batch_in_time_is_forgotten_and_never_replayed() -> None:

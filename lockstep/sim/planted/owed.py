@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+from lockstep.replication import batches
 from lockstep.replication.batch_records import ForgetBatch
 from lockstep.replication.batches import Batches
 from lockstep.replication.hint_delivery import HintDelivery
@@ -25,6 +26,11 @@ def _batch_forgotten_early() -> contextlib.AbstractContextManager[None]:
         return holders
 
     return replaced((Batches, "_keep", keep))
+
+
+def _batch_log_waits_for_the_first() -> contextlib.AbstractContextManager[None]:
+    """A batch waits for the nodes that it asked first, whether or not they answer."""
+    return replaced((batches._Keeping, "_ask_others", lambda self: None))
 
 
 def _hints_never_sent() -> contextlib.AbstractContextManager[None]:
@@ -62,6 +68,12 @@ DIRECTED = (
         "a write that was acknowledged at ANY is lost",
         "",
         _hints_of_former_replicas_dropped,
+    ),
+    Planted(
+        "batch_log_waits_for_the_first",
+        "logged batches time out while writes at QUORUM succeed",
+        "",
+        _batch_log_waits_for_the_first,
     ),
     Planted("hint_dropped_unmarked", "nobody knows that a range needs a repair", "", _hint_dropped_unmarked),
 )
