@@ -75,6 +75,9 @@ MEANINGS = {
     "reads.tombstone_failure_threshold": "above it the page fails, with the reason of each replica",
     "reads.coordinator_read_size_warn_bytes": "size of a page above which its client is warned; 0 for none",
     "reads.coordinator_read_size_fail_bytes": "size of a page above which it fails; 0 for none",
+    "writes.batch_size_warn_threshold_bytes": "data of a batch over partitions above which its client is "
+    "warned; 0 for none",
+    "writes.batch_size_fail_threshold_bytes": "data of one above which it is refused; 0 for none",
     "raft.tick_ms": "the clock of the metadata group",
     "raft.election_ticks": "silence after which a voter stands for election, up to twice that",
     "raft.heartbeat_ticks": "how often the leader speaks; below `election_ticks`",

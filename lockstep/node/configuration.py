@@ -87,6 +87,14 @@ class ReadsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coordinator_read_size_fail_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
 
 
+class WritesSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Batches over several partitions, by the data they write; 0 turns a threshold off. The defaults are
+    Cassandra's: a large batch makes one coordinator do the work of many."""
+
+    batch_size_warn_threshold_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 5 * 1024
+    batch_size_fail_threshold_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 50 * 1024
+
+
 class RaftSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An election starts after `election_ticks` to twice that many ticks without a leader."""
 
@@ -244,6 +252,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     placement: PlacementSection = PlacementSection()
     timeouts: TimeoutsSection = TimeoutsSection()
     reads: ReadsSection = ReadsSection()
+    writes: WritesSection = WritesSection()
     raft: RaftSection = RaftSection()
     metadata: MetadataSection = MetadataSection()
     purge: PurgeSection = PurgeSection()

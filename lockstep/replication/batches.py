@@ -3,8 +3,8 @@
 Invariants. No write of a batch is sent before two nodes keep the whole batch durably, and they are told to
 forget it only when every write reached its level. So an error before that is definite or says that the batch
 log was not written, and any later one leaves the outcome open: the batch will still be written. The two are
-others than the coordinator if those answer soon; else it is one of them, so that a batch survives the loss of
-one node and needs no more nodes than a write at QUORUM does. Alone in its data centre it keeps the batch alone.
+others than the coordinator if those answer soon; else it is one of them, so that a batch survives the loss
+of one node and needs no more nodes than a write at QUORUM does. Alone in its data centre it keeps it alone.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Batches:
         """Return when every mutation is acknowledged at the level.
 
         Unavailable, Overloaded, InvalidRequest: nothing was written. WriteTimeout of type BATCH_LOG: nothing
-        was sent to a replica, though a node that cannot be told to forget the batch may keep it. WriteTimeout of type BATCH, WriteFailure: the
-        batch will be written. ColumnsGone: as of a single write.
+        was sent to a replica, though a node that cannot be told to forget the batch may keep it. WriteTimeout
+        of type BATCH, WriteFailure: the batch will be written. ColumnsGone: as of a single write.
         """
         for mutation in mutations:
             require_fitting(mutation, len(encode(mutation)))

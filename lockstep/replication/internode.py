@@ -18,6 +18,7 @@ from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, SHARED, 
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of, refusal
 from lockstep.replication.lanes import Lanes
 from lockstep.replication.peer import HELLO_DECODER, Link, Peer
+from lockstep.replication.repeated_log import Log, RepeatedLog
 from lockstep.replication.responding import Respond
 from lockstep.replication.rivals import conflict
 from lockstep.replication.services import Services
@@ -34,10 +35,6 @@ from lockstep.values.errors import (
     PeerUnreachable,
 )
 from lockstep.values.limits import PEER_CONNECT_TIMEOUT_MS, PEER_SILENT_MS
-
-
-class Log(Protocol):
-    def __call__(self, event: str, **facts: Any) -> None: ...
 
 
 class Receiver(Protocol):
@@ -75,6 +72,8 @@ class Internode(Services):
         self.epoch = epoch
         self.told_epoch = on_peer_epoch
         self.log = log
+        #: For what comes in crowds, at whichever part of this node.
+        self.repeated_log = RepeatedLog(log)
         self.tls = tls
         #: Fault control: true means the frame is sent twice (and again on a later connection).
         self.duplicate = duplicate
@@ -108,6 +107,7 @@ class Internode(Services):
             connection.close("this node stops")
         for peer in [*self._peers.values(), *self.lanes.peers.values()]:
             peer.stop()
+        self.repeated_log.stop()
         self._peers, self.lanes.peers = {}, {}
 
     # -- sending ----------------------------------------------------------------------------------

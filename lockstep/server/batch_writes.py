@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.replication.hints import GC_GRACE_S_DEFAULT
+from lockstep.server.batch_limits import BatchLimits
 from lockstep.values.errors import (
     ColumnsGone,
     InvalidRequest,
@@ -18,7 +18,6 @@ from lockstep.values.errors import (
     WriteTimeout,
 )
 from lockstep.values.ids import Consistency
-from lockstep.values.limits import BATCH_BYTES_MAX, BATCH_BYTES_WARNED, UNLOGGED_PARTITIONS_WARNED
 from lockstep.values.rows import Mutation
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ class BatchWrites:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._write_ms = node.configuration.timeouts.write_ms
+        self.limits = BatchLimits(node)
 
     async def batch(
         self,
@@ -38,17 +38,15 @@ class BatchWrites:
         consistency: Consistency,
         *,
         logged: bool,
-        size: int = 0,
         once: bool = False,
     ) -> tuple[str, ...]:
-        """Write a batch; warnings for its client. `size`: bytes of its values, 0 for unknown. `once`: see
-        `all`."""
+        """Write a batch; warnings for its client. `once`: see `all`."""
         if len(mutations) < 2:
             await self.all(mutations, consistency, "SIMPLE", once=once)
             return ()
         if consistency in WRITE_LEVELS_REFUSED:
             raise serial_write(consistency)
-        warnings = self._judged(mutations, logged, size)
+        warnings = self.limits.judge(mutations, kind="LOGGED" if logged else "UNLOGGED")
         if not logged:
             await self.all(mutations, consistency, "UNLOGGED_BATCH", once=once)
             return warnings
@@ -59,45 +57,6 @@ class BatchWrites:
                 raise of_a_part(error, consistency, "BATCH") from error
             raise
         return warnings
-
-    def _judged(self, mutations: Sequence[Mutation], logged: bool, size: int) -> tuple[str, ...]:
-        """One warning or none: clients show them one by one. InvalidRequest when the batch is too large."""
-        tables = self._tables(mutations)
-        found: list[str] = []
-        if size > BATCH_BYTES_MAX:
-            raise InvalidRequest("Batch too large")
-        if size > BATCH_BYTES_WARNED:
-            found.append(
-                f"Batch for [{', '.join(tables)}] is of size {size}, exceeding specified threshold of "
-                f"{BATCH_BYTES_WARNED} by {size - BATCH_BYTES_WARNED}."
-            )
-        if not logged and len(mutations) > UNLOGGED_PARTITIONS_WARNED:
-            plural = "s" if len(tables) > 1 else ""
-            found.append(
-                f"Unlogged batch covering {len(mutations)} partitions detected against table{plural} "
-                f"[{', '.join(tables)}]. You should use a logged batch for atomicity, or asynchronous writes "
-                "for performance."
-            )
-        brief = [name for name, gc_grace_s in tables.items() if not gc_grace_s]
-        if logged and brief:
-            plural = "s" if len(brief) > 1 else ""
-            found.append(
-                f"Executing a LOGGED BATCH on table{plural} [{', '.join(brief)}], configured with a "
-                "gc_grace_seconds of 0. The gc_grace_seconds is used to TTL batchlog entries, so setting "
-                "gc_grace_seconds too low on tables involved in an atomic batch might cause batchlog entries "
-                "to expire before being replayed."
-            )
-        return tuple(found)
-
-    def _tables(self, mutations: Sequence[Mutation]) -> dict[str, int]:
-        """Name -> gc_grace_seconds, sorted."""
-        found: dict[str, int] = {}
-        for table_id in sorted({mutation.table_id for mutation in mutations}):
-            table = self._node.cluster.table(table_id)
-            if table is not None:
-                name = f"{table.keyspace}.{table.name}"
-                found[name] = int(table.option("gc_grace_seconds", str(GC_GRACE_S_DEFAULT)))
-        return dict(sorted(found.items()))
 
     async def all(
         self, mutations: Sequence[Mutation], consistency: Consistency, write_type: str, *, once: bool = False

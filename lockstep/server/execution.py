@@ -294,8 +294,9 @@ class Executor:
     async def _count(self, changes: Sequence[Mutation], consistency: Consistency) -> Answer:
         if consistency in WRITE_LEVELS_REFUSED:
             raise serial_write(consistency)
+        warnings = self._writes.limits.judge(changes, kind="COUNTER")
         await change_counters(self._node, changes, consistency, self._write_ms)
-        return _VOID
+        return Answer(responses.VOID, warnings) if warnings else _VOID
 
     def _executed(self, statement_id: bytes, begun: bool) -> Statement:
         """What was begun is ended here: its client is not sent away to prepare it again."""
@@ -330,12 +331,9 @@ class Executor:
         if captured:
             of_tables = frozenset[int]().union(*captured)
             refuse_uncapturable(self._node.cluster.generations, of_tables, mutations, context.now_us)
-        size = sum(_bytes_sent(entry) for entry in batch.statements)
         logged = batch.kind == BATCH_LOGGED
         once = lists is not None
-        warnings = await self._writes.batch(
-            mutations, batch.parameters.consistency, logged=logged, size=size, once=once
-        )
+        warnings = await self._writes.batch(mutations, batch.parameters.consistency, logged=logged, once=once)
         return Answer(responses.VOID, warnings) if warnings else _VOID
 
     def _batched(self, entry: BatchStatement, keyspace: str | None, begun: bool) -> Statement:
@@ -357,9 +355,3 @@ def _positional(prepared: Prepared, parameters: QueryParameters) -> Sequence[Val
         return parameters.values
     named = dict(zip(parameters.names, parameters.values, strict=True))
     return prepared.positional(named)
-
-
-def _bytes_sent(entry: BatchStatement) -> int:
-    """What a statement of a batch brings: its text when it is not prepared, and its values with lengths."""
-    values = sum(4 + len(value) for value in entry.values if isinstance(value, bytes))
-    return values + (len(entry.statement) if isinstance(entry.statement, str) else 0)

@@ -18,6 +18,7 @@ _BY_ENDING: Final = {
     "failed": "warning",
     "waits": "info",
     "refused": "warning",
+    "warned": "warning",
     "broken": "error",
     "fault": "error",
 }

@@ -317,14 +317,12 @@ TRACED_STATEMENTS_MAX: Final = 16
 TRACE_STEPS_MAX: Final = 1000
 #: Of a traced statement's text, what its trace keeps.
 TRACE_PARAMETER_CHARACTERS_MAX: Final = 4096
-#: A batch over several partitions that is larger is refused, as Cassandra does by default.
-BATCH_BYTES_MAX: Final = 50 * 1024
 #: Partitions of an unlogged batch above which its client is warned.
 UNLOGGED_PARTITIONS_WARNED: Final = 10
 #: Nodes that keep a logged batch for its coordinator: it survives it, and one more.
 BATCH_HOLDERS: Final = 2
-#: How long a batch waits for those that are to keep it before others are asked as well: several slow syncs, and
-#: a tenth of a write's usual timeout.
+#: How long a batch waits for those that are to keep it before others are asked as well: several slow syncs,
+#: and a tenth of a write's usual timeout.
 BATCH_HOLDER_PATIENCE_MS: Final = 200
 #: Bytes of logged batches that one node keeps for others; batches are small and gone within milliseconds.
 BATCH_LOG_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -332,8 +330,10 @@ BATCH_LOG_BYTES_MAX: Final = 256 * 1024 * 1024
 BATCH_LOG_PAGE: Final = 256
 #: Between two looks for batches whose coordinator does not say that they are done.
 BATCH_REPLAY_ROUND_MS: Final = 1000
-#: A batch whose values are larger makes one coordinator do the work of many: its client is warned.
-BATCH_BYTES_WARNED: Final = 5 * 1024
+#: Between two lines of the log that tell of the same kind of event: often enough to see that it goes on.
+REPEATED_LOG_MS: Final = 60_000
+#: Kinds of such events that are told apart: some for each of a cluster's nodes.
+REPEATED_LOG_KINDS_MAX: Final = 1000
 #: How long a schema change waits for the other live nodes to apply it, before clients may compare versions.
 SCHEMA_AGREEMENT_WAIT_MS: Final = 1000
 #: How long ALTER KEYSPACE waits for data to move before it answers with a warning: drivers give up after ten

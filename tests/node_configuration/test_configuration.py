@@ -136,6 +136,7 @@ def test_every_section_and_key_has_a_default() -> None:
         "hints",
         "storage",
         "reads",
+        "writes",
         "raft",
         "metadata",
         "cms",

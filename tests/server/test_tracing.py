@@ -113,4 +113,4 @@ def test_a_large_batch_is_warned_of_once(session: Session) -> None:
     future = session.execute_async(batch)
     future.result()
     (warning,) = future.warnings
-    assert "Batch for [traced.t] is of size 6400, exceeding specified threshold of 5120" in warning
+    assert "Batch for [traced.t] is of size 20800, exceeding specified threshold of 5120" in warning
