@@ -1,25 +1,26 @@
 """Conditional statements and batches bound to values: what they read, what they decide, what they answer.
 
-Invariant: everything in one request is about one partition of one table; `decide` is a function of the rows
-read and the timestamp it is given.
+Invariant: everything in one request is about one partition of one table, whose key and rows are worked out
+once; `decide` is a function of the rows read and the time of the ballot it is given.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from lockstep.cql import list_reads
 from lockstep.cql.catalog import TableShape
 from lockstep.cql.context import Context, Lists
-from lockstep.cql.if_checks import Check, bound
-from lockstep.cql.if_clause import Conditions
+from lockstep.cql.if_checks import bound
+from lockstep.cql.if_clause import Condition, Conditions
 from lockstep.cql.keys import split_key
 from lockstep.cql.modification import BatchPlan, ModificationPlan
+from lockstep.cql.modify import plan_batch, plan_modification
 from lockstep.cql.prepared import Prepared, Scope
-from lockstep.cql.ranges import clusterings, partition_keys
+from lockstep.cql.ranges import clusterings, partition_keys, settled
 from lockstep.cql.records import RecordReader
 from lockstep.cql.selection import Record, Selection, compile_selection
 from lockstep.cql.terms import Values
@@ -34,9 +35,6 @@ _APPLIED = "[applied]"
 _YES, _NO = b"\x01", b"\x00"
 #: No row lies in front of every clustering: only the static row is asked.
 _NO_ROWS = (Slice(b"", b"\x00"),)
-
-#: Makes the mutations of the whole request, for a context and the lists that were read.
-Planning = Callable[[Context, Lists | None], Sequence[Mutation]]
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -57,9 +55,10 @@ class _Asked:
 
     def __init__(self) -> None:
         self.kind = ""
-        self.checks: list[tuple[int, Check]] = []
+        #: Slot of the column, condition, values of its statement.
+        self.checks: list[tuple[int, Condition, Values]] = []
 
-    def add(self, kind: str, checks: Sequence[tuple[int, Check]]) -> None:
+    def add(self, kind: str, checks: Sequence[tuple[int, Condition, Values]]) -> None:
         """InvalidRequest for conditions of several statements that cannot go together."""
         if self.kind and self.kind != kind:
             pair = {self.kind, kind}
@@ -70,38 +69,43 @@ class _Asked:
         self.kind = kind
         self.checks += checks
 
-    def hold(self, record: Record | None, exists: bool) -> bool:
+    def hold(self, record: Record | None, exists: bool, context: Context) -> bool:
         if self.kind == "NOT EXISTS":
             return not exists
         if self.kind == "EXISTS" and not exists:
             return False
-        return all(check(None if record is None else record[slot]) for slot, check in self.checks)
+        return all(
+            bound(condition, values, context)(None if record is None else record[slot])
+            for slot, condition, values in self.checks
+        )
 
 
 class ConditionalRequest:
-    """One execution. `entries`: each statement's plan and values; `is_batch` is as the client sent it."""
+    """One execution. `entries`: each statement and its values. `is_batch`: they are a batch of the protocol,
+    else there is one."""
 
     def __init__(
         self,
         entries: Sequence[tuple[Prepared, Values]],
         context: Context,
-        planning: Planning,
         *,
         is_batch: bool,
     ) -> None:
         """InvalidRequest when it is about several partitions or tables, or values do not fit."""
         self._context = context
-        self._planning = planning
-        self._is_batch = is_batch
-        parts: list[tuple[ModificationPlan, Values]] = []
+        self._is_of_protocol = is_batch
+        self._is_batch = is_batch or isinstance(entries[0][0].plan, BatchPlan)
         for prepared, values in entries:
             prepared.check_values(list(values))
+        self._entries = [(_settled(prepared, values, context), values) for prepared, values in entries]
+        parts: list[tuple[ModificationPlan, Values]] = []
+        for prepared, values in self._entries:
             if isinstance(prepared.plan, BatchPlan) and prepared.plan.timestamp is not None:
                 raise InvalidRequest("Cannot provide custom timestamp for conditional BATCH")
             parts += [(plan, values) for plan in list_reads.plans_of(prepared)]
         self._parts = parts
         self.shape = _one_table([plan for plan, _ in parts])
-        if is_batch and any(plan.timestamp is not None for plan, _ in parts):
+        if self._is_batch and any(plan.timestamp is not None for plan, _ in parts):
             raise InvalidRequest("Cannot provide custom timestamp for conditional BATCH")
         self.key = self._one_key()
         self.token = token_of(self.key)
@@ -147,7 +151,8 @@ class ConditionalRequest:
             self._shown = None
             return
         for condition in conditions.columns:
-            check = (self._slots[condition.column.name], bound(condition, values, self._context))
+            bound(condition, values, self._context)  # Values that do not fit are refused before anything is.
+            check = (self._slots[condition.column.name], condition, values)
             is_static = condition.column in self.shape.table.static
             (self._static if is_static else row).add("COLUMNS", (check,))
         if self._shown is not None:
@@ -182,8 +187,15 @@ class ConditionalRequest:
 
     # -- what is decided --------------------------------------------------------------------------
 
-    def decide(self, result: ReadResult, timestamp_us: int) -> Verdict:
-        """What to write, with this timestamp, and what to tell the client."""
+    def mutations(self, context: Context, lists: Lists | None) -> Sequence[Mutation]:
+        """What the whole request writes; `lists`: those that were read for it."""
+        if self._is_of_protocol:
+            return plan_batch(self._entries, context, lists)
+        return plan_modification(*self._entries[0], context, lists)
+
+    def decide(self, result: ReadResult, time_us: int) -> Verdict:
+        """What to write, as of the time of the ballot, and what to tell the client."""
+        context = self._context.decided_at(time_us)
         static: Record | None = None
         found: list[tuple[bytes | None, Record]] = []
         for partition in result.partitions:
@@ -194,14 +206,13 @@ class ConditionalRequest:
                 bare = msgspec.structs.replace(partition, rows=())
                 static = next((record for _, record in reader.records(bare, parts, True)), None)
         by_clustering = {clustering: record for clustering, record in found if clustering is not None}
-        met = self._static.hold(static, static is not None) and all(
-            asked.hold(by_clustering.get(clustering), clustering in by_clustering)
+        met = self._static.hold(static, static is not None, context) and all(
+            asked.hold(by_clustering.get(clustering), clustering in by_clustering, context)
             for clustering, asked in self._rows.items()
         )
         if not met:
             return self._refusal(self._known(found))
-        context = msgspec.structs.replace(self._context, timestamp_us=timestamp_us)
-        mutations = self._planning(context, list_reads.lists([self.command], [result]))
+        mutations = self.mutations(context, list_reads.lists([self.command], [result]))
         assert len(mutations) <= 1, "a conditional request is about one partition"
         return Verdict(mutations[0] if mutations else None, self._specs(()), [(_YES,)])
 
@@ -243,6 +254,20 @@ class ConditionalRequest:
         table = self.shape.table
         listed = [(_APPLIED, parse_type("boolean")), *((name, self.shape.types[name]) for name in names)]
         return tuple(ColumnSpec(table.keyspace, table.name, name, kind) for name, kind in listed)
+
+
+def _settled(prepared: Prepared, values: Values, context: Context) -> Prepared:
+    """The statement with its keys worked out."""
+
+    def of(plan: ModificationPlan) -> ModificationPlan:
+        return msgspec.structs.replace(plan, restrictions=settled(plan.restrictions, values, context))
+
+    plan = prepared.plan
+    if isinstance(plan, BatchPlan):
+        plan = msgspec.structs.replace(plan, parts=tuple(of(part) for part in plan.parts))
+    elif isinstance(plan, ModificationPlan):
+        plan = of(plan)
+    return msgspec.structs.replace(prepared, plan=plan)
 
 
 class _Read(msgspec.Struct, frozen=True):

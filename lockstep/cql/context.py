@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from lockstep.values.rows import Cell
 
@@ -20,17 +21,31 @@ if TYPE_CHECKING:
 class Context(msgspec.Struct, frozen=True):
     """`now_us`, `now_s`: this coordinator's wall time (a client's now_in_seconds replaces `now_s`).
 
-    `timestamp_us`: the client's timestamp, else `now_us`; USING TIMESTAMP overrides it.
+    `stamp_us`: rises with every request of this coordinator, whatever its wall clock does.
+    `timestamp_us`: the client's timestamp, else `stamp_us`; USING TIMESTAMP overrides it.
     `new_mutation_id`: the 14 bytes of the mutation planned. `uuid_source`: 16 random bytes a call.
     `calls`: what is known of calls of user functions; None: none may be made.
+    `is_decided`: `timestamp_us` is the time of a ballot, which is above that of every earlier decision.
     """
 
     now_us: int
     now_s: int
+    stamp_us: int
     timestamp_us: int
     new_mutation_id: bytes
     uuid_source: Callable[[], bytes]
     calls: UserCalls | None = None
+    is_decided: bool = False
+
+    def decided_at(self, time_us: int) -> Context:
+        """The context of a request that a ballot of this time decides.
+
+        What says when something was written, and in which order, is the ballot's. What says what time it is
+        stays this coordinator's: ballots stand still while a clock that ran ahead is waited for, and nothing
+        would expire meanwhile. User functions were called before, so with them `now()` keeps its value.
+        """
+        stamp_us = time_us if self.calls is None else self.stamp_us
+        return replace(self, stamp_us=stamp_us, timestamp_us=time_us, is_decided=True)
 
 
 #: (table id, partition key, clustering, column id) of a list in a row; the static row's clustering is empty.
@@ -42,10 +57,11 @@ Lists = Mapping[ListPlace, Sequence[Cell]]
 class ListIds:
     """Ids of list elements in the order they are added: 16 bytes that sort by time, then by order.
 
-    Bytes: 2^63 plus (appended) or minus (prepended) the coordinator's microseconds, the mutation id's
-    node and low sequence, and a count within the request, downwards for what is prepended. The wall time is
-    used, not the write timestamp, so that an append goes behind elements that are there whatever timestamps
-    clients choose.
+    Bytes: 2^63 plus (appended) or minus (prepended) microseconds, the mutation id's node and low sequence,
+    and a count within the request, downwards for what is prepended. The time is that of the ballot that
+    decides the request, so that of two decisions the later one's append goes behind. Else it is the
+    coordinator's stamp, not the write timestamp, so that an append goes behind elements that are there
+    whatever timestamps clients choose.
     `known`: lists that were read for the request.
     """
 
@@ -53,9 +69,9 @@ class ListIds:
 
     def __init__(self, context: Context, known: Lists | None = None) -> None:
         self.known: Lists = known if known is not None else {}
-        half = 1 << 63
-        self._append = (half + context.now_us).to_bytes(8, "big")
-        self._prepend = (half - context.now_us).to_bytes(8, "big")
+        half, at_us = 1 << 63, context.timestamp_us if context.is_decided else context.stamp_us
+        self._append = (half + at_us).to_bytes(8, "big")
+        self._prepend = (half - at_us).to_bytes(8, "big")
         self._tail = context.new_mutation_id[:2] + context.new_mutation_id[-3:]
         self._behind = 0
         self._before = 1 << 24

@@ -43,7 +43,7 @@ def random_uuid(context: Context) -> bytes:
 
 def now_timeuuid(context: Context) -> bytes:
     tail = context.uuid_source()[8:]
-    return timeuuid(context.now_us * 10, bytes((tail[0] & 0x3F | 0x80,)) + tail[1:])
+    return timeuuid(context.stamp_us * 10, bytes((tail[0] & 0x3F | 0x80,)) + tail[1:])
 
 
 def _ms(kind: str) -> Callable[[bytes], int]:

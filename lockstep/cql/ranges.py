@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import msgspec
+
 from lockstep.cql.catalog import TableShape
 from lockstep.cql.context import Context
 from lockstep.cql.keys import check_clustering, routing_key
 from lockstep.cql.restrictions import Bound, Choice, Restrictions
-from lockstep.cql.terms import TermPlan, Values
+from lockstep.cql.terms import Computed, Constant, TermPlan, Values
 from lockstep.cql.wire.messages import UNSET
 from lockstep.schema.clustering import encode_prefix, slice_for
 from lockstep.schema.types import CqlType, ListType, TupleType
@@ -66,6 +68,28 @@ def _whole_tuple(kind: TupleType, data: bytes, names: Sequence[str]) -> tuple[by
     if len(parts) != len(names) or any(part is None for part in parts):
         raise InvalidRequest(f"Invalid null value in condition for columns: ({', '.join(names)})")
     return tuple(part for part in parts if part is not None)
+
+
+def settled(restrictions: Restrictions, values: Values, context: Context) -> Restrictions:
+    """The same with the keys worked out, also by functions that give another value each time."""
+    return msgspec.structs.replace(
+        restrictions,
+        partition=tuple(_settled(choice, values, context) for choice in restrictions.partition),
+        clustering=tuple(_settled(choice, values, context) for choice in restrictions.clustering),
+    )
+
+
+def _settled(choice: Choice, values: Values, context: Context) -> Choice:
+    terms = tuple(_settled_term(term, values, context) for term in choice.terms)
+    listed = None if choice.listed is None else _settled_term(choice.listed, values, context)
+    return msgspec.structs.replace(choice, terms=terms, listed=listed)
+
+
+def _settled_term(term: TermPlan, values: Values, context: Context) -> TermPlan:
+    if not isinstance(term, Computed):
+        return term
+    value = term.get(values, context)
+    return term if value is UNSET else Constant(value if isinstance(value, bytes) else None)
 
 
 def partition_keys(restrictions: Restrictions, values: Values, context: Context) -> list[bytes]:

@@ -24,7 +24,7 @@ KeyFilter = Callable[[Mapping[int, bytes]], bool]
 
 _Key = tuple[bytes, ...]
 #: What no term of a filter depends on.
-_ALWAYS: Final = Context(0, 0, 0, bytes(14), bytes)
+_ALWAYS: Final = Context(0, 0, 0, 0, bytes(14), bytes)
 _COMPARISONS: Final[dict[str, Callable[[_Key, _Key], bool]]] = {
     "=": lambda a, b: a == b,
     "<": lambda a, b: a < b,

@@ -9,11 +9,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from lockstep.cql.conditional import ConditionalRequest, Planning, Verdict
-from lockstep.cql.context import Context, Lists
-from lockstep.cql.modification import BatchPlan
-from lockstep.cql.modify import plan_batch, plan_modification
-from lockstep.cql.prepared import Prepared
+from lockstep.cql.conditional import ConditionalRequest, Verdict
+from lockstep.cql.context import Context
 from lockstep.cql.user_calls import UserCalls
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.messages import QueryParameters, Value
@@ -26,47 +23,39 @@ from lockstep.server.statements import Statement
 from lockstep.server.user_functions import UserFunctions, called_by
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency
-from lockstep.values.rows import Mutation, ReadResult
+from lockstep.values.rows import ReadResult
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
-
-Entries = Sequence[tuple[Prepared, Sequence[Value]]]
 
 
 async def run_conditional(
     node: Node,
     version: int,
     parts: Sequence[tuple[Statement, Sequence[Value]]],
-    batch: Entries | None,
     context: Context,
     parameters: QueryParameters,
     functions: UserFunctions,
+    *,
+    is_batch: bool,
 ) -> bytes:
-    """The body of the result. `batch`: the statements of a batch that the protocol has, else there is one.
+    """The body of the result. `is_batch`: the statements are a batch of the protocol, else there is one.
 
     InvalidRequest, or the errors of `Conditionals.write`.
     """
     serial = _serial_level(parameters)
     entries = [(statement.prepared, values) for statement, values in parts]
 
-    def planning(moment: Context, lists: Lists | None) -> Sequence[Mutation]:
-        if batch is not None:
-            return plan_batch(batch, moment, lists)
-        return plan_modification(*entries[0], moment, lists)
-
-    is_batch = batch is not None or isinstance(entries[0][0].plan, BatchPlan)
-
     def asked(moment: Context) -> ConditionalRequest:
-        return ConditionalRequest(entries, moment, planning, is_batch=is_batch)
+        return ConditionalRequest(entries, moment, is_batch=is_batch)
 
     if called_by(prepared for prepared, _ in entries):
-        context = await _with_results(functions, context, asked, planning)
+        context = await _with_results(functions, context, asked)
     request = asked(context)
     captured = [statement.captured for statement, _ in parts if statement.captured]
 
-    def decide(result: ReadResult, timestamp_us: int) -> Decision:
-        verdict = request.decide(result, timestamp_us)
+    def decide(result: ReadResult, time_us: int) -> Decision:
+        verdict = request.decide(result, time_us)
         if captured and verdict.mutation is not None:
             of_tables = frozenset[int]().union(*captured)
             refuse_uncapturable(node.cluster.generations, of_tables, (verdict.mutation,), context.now_us)
@@ -88,7 +77,6 @@ async def _with_results(
     functions: UserFunctions,
     context: Context,
     asked: Callable[[Context], ConditionalRequest],
-    planning: Planning,
 ) -> Context:
     """A context that knows the results of all calls: a decision is made at once when the rows are there."""
     calls = UserCalls()
@@ -97,7 +85,7 @@ async def _with_results(
         request = asked(moment)
         with contextlib.suppress(InvalidRequest):
             # It may lack lists that are read later.
-            planning(moment, None)
+            request.mutations(moment, None)
         return request
 
     await functions.settled_with(calls, context, work)

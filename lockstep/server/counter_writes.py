@@ -38,7 +38,7 @@ def tables_of(parts: Sequence[Statement]) -> list[Table]:
 
 def at_server_time(context: Context) -> Context:
     """Counters go by the clocks of servers, whatever time the client names."""
-    return msgspec.structs.replace(context, timestamp_us=context.now_us)
+    return msgspec.structs.replace(context, timestamp_us=context.stamp_us)
 
 
 async def change_counters(

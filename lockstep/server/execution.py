@@ -33,7 +33,7 @@ from lockstep.replication.writes import Begun
 from lockstep.server.batch_writes import WRITE_LEVELS_REFUSED, BatchWrites, serial_write
 from lockstep.server.capture import refuse_uncapturable
 from lockstep.server.catalogs import Catalogs
-from lockstep.server.conditional import Entries, run_conditional
+from lockstep.server.conditional import run_conditional
 from lockstep.server.counter_writes import at_server_time, change_counters, counts, tables_of
 from lockstep.server.permits import Permits, Session
 from lockstep.server.role_statements import RoleStatements
@@ -110,6 +110,7 @@ class Executor:
         return Context(
             now_us,
             now_us // 1_000_000 if now_s is None else now_s,
+            stamp,
             stamp if given is None else given,
             self._node.new_mutation_id(),
             self._uuid_source,
@@ -253,7 +254,7 @@ class Executor:
     ) -> Answer:
         context, prepared = self.context(parameters), statement.prepared
         if is_conditional(prepared):
-            return await self._decide(session, ((statement, values),), None, context, parameters)
+            return await self._decide(session, ((statement, values),), context, parameters)
         if counts(prepared):
             changes = await self._functions.settled(
                 at_server_time(context),
@@ -280,16 +281,16 @@ class Executor:
         self,
         session: Session,
         parts: Sequence[tuple[Statement, Sequence[Value]]],
-        batch: Entries | None,
         context: Context,
         parameters: QueryParameters,
+        *,
+        is_batch: bool = False,
     ) -> Answer:
-        """A conditional statement, or with `batch` the statements of one that the protocol has."""
-        return Answer(
-            await run_conditional(
-                self._node, session.version, parts, batch, context, parameters, self._functions
-            )
+        """A conditional statement, or the statements of a batch of the protocol."""
+        found = await run_conditional(
+            self._node, session.version, parts, context, parameters, self._functions, is_batch=is_batch
         )
+        return Answer(found)
 
     async def _count(self, changes: Sequence[Mutation], consistency: Consistency) -> Answer:
         if consistency in WRITE_LEVELS_REFUSED:
@@ -317,7 +318,7 @@ class Executor:
         check_batch(BATCH_NAMES[batch.kind], tables_of(parts))
         if any(is_conditional(part.prepared) for part in parts):
             pairs = [(part, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
-            return await self._decide(session, pairs, entries, context, batch.parameters)
+            return await self._decide(session, pairs, context, batch.parameters, is_batch=True)
         if any(counts(part.prepared) for part in parts):
             changes = await self._functions.settled(
                 at_server_time(context), called, lambda moment: plan_batch(entries, moment)

@@ -14,7 +14,7 @@ from lockstep.schema.types import parse_type
 from lockstep.values.errors import InvalidRequest
 from tests.cql.twin import Session
 
-CONTEXT = Context(0, 0, 0, b"", bytes)
+CONTEXT = Context(0, 0, 0, 0, b"", bytes)
 
 
 def cast(value: Any, source: str, target: str) -> Any:

@@ -155,7 +155,12 @@ class Session:
             return count.to_bytes(16, "big")
 
         return Context(
-            self.now_us, self.now_us // 1_000_000, self.now_us, self.count.to_bytes(14, "big"), source
+            self.now_us,
+            self.now_us // 1_000_000,
+            self.now_us,
+            self.now_us,
+            self.count.to_bytes(14, "big"),
+            source,
         )
 
     def prepare(self, text: str):

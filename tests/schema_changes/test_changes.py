@@ -29,7 +29,7 @@ _THREE = "CREATE TABLE u (k int, a int, b int, PRIMARY KEY (k, a, b)) WITH CLUST
 def run(schema: Schema, text: str, epoch: int = 1) -> tuple[Schema, ChangeSummary | None]:
     """Apply one statement by way of the bytes a log entry would hold."""
     seed = len(schema.tables_by_id) + 16 * epoch
-    context = Context(5000, 0, 5000, bytes(14), lambda: seed.to_bytes(16, "big"))
+    context = Context(5000, 0, 5000, 5000, bytes(14), lambda: seed.to_bytes(16, "big"))
     change = meant(schema, schema_change(prepare(text, "ks", Catalog(schema)), context))
     decoded = _DECODER.decode(codec.encode(change))
     assert decoded == change
@@ -334,7 +334,7 @@ def test_an_emptied_table_gets_a_new_storage_id_and_keeps_all_else() -> None:
 def test_a_missing_table_cannot_be_emptied() -> None:
     schema = build(KEYSPACE, TABLE)
     change = schema_change(
-        prepare("TRUNCATE ks.t", None, Catalog(schema)), Context(0, 0, 0, bytes(14), lambda: bytes(16))
+        prepare("TRUNCATE ks.t", None, Catalog(schema)), Context(0, 0, 0, 0, bytes(14), lambda: bytes(16))
     )
     with pytest.raises(Rejected):
         apply_change(build(KEYSPACE), change, 5)

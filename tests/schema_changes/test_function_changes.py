@@ -22,7 +22,7 @@ _SUM = "CREATE AGGREGATE total(int) SFUNC plus STYPE int INITCOND 0"
 
 
 def changed(schema: Schema, statement: str, epoch: int = 9) -> tuple[Schema, ChangeSummary | None]:
-    context = Context(1, 0, 1, bytes(14), lambda: bytes(16))
+    context = Context(1, 0, 1, 1, bytes(14), lambda: bytes(16))
     prepared = prepare(statement, "ks", Catalog(schema))
     found = apply_change(schema, meant(schema, schema_change(prepared, context)), epoch, ("dc1",))
     validate(found[0])

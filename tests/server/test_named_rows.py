@@ -20,7 +20,7 @@ from lockstep.server.system_schema import SchemaTables
 from lockstep.server.virtual import VirtualTables, define
 from lockstep.values.limits import VIRTUAL_ROWS_AT_ONCE_MAX
 
-CONTEXT = Context(1, 1, 1, bytes(14), lambda: bytes(16))
+CONTEXT = Context(1, 1, 1, 1, bytes(14), lambda: bytes(16))
 COLUMNS = (NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0), NewColumn("v", "text"), NewColumn("a", "int"))
 SHAPE = (
     "keyspace_name text; table_name text; column_name text; clustering_order text; "

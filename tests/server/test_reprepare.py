@@ -28,7 +28,9 @@ class Shelf:
 
     def run(self, text: str) -> None:
         self.epoch += 1
-        context = Context(self.epoch, 0, self.epoch, bytes(14), lambda: self.epoch.to_bytes(16, "big"))
+        context = Context(
+            self.epoch, 0, self.epoch, self.epoch, bytes(14), lambda: self.epoch.to_bytes(16, "big")
+        )
         change = schema_change(prepare(text, None, self.catalog), context)
         schema, _ = apply_change(self.catalog.schema, change, self.epoch)
         self.catalog = Catalog(schema)

@@ -20,7 +20,7 @@ from lockstep.server.virtual import VirtualTables, define
 from lockstep.values.errors import InvalidRequest, SyntaxError_, Unprepared
 from lockstep.values.limits import PREPARED_STATEMENTS_MAX
 
-CONTEXT = Context(1, 1, 1, bytes(14), lambda: bytes(16))
+CONTEXT = Context(1, 1, 1, 1, bytes(14), lambda: bytes(16))
 COLUMNS = "p text; c int; s text; v int; tags set<text>; notes map<text, text>; steps list<int>"
 
 
