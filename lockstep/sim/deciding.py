@@ -7,10 +7,12 @@ asked for at one serial level only.
 
 from __future__ import annotations
 
+import msgspec
+
 from lockstep.cql.wire import client as wire
 from lockstep.schema.changes import NewColumn
 from lockstep.schema.model import ColumnKind
-from lockstep.schema.types import SetType, parse_type
+from lockstep.schema.types import ListType, SetType, parse_type
 from lockstep.sim.checkers.decisions import Decided, check_decisions
 from lockstep.sim.cql_client import CqlClient
 from lockstep.sim.data_centres import is_cut_off
@@ -26,14 +28,22 @@ _LOCAL_KEYS = 2
 _COMMIT_LEVELS = (Consistency.QUORUM, Consistency.QUORUM, Consistency.ONE, Consistency.ANY)
 _LOCAL_QUORUM = Consistency.LOCAL_QUORUM
 _LOCAL_COMMIT_LEVELS = (_LOCAL_QUORUM, _LOCAL_QUORUM, Consistency.LOCAL_ONE, Consistency.ANY)
-_INSERT = f"INSERT INTO {KEYSPACE}.{TABLE} (pk, v, held) VALUES (?, ?, ?) IF NOT EXISTS"
-_UPDATE = f"UPDATE {KEYSPACE}.{TABLE} SET v = ?, held = held + ? WHERE pk = ? IF v = ?"
-_SELECT = f"SELECT v, held FROM {KEYSPACE}.{TABLE} WHERE pk = ?"
+_INSERT = (
+    f"INSERT INTO {KEYSPACE}.{TABLE} (pk, v, held, appended, prepended) VALUES (?, ?, ?, ?, ?) IF NOT EXISTS"
+)
+_UPDATE = (
+    f"UPDATE {KEYSPACE}.{TABLE} SET v = ?, held = held + ?, appended = appended + ?, "
+    "prepended = ? + prepended WHERE pk = ? IF v = ?"
+)
+_SELECT = f"SELECT v, held, appended, prepended FROM {KEYSPACE}.{TABLE} WHERE pk = ?"
 _SET = SetType(parse_type("blob"), frozen=False)
+_LIST = ListType(parse_type("blob"), frozen=False)
 _COLUMNS = (
     NewColumn("pk", "blob", ColumnKind.PARTITION_KEY, 0),
     NewColumn("v", "blob"),
     NewColumn("held", "set<blob>"),
+    NewColumn("appended", "list<blob>"),
+    NewColumn("prepended", "list<blob>"),
 )
 
 
@@ -83,9 +93,11 @@ class _Client(SideClient):
         is_local = self._serial[key] is Consistency.LOCAL_SERIAL
         level = draw.choice(_LOCAL_COMMIT_LEVELS if is_local else _COMMIT_LEVELS)
         if known is None:
-            await self._write(session, key, _INSERT, [key, value, _SET.join([value])], level, None, value)
+            await self._write(
+                session, key, _INSERT, [key, value, *_as_collections(value)], level, None, value
+            )
         else:
-            values = [value, _SET.join([value]), key, known]
+            values = [value, *_as_collections(value), key, known]
             await self._write(session, key, _UPDATE, values, level, known, value)
 
     async def last_asks(self, session: CqlClient) -> bool:
@@ -128,17 +140,26 @@ class _Client(SideClient):
     async def _read(self, session: CqlClient, key: bytes) -> bool:
         start_ns = self.cluster.world.now_ns
         outcome, found, error = await self.execute(session, _SELECT, [key], self._serial[key])
-        seen, held = None, None
+        event = Decided(self.name, key, start_ns, self.cluster.world.now_ns, outcome)
         if outcome is Outcome.OK:
             assert isinstance(found, wire.RowsResult)
-            seen, packed = found.rows[0] if found.rows else (None, None)
-            held = frozenset(_SET.split(packed) if packed is not None else ())
+            seen, *packed = found.rows[0] if found.rows else (None, None, None, None)
+            held, appended, prepended = (
+                () if data is None else kind.split(data)
+                for kind, data in zip((_SET, _LIST, _LIST), packed, strict=True)
+            )
             self._deciding.known[key] = seen
-        end_ns = self.cluster.world.now_ns
-        event = Decided(self.name, key, start_ns, end_ns, outcome, seen=seen, held=held)
+            event = msgspec.structs.replace(
+                event, seen=seen, held=frozenset(held), appended=tuple(appended), prepended=tuple(prepended)
+            )
         self._deciding.events.append(event)
         self.cluster.tell(self.name, f"{event.text()} {error}")
         return outcome is Outcome.OK
+
+
+def _as_collections(value: bytes) -> tuple[bytes, bytes, bytes]:
+    """A value alone in a set, and in each of the lists."""
+    return _SET.join([value]), _LIST.join([value]), _LIST.join([value])
 
 
 def _value(found: wire.RowsResult) -> bytes | None:

@@ -101,6 +101,25 @@ def test_a_read_shows_all_values_up_to_the_newest(held: tuple[bytes, ...], fine:
     assert accepted([*events, look]) is fine
 
 
+@pytest.mark.parametrize(
+    ("appended", "prepended", "fine"),
+    [
+        ((b"a", b"b"), (b"b", b"a"), True),
+        ((b"b", b"a"), (b"b", b"a"), False),
+        ((b"a", b"b"), (b"a", b"b"), False),
+        ((b"a",), (b"b", b"a"), False),
+        ((b"a", b"b"), (b"c", b"b", b"a"), False),
+        ((b"a", b"b", b"b"), (b"b", b"a"), False),
+    ],
+)
+def test_lists_show_the_order_of_decisions(
+    appended: tuple[bytes, ...], prepended: tuple[bytes, ...], fine: bool
+) -> None:
+    events = [write(1, 2, None, b"a"), write(3, 4, b"a", b"b"), write(7, 8, b"b", b"c")]
+    look = Decided("r", b"k", 5, 6, OK, seen=b"b", appended=appended, prepended=prepended)
+    assert accepted([*events, look]) is fine
+
+
 _VALUES = (None, b"a", b"b", b"c")
 
 

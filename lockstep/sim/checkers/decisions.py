@@ -3,6 +3,7 @@
 A register is compared and set; every value is written at most once. So the writes that took effect are a
 chain, each one expecting what the one before it wrote, and every answer lies at one place of the chain.
 Beside the register a set keeps every value: whoever reads both sees the register's value and all before it.
+One list has them appended, and one prepended, so both show the order in which they were decided.
 Invariant: the check is exact: a history passes if and only if some order of its effects explains all answers
 and keeps to real time.
 """
@@ -24,7 +25,7 @@ class Decided(msgspec.Struct, frozen=True):
     """One request and its end. A write has `wrote`: the value it sets if `expected` is there (None: nothing).
 
     With outcome OK, `applied` says whether it did, and `seen` is what else was there; a read has only `seen`,
-    and in `held` what the set held.
+    in `held` what the set held, and in `appended` and `prepended` what the lists did.
     """
 
     client: str
@@ -37,6 +38,8 @@ class Decided(msgspec.Struct, frozen=True):
     applied: bool = False
     seen: bytes | None = None
     held: frozenset[bytes] | None = None
+    appended: tuple[bytes, ...] | None = None
+    prepended: tuple[bytes, ...] | None = None
 
     def text(self) -> str:
         if self.wrote is None:
@@ -73,6 +76,7 @@ def _check_register(events: Sequence[Decided]) -> int:
                 raise Violation(_RULE, f"refused although what it expects was there: {event.text()}")
             spans.append((event.start_ns, event.end_ns, (places[event.seen], 1), event))
             _check_held(event, places)
+            _check_lists(event, places)
     _check_times(spans)
     return len(spans)
 
@@ -88,6 +92,21 @@ def _check_held(event: Decided, places: Mapping[bytes | None, int]) -> None:
     if event.held != expected:
         lost, early = sorted(expected - event.held), sorted(event.held - expected)
         raise Violation(_RULE, f"{event.text()}, where {lost} are lost and {early} not yet there")
+
+
+def _check_lists(event: Decided, places: Mapping[bytes | None, int]) -> None:
+    """Of two values that both are there the one decided later stands behind in one list, in front in the
+    other; `_check_held` says which have to be there."""
+    last = places[event.seen]
+    order = [value for value, place in places.items() if value is not None and place <= last]
+    for name, seen, expected in (
+        ("appended", event.appended, order),
+        ("prepended", event.prepended, order[::-1]),
+    ):
+        if seen is not None and list(seen) != expected:
+            raise Violation(
+                _RULE, f"{event.text()}, where {name} are {list(seen)}, and decided was {expected}"
+            )
 
 
 def _took_effect(event: Decided, places: Mapping[bytes | None, int]) -> bool:

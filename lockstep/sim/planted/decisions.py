@@ -9,6 +9,7 @@ import msgspec
 
 from lockstep.consensus import paxos
 from lockstep.consensus.paxos import Acceptor, Fate, Proposal
+from lockstep.cql.context import Context
 from lockstep.node import work as work_module
 from lockstep.replication import ballot_rounds as rounds_module
 from lockstep.replication import past_proposals
@@ -82,6 +83,15 @@ def _one_voter() -> contextlib.AbstractContextManager[None]:
     return replaced((rounds_module, "COUNTED_AS", counted))
 
 
+def _lists_by_clock() -> contextlib.AbstractContextManager[None]:
+    """Elements are ordered by the clock of the coordinator that a client happened to ask."""
+
+    def decided_at(self: Context, time_us: int) -> Context:
+        return msgspec.structs.replace(self, timestamp_us=time_us)
+
+    return replaced((Context, "decided_at", decided_at))
+
+
 def _one_local_voter() -> contextlib.AbstractContextManager[None]:
     """One replica of a data centre decides for it."""
     counted = {**rounds_module.COUNTED_AS, Consistency.LOCAL_SERIAL: Consistency.LOCAL_ONE}
@@ -94,6 +104,7 @@ DECISIONS = (
     Planted("ballots_not_durable", "a power loss takes promises back", "lwt", _ballots_not_durable),
     Planted("fate_unheard", "not applied is said of what was applied", "lwt", _fate_unheard),
     Planted("one_voter", "two coordinators decide apart", "lwt", _one_voter),
+    Planted("lists_by_clock", "a later append stands before an earlier one", "lwt", _lists_by_clock),
     Planted("one_local_voter", "a data centre decides against itself", "lwt_dcs", _one_local_voter),
 )
 #: Brought about by tests: they take proposals that are left open, and replicas that are down or gone.
