@@ -211,7 +211,7 @@ def _prepared(text: str, schema: Schema) -> Any:
 
 
 def _context() -> Context:
-    return Context(1, 0, 1, bytes(14), lambda: bytes(15) + bytes([next(_SEEDS)]))
+    return Context(1, 0, 1, 1, bytes(14), lambda: bytes(15) + bytes([next(_SEEDS)]))
 
 
 def _message(text: str, schema: Schema) -> str:
