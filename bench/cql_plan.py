@@ -59,9 +59,8 @@ def main() -> None:
     start = time.perf_counter()
     parse(INSERT)
     print(f"{'load the tables and parse once':<34} {(time.perf_counter() - start) * 1e6:9.2f} us")
-    context = Context(
-        1_700_000_000_000_000, 1_700_000_000, 1_700_000_000_000_000, bytes(14), lambda: bytes(16)
-    )
+    now_us = 1_700_000_000_000_000
+    context = Context(now_us, now_us // 1_000_000, now_us, now_us, bytes(14), lambda: bytes(16))
     insert, update, select = (prepare(text, None, found) for text in (INSERT, UPDATE, SELECT))
     number, text, double = bytes(4), b"some text", bytes(8)
     row_values = [b"key", bytes(8), number, text, double]
