@@ -1,12 +1,14 @@
 """Read results to result rows: which reads come next, and what the client receives.
 
 Invariant: rows are consumed strictly in answer order, and `cursor` always names the last one consumed, so
-a page can stop behind any row. Read results hold live data only.
+a page can stop behind any row. A page ends with the row that passes PAGE_BYTES_MAX, however many rows the
+client asks for; a result that cannot end early is refused above UNPAGED_BYTES_MAX. Read results hold live
+data only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -17,8 +19,14 @@ from lockstep.cql.records import RecordReader
 from lockstep.cql.select import POINT, SelectPlan
 from lockstep.cql.selection import Record
 from lockstep.schema.clustering import decode, encode_prefix
-from lockstep.values.errors import ServerFault
+from lockstep.values.errors import InvalidRequest, ServerFault
 from lockstep.values.limits import PAGE_ROWS_DEFAULT, PARTITION_READS_AT_ONCE_MAX
+from lockstep.values.request_limits import (
+    PAGE_BYTES_MAX,
+    ROWS_A_TURN,
+    UNPAGED_BYTES_MAX,
+    UNPAGED_ROWS_MAX,
+)
 from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult
 from lockstep.values.tokens import token_of
 
@@ -40,7 +48,10 @@ class PageBuilder:
         self._reader = RecordReader(plan.select)
         self._rows: list[ResultRow] = []
         self._sortable: list[tuple[bytes, ResultRow]] = []
+        #: Bytes of the rows given so far as the protocol writes them.
+        self._bytes = 0
         select = plan.select
+        self._is_paged = plan.page_size > 0
         self._groups: Groups | None = None
         if select.folds:
             self._groups = Groups(select.selection, plan.moment, by_key=select.grouped)
@@ -68,11 +79,17 @@ class PageBuilder:
         plan = self._plan
         bounds = [bound for bound in (self._room(), self._remaining) if bound >= 0]
         if plan.checks or self._groups is not None or not bounds:
-            return max(plan.page_size, PAGE_ROWS_DEFAULT)
-        return min(bounds)
+            return PAGE_ROWS_DEFAULT
+        return min(*bounds, PAGE_ROWS_DEFAULT)
 
     def _room(self) -> int:
-        return self._plan.page_size - len(self._rows) if self._plan.page_size > 0 else -1
+        """Rows that the page has room for; -1 where the client asked for no pages."""
+        page_size = self._plan.page_size
+        if page_size <= 0:
+            return -1
+        if self._bytes >= PAGE_BYTES_MAX and self._is_paged:
+            return 0
+        return page_size - len(self._rows)
 
     def _partition_limit(self, used: int) -> int:
         """Rows of one partition the storage may give; 0 means all."""
@@ -146,11 +163,21 @@ class PageBuilder:
 
     def add(self, results: Sequence[ReadResult]) -> None:
         """Take the results of the last commands, in the order of the commands."""
+        for _ in self.adding(results):
+            pass
+
+    def adding(self, results: Sequence[ReadResult]) -> Iterator[None]:
+        """`add` in steps of some ROWS_A_TURN rows, for who has other work between them."""
         assert len(results) == len(self._asked), "one result for each command"
+        taken = 0
         for command, result in zip(self._asked, results, strict=True):
             for partition in result.partitions:
                 if not self._add_partition(partition):
                     return
+                taken += 1 + len(partition.rows)
+                if taken >= ROWS_A_TURN:
+                    taken = 0
+                    yield
             if result.more:
                 self._go_on_at(result)
                 return
@@ -238,12 +265,25 @@ class PageBuilder:
         self._give(clustering, row)
 
     def _give(self, clustering: bytes, row: ResultRow) -> None:
+        self._bytes += 4 * len(row) + sum([len(value) for value in row if value is not None])
+        if not self._is_paged:
+            self._require_bounded()
         if self._plan.select.sorts:
             self._sortable.append((clustering, row))
             return
         self._rows.append(row)
         if self._remaining > 0:
             self._remaining -= 1
+
+    def _require_bounded(self) -> None:
+        """InvalidRequest when there is more than one answer may hold and pages cannot be cut."""
+        if self._bytes <= UNPAGED_BYTES_MAX and max(len(self._rows), len(self._sortable)) < UNPAGED_ROWS_MAX:
+            return
+        why = "is sorted by the coordinator" if self._plan.select.sorts else "was asked for without paging"
+        raise InvalidRequest(
+            f"The result {why} and exceeds {UNPAGED_BYTES_MAX} bytes or {UNPAGED_ROWS_MAX} rows: "
+            "set a page size or a LIMIT, or ask for fewer partitions"
+        )
 
     # The page
 

@@ -1,7 +1,7 @@
-"""The live rows gathered for one read command, up to its limits.
+"""The live rows gathered for one read command, up to its limits and to PAGE_BYTES_MAX.
 
 Invariant: rows are in reading order, each once; a row counts once, and a partition with only a live static
-row counts as one where the command says so.
+row counts as one where the command says so. A page that is full by its bytes holds at least one row.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lockstep.storage.visible import counts_static, live_view
-from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult
+from lockstep.values.request_limits import PAGE_BYTES_MAX
+from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult, Row
 
 _UNLIMITED = 1 << 62
 
@@ -24,6 +25,7 @@ class Page:
         self._rows_before = 0
         #: Whether rows of the last partition may follow, so that its static row is no row of its own yet.
         self._is_open = False
+        self._bytes = 0
 
     def room(self) -> int:
         """Rows that may still be asked for; 0 when the command has no limit."""
@@ -32,6 +34,8 @@ class Page:
         return max(1, self._row_limit - self.count())
 
     def full(self) -> bool:
+        if self._bytes >= PAGE_BYTES_MAX and self.count():
+            return True
         return self.count() >= self._row_limit
 
     def add(self, merged: Iterable[Partition], end: Position | None) -> None:
@@ -42,6 +46,7 @@ class Page:
         command = self._command
         for partition in merged:
             live = live_view(partition, command.now_s, command.columns, command.dropped)
+            self._bytes += bytes_of(live)
             last = self._partitions[-1] if self._partitions else None
             if last is not None and (last.token, last.key) == (live.token, live.key):
                 live = Partition(live.token, live.key, None, (), live.static, last.rows + live.rows)
@@ -124,3 +129,23 @@ class Page:
 def _behind(partition: Partition) -> Position:
     """The whole partition was given: nothing of it is left to read."""
     return Position(partition.token, partition.key)
+
+
+def bytes_of(partition: Partition) -> int:
+    """Bytes of keys and values; what surrounds them is not counted."""
+    total = len(partition.key)
+    if partition.static is not None:
+        total += _bytes_of_row(partition.static)
+    for row in partition.rows:
+        total += _bytes_of_row(row)
+    return total
+
+
+def _bytes_of_row(row: Row) -> int:
+    total = len(row.clustering)
+    for cell in row.cells:
+        if cell.value is not None:
+            total += len(cell.value)
+        if cell.path is not None:
+            total += len(cell.path)
+    return total

@@ -48,6 +48,7 @@ from lockstep.server.login import Login
 from lockstep.server.outbox import Outbox
 from lockstep.server.permits import Session
 from lockstep.server.plan_payload import PayloadNotes, answered_payload, notes_for
+from lockstep.server.responses_owed import Responses
 from lockstep.server.tracing import Trace
 from lockstep.server.turns import work_of_texts
 from lockstep.values.errors import (
@@ -89,7 +90,8 @@ class CqlConnection(asyncio.Protocol):
         self._send, self._flush = self._outbox.send, self._outbox.flush
         self._flow = Flow(server.load)
         self._turns = server.turns
-        self._intake = Intake(server.turns, self._flow, self._received, self._end_if_answered)
+        self.responses = Responses(server.responses, self._outbox, lambda why: server.close_unread(self, why))
+        self._intake = Intake(server.turns, self._flow, self.responses, self._received, self._end_if_answered)
         self._writes = DirectWrites(self, self._flow, server.executor)
         self._finishing = self._ended = False  # Ended: what is read is dropped.
         self.session: Session | None = None
@@ -119,12 +121,16 @@ class CqlConnection(asyncio.Protocol):
         self._outbox.lost()
         self._intake.lost()
         self._flow.lost()
+        self.responses.lost()
         self._server.closed(self)
 
     def pause_writing(self) -> None:
+        self.responses.pause()
         self._flow.client_reads(False)
 
     def resume_writing(self) -> None:
+        self.responses.resume()
+        self._intake.resume()
         self._flow.client_reads(True)
 
     def eof_received(self) -> bool:
@@ -143,12 +149,12 @@ class CqlConnection(asyncio.Protocol):
                 self._intake.take(envelopes)
         except EnvelopeRefused as refused:
             version = self._version if self.session is not None else VERSION_MAX
-            self._send(_ERROR, refused.stream, responses.error(version, refused), version=version)
+            self._outbox.error(refused.stream, refused, version)
             self._close()
         except ProtocolViolation as damage:
             # A damaged segment says nothing that can be trusted, not even a stream to answer on.
             if self._segments is None:
-                self._send(_ERROR, 0, responses.error(self._version, damage))
+                self._outbox.error(0, damage)
             self._close()
         self._flow.regulate()
 
@@ -172,7 +178,7 @@ class CqlConnection(asyncio.Protocol):
             else:
                 self._dispatch(self.session, envelope, request)
         except LockstepError as error:
-            self._send(_ERROR, stream, responses.error(envelope.version, error), version=envelope.version)
+            self._outbox.error(stream, error, envelope.version)
         except Exception as error:
             self._fault(stream, error, version=envelope.version)
 
@@ -205,6 +211,7 @@ class CqlConnection(asyncio.Protocol):
 
     def _begin_session(self, session: Session) -> None:
         self.session = session
+        session.responses = self.responses
         self._reader.bytes_max = CQL_FRAME_BYTES_MAX
 
     def _logged_in(self, stream: int, role: str, error: Exception | None) -> None:
@@ -215,7 +222,7 @@ class CqlConnection(asyncio.Protocol):
             self._end_if_answered()
             return
         if isinstance(error, LockstepError):
-            self._send(_ERROR, stream, responses.error(self._version, error))
+            self._outbox.error(stream, error)
         else:
             self._fault(stream, error)
         self._close()
@@ -310,7 +317,7 @@ class CqlConnection(asyncio.Protocol):
         if error is None:
             self._send(_RESULT, stream, responses.VOID)
         else:
-            self._send(_ERROR, stream, responses.error(self._version, error))
+            self._outbox.error(stream, error)
 
     def broken(self, defect: Exception) -> None:
         """An answer could not be given: report it, and let the client see a lost connection."""
@@ -318,20 +325,15 @@ class CqlConnection(asyncio.Protocol):
         self.abort()
 
     def _fault(self, stream: int, error: BaseException, version: int = 0) -> None:
-        version = version or self._version
-        self._send(_ERROR, stream, responses.error(version, self._server.fault(error)), version=version)
+        self._outbox.error(stream, self._server.fault(error), version)
 
     # -- answers ----------------------------------------------------------------------------------
 
     def _answer(
         self, stream: int, answer: Answer, trace_id: bytes | None = None, notes: PayloadNotes | None = None
     ) -> None:
-        flags, body, warnings = 0, answer.body, answer.warnings
-        if warnings or trace_id is not None or notes is not None:
-            warnings = warnings if has_warnings(self._version) else ()
-            payload = answered_payload(notes)
-            flags, body = responses.with_prefix(body, trace_id=trace_id, warnings=warnings, payload=payload)
-        self._send(_RESULT, stream, body, flags)
+        payload = answered_payload(notes)
+        self._outbox.result(stream, answer.body, answer.warnings, trace_id, payload)
 
     def send_event(self, body: bytes) -> None:
         """An EVENT; the caller has looked at `events`."""
@@ -349,8 +351,7 @@ class CqlConnection(asyncio.Protocol):
         self._end_if_answered()
 
     def _refused(self, envelope: Envelope) -> None:
-        version = envelope.version
-        self._send(_ERROR, envelope.stream, responses.error(version, NodeDraining()), version=version)
+        self._outbox.error(envelope.stream, NodeDraining(), envelope.version)
 
     def _end_if_answered(self) -> None:
         if not self._finishing or self._ended or self._flow.requests or self._intake:

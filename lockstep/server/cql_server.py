@@ -21,6 +21,7 @@ from lockstep.server.execution import Executor
 from lockstep.server.flow import NodeLoad
 from lockstep.server.passwords import Passwords
 from lockstep.server.permits import Permits
+from lockstep.server.responses_owed import NodeResponses
 from lockstep.server.role_statements import RoleStatements
 from lockstep.server.schema_statements import SchemaStatements
 from lockstep.server.schema_watch import SchemaWatch
@@ -49,6 +50,7 @@ class CqlServer:
         #: When a connection must have logged in.
         self._login_due: dict[CqlConnection, asyncio.TimerHandle] = {}
         self.load = NodeLoad()
+        self.responses = NodeResponses(runtime.clock)
         self.turns = Turns()
         self.connections_refused = 0
         self.faults = 0
@@ -124,6 +126,12 @@ class CqlServer:
         self._finishing.pop(connection, None)
         if not self._finishing:
             self.finished.set()
+
+    def close_unread(self, connection: CqlConnection, why: str) -> None:
+        """The client does not take its responses."""
+        peer, owed = f"{connection.peer[0]}:{connection.peer[1]}", connection.responses.owed
+        self.node.log("cql.client_closed", peer=peer, why=why, owed=owed)
+        connection.abort()
 
     def fault(self, error: BaseException) -> ServerFault:
         """Log a defect and name it for the client, who cannot know what it did."""

@@ -17,6 +17,7 @@ from lockstep.cql.counters import check_batch
 from lockstep.cql.modification import BatchPlan
 from lockstep.cql.modify import plan_batch, plan_modification
 from lockstep.cql.prepared import Prepared
+from lockstep.cql.select import SelectPrepared
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.constants import BATCH_LOGGED, BATCH_NAMES
 from lockstep.cql.wire.messages import (
@@ -217,10 +218,7 @@ class Executor:
         values = _positional(prepared, parameters)
         kind = prepared.kind
         if kind == "SELECT":
-            context = self.context(parameters)
-            return Answer(
-                *await self.selects.run(session.version, statement, values, context, parameters, execute)
-            )
+            return await self._select(session, statement, values, parameters, execute)
         if kind in ("MODIFY", "BATCH"):
             return await self._modify(session, statement, values, parameters)
         prepared.check_values(values)
@@ -234,6 +232,30 @@ class Executor:
             return Answer(*await self._roles.run(session, prepared))
         assert kind == "DESCRIBE", f"a statement of kind {kind}"
         return Answer(self._schema.describe(session.version, prepared, self.catalogs.current()))
+
+    async def _select(
+        self,
+        session: Session,
+        statement: Statement,
+        values: Sequence[Value],
+        parameters: QueryParameters,
+        execute: Execute | None,
+    ) -> Answer:
+        """Its context is made once there is room for the answer, so that it shows what was written then."""
+        plan, owed = statement.prepared.plan, session.responses
+        assert isinstance(plan, SelectPrepared) and owed is not None, "the session is a client's"
+        kind = (plan.shape.table.id, plan.is_point)
+        reserved = await owed.begin(kind)
+        try:
+            context = self.context(parameters)
+            answer = Answer(
+                *await self.selects.run(session.version, statement, values, context, parameters, execute)
+            )
+            owed.learn(kind, len(answer.body))
+            owed.require_taken()
+            return answer
+        finally:
+            owed.end(reserved)
 
     async def change_schema(self, text: str) -> None:
         """Run a statement that changes the schema or empties a table, for an operator. RequestError, or a

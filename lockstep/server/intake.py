@@ -1,7 +1,8 @@
 """What one CQL connection has read, until it begins.
 
-Invariant: envelopes begin in the order in which they were read, as `turns` allows; while one of them waits
-nothing more is read. Once `refuse` is set no envelope that is read then begins.
+Invariant: envelopes begin in the order in which they were read, as `turns` allows and while the client takes
+its responses; while one of them waits nothing more is read. Once `refuse` is set no envelope that is read
+then begins.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 from lockstep.cql.wire.constants import Opcode
 from lockstep.cql.wire.frames import Envelope
 from lockstep.server.flow import Flow
+from lockstep.server.responses_owed import Responses
 from lockstep.server.turns import Turns
 
 Take = Callable[[Envelope], None]
@@ -22,9 +24,12 @@ _BATCH: Final = int(Opcode.BATCH)
 class Intake:
     """`begin` is given each envelope once; `emptied` hears that the last one that waited has begun."""
 
-    def __init__(self, turns: Turns, flow: Flow, begin: Take, emptied: Callable[[], None]) -> None:
+    def __init__(
+        self, turns: Turns, flow: Flow, responses: Responses, begin: Take, emptied: Callable[[], None]
+    ) -> None:
         self._turns = turns
         self._flow = flow
+        self._responses = responses
         self._begin = begin
         self._emptied = emptied
         self._waiting: deque[Envelope] = deque()
@@ -42,7 +47,12 @@ class Intake:
             return
         begin, turns, waiting = self._begin, self._turns, self._waiting
         for at, envelope in enumerate(envelopes):
-            if waiting or not turns.open or (envelope.opcode == _BATCH and not turns.batches_open):
+            if (
+                waiting
+                or not turns.open
+                or (envelope.opcode == _BATCH and not turns.batches_open)
+                or self._responses.blocked
+            ):
                 if not waiting:
                     self._flow.unbegun = True
                     turns.wait(self)
@@ -54,6 +64,8 @@ class Intake:
         """See `turns.Waiting`."""
         waiting, turns, begin = self._waiting, self._turns, self._begin
         while waiting and requests_max and turns.open:
+            if self._responses.blocked:
+                return False  # `resume` follows.
             if waiting[0].opcode == _BATCH and not turns.batches_open:
                 turns.hold(self)
                 return False
@@ -65,6 +77,11 @@ class Intake:
         self._flow.regulate()
         self._emptied()
         return False
+
+    def resume(self) -> None:
+        """The client takes its responses again."""
+        if self._waiting:
+            self._turns.wait(self)
 
     def refuse(self, refuse: Take) -> None:
         """From now on what is read is given to `refuse` at once; what waits begins all the same."""

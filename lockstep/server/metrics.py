@@ -18,6 +18,7 @@ from lockstep.server.hint_views import hint_samples
 from lockstep.server.live_views import seen_epoch
 from lockstep.server.metadata_metrics import metadata_samples
 from lockstep.server.repair_views import purge_samples, repair_samples
+from lockstep.server.responses_owed import NodeResponses
 from lockstep.server.samples import Sample, text_of
 from lockstep.server.stream_views import stream_samples
 from lockstep.server.view_build_rows import view_samples
@@ -87,6 +88,7 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
         "counter",
         cql.load.refused,
     )
+    yield from _owed_samples(cql.responses)
     yield Sample("lockstep_server_faults_total", "Defects answered as server errors", "counter", cql.faults)
     yield Sample(
         "lockstep_server_prepared_statements",
@@ -94,6 +96,30 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
         "gauge",
         len(cql.executor.statements),
     )
+
+
+def _owed_samples(responses: NodeResponses) -> Iterator[Sample]:
+    """Responses that clients do not take."""
+    yield Sample(
+        "lockstep_server_response_bytes_owed",
+        "Bytes of responses to CQL clients that do not read them",
+        "gauge",
+        responses.owed,
+    )
+    yield Sample(
+        "lockstep_server_responses_refused_total",
+        "Responses replaced by an error because their clients do not read",
+        "counter",
+        responses.refused,
+    )
+    for why, count in (("slow", responses.closed_slow), ("stalled", responses.closed_stalled)):
+        yield Sample(
+            "lockstep_server_clients_closed_total",
+            "CQL connections closed because their clients do not read",
+            "counter",
+            count,
+            (("why", why),),
+        )
 
 
 def _requests_and_epochs(node: Node) -> Iterator[Sample]:

@@ -6,12 +6,19 @@ Invariant: envelopes leave in the order in which they were sent, and all of them
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
 
+from lockstep.cql.wire import responses
 from lockstep.cql.wire.compression import LZ4
-from lockstep.cql.wire.constants import VERSION_4
+from lockstep.cql.wire.constants import VERSION_4, Opcode, has_warnings
 from lockstep.cql.wire.frames import encode_envelope
 from lockstep.cql.wire.segments import encode_segments
+from lockstep.values.errors import LockstepError
 from lockstep.values.limits import CQL_ANSWER_BYTES_COALESCED
+
+_RESULT: Final = int(Opcode.RESULT)
+_ERROR: Final = int(Opcode.ERROR)
 
 
 class Outbox:
@@ -27,6 +34,14 @@ class Outbox:
         self._out: list[bytes] = []
         self._bytes = 0
         self._flush_due = False
+        #: Bytes of all envelopes so far.
+        self.sent = 0
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the client has not made room for."""
+        transport = self.transport
+        return 0 if transport is None else self._bytes + transport.get_write_buffer_size()
 
     def send(self, opcode: int, stream: int, body: bytes, flags: int = 0, version: int = 0) -> None:
         """`version`: another than the client's, for a client that has none yet."""
@@ -43,11 +58,32 @@ class Outbox:
         )
         self._out.append(envelope)
         self._bytes += len(envelope)
+        self.sent += len(envelope)
         if self._bytes >= CQL_ANSWER_BYTES_COALESCED:
             self.flush()
         elif not self._flush_due:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self._flush_turn)
+
+    def error(self, stream: int, error: LockstepError, version: int = 0) -> None:
+        """`version`: as in `send`."""
+        version = version or self.version
+        self.send(_ERROR, stream, responses.error(version, error), version=version)
+
+    def result(
+        self,
+        stream: int,
+        body: bytes,
+        warnings: Sequence[str],
+        trace_id: bytes | None,
+        payload: Mapping[str, bytes | None] | None,
+    ) -> None:
+        """A RESULT, with what this version of the protocol may put before it."""
+        flags = 0
+        if warnings or trace_id is not None or payload is not None:
+            warnings = warnings if has_warnings(self.version) else ()
+            flags, body = responses.with_prefix(body, trace_id=trace_id, warnings=warnings, payload=payload)
+        self.send(_RESULT, stream, body, flags)
 
     def _flush_turn(self) -> None:
         self._flush_due = False
@@ -83,3 +119,4 @@ class Outbox:
         """The connection has ended: what waits goes nowhere."""
         self.transport = None
         self._out = []
+        self._bytes = 0

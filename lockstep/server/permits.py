@@ -14,6 +14,7 @@ import msgspec
 from lockstep.metadata import resources
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.roles import Access
+from lockstep.server.responses_owed import Responses
 from lockstep.values.errors import Unauthorized
 from lockstep.values.limits import ALLOWED_NEEDS_KEPT_MAX
 
@@ -28,7 +29,8 @@ NOT_LOGGED_IN: Final = "You have to be logged in and not anonymous to perform th
 class Session(msgspec.Struct):
     """What a connection has agreed on; `keyspace` follows USE, `user` is None where nobody logs in.
 
-    `judged_by` is the value whose roles allowed the needs in `allowed`.
+    `judged_by` is the value whose roles allowed the needs in `allowed`. `responses`: what the connection
+    owes, None until it is a client's.
     """
 
     version: int
@@ -36,6 +38,7 @@ class Session(msgspec.Struct):
     user: str | None = None
     judged_by: Access | None = None
     allowed: dict[Needs, None] = {}
+    responses: Responses | None = None
 
 
 class Permits:

@@ -31,6 +31,7 @@ from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ReadFailure
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import PARTITION_READS_AT_ONCE_MAX
+from lockstep.values.request_limits import ROWS_A_TURN
 from lockstep.values.rows import ReadCommand, ReadResult
 
 if TYPE_CHECKING:
@@ -136,16 +137,23 @@ class Selects:
         else:
             builder = PageBuilder(plan(context))
             while commands := builder.commands():
-                builder.add(await read(commands))
+                for _ in builder.adding(await read(commands)):
+                    await asyncio.sleep(0)
             found = builder.page()
         if not prepared.is_virtual:
             self._check_columns(select.shape)
         new_id = None
         if execute is not None and has_metadata_id(version):
             new_id = statement.result_id if execute.result_metadata_id != statement.result_id else None
-        return responses.rows(
+        encoded: list[bytes] = []
+        for at in range(0, len(found.rows), ROWS_A_TURN):
+            if at:
+                await asyncio.sleep(0)
+            encoded.append(responses.encode_rows(found.rows[at : at + ROWS_A_TURN]))
+        return responses.rows_encoded(
             statement.metadata(version),
-            found.rows,
+            encoded,
+            len(found.rows),
             paging_state=found.paging_state,
             skip_metadata=parameters.skip_metadata
             and execute is not None

@@ -6,15 +6,18 @@ page depends on is known, and read again only where a result leads to other read
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from lockstep.cql.context import Context
 from lockstep.cql.results import Page, PageBuilder
 from lockstep.cql.select import SelectPlan
 from lockstep.cql.user_calls import UserCalls
+from lockstep.replication.page import bytes_of
 from lockstep.server.user_functions import UserFunctions, too_deep
 from lockstep.values.errors import InvalidRequest, LockstepError
 from lockstep.values.limits import USER_CALL_ROUNDS_MAX, USER_CALL_ROWS_MAX
+from lockstep.values.request_limits import UNPAGED_BYTES_MAX
 from lockstep.values.rows import ReadCommand, ReadResult
 
 Plan = Callable[[Context], SelectPlan]
@@ -32,7 +35,8 @@ async def page_with_calls(functions: UserFunctions, context: Context, plan: Plan
         try:
             at = 0
             while commands := builder.commands():
-                builder.add(await kept.result(at, commands))
+                for _ in builder.adding(await kept.result(at, commands)):
+                    await asyncio.sleep(0)
                 at += 1
             found = builder.page()
         except LockstepError:
@@ -51,20 +55,30 @@ class _Kept:
     def __init__(self, read: Read) -> None:
         self._read = read
         self._found: list[tuple[tuple[ReadCommand, ...], Sequence[ReadResult]]] = []
+        self._rows = self._bytes = 0
 
     async def result(self, at: int, commands: tuple[ReadCommand, ...]) -> Sequence[ReadResult]:
         if at < len(self._found) and self._found[at][0] == commands:
             return self._found[at][1]
-        del self._found[at:]
+        if at < len(self._found):
+            del self._found[at:]
+            self._rows = sum(_rows(some) for _, some in self._found)
+            self._bytes = sum(_bytes(some) for _, some in self._found)
         results = await self._read(commands)
         self._found.append((commands, results))
-        if sum(_rows(some) for _, some in self._found) > USER_CALL_ROWS_MAX:
+        self._rows += _rows(results)
+        self._bytes += _bytes(results)
+        if self._rows > USER_CALL_ROWS_MAX or self._bytes > UNPAGED_BYTES_MAX:
             raise InvalidRequest(
                 "A SELECT with user-defined functions can look at no more than "
-                f"{USER_CALL_ROWS_MAX} rows a page"
+                f"{USER_CALL_ROWS_MAX} rows or {UNPAGED_BYTES_MAX} bytes a page"
             )
         return results
 
 
 def _rows(results: Sequence[ReadResult]) -> int:
     return sum(max(1, len(partition.rows)) for result in results for partition in result.partitions)
+
+
+def _bytes(results: Sequence[ReadResult]) -> int:
+    return sum(bytes_of(partition) for result in results for partition in result.partitions)

@@ -55,8 +55,8 @@ REQUEST_PLANS_MAX: Final = 8
 CHECKPOINT_PORTION_BYTES: Final = 256 * 1024
 #: Prepared statements kept by a node (least recently used goes first).
 PREPARED_STATEMENTS_MAX: Final = 10_000
-#: Rows that one page may hold whatever the client asks.
-PAGE_ROWS_MAX: Final = 100_000
+#: Rows that one page may hold whatever the client asks: some 30 ms to encode.
+PAGE_ROWS_MAX: Final = 20_000
 #: Rows when the client names no page size, as in the drivers.
 PAGE_ROWS_DEFAULT: Final = 5000
 #: Rows of a virtual table that are made in one go: the loop stands still meanwhile, some tens of us each.

@@ -28,3 +28,26 @@ HANDSHAKE_FRAME_BYTES_MAX: Final = 64 * 1024
 #: How long a client may take to log in: a driver does it in its first messages, and who never does would hold
 #: one of the connections that a node has for all.
 LOGIN_MS_MAX: Final = 60_000
+#: Bytes of rows in one page: the row that passes it is the page's last. Some milliseconds to merge and to
+#: encode, and what one answer holds in memory.
+PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
+#: Bytes and rows of an answer that cannot be cut into pages: the client asked for none, or the rows must be
+#: sorted. What is larger is refused, for it is held whole.
+UNPAGED_BYTES_MAX: Final = 16 * 1024 * 1024
+UNPAGED_ROWS_MAX: Final = 100_000
+#: Bytes of answers that one CQL connection's client has not taken, above which none of its requests begin,
+#: and as many again above which an answer that is ready becomes an error: eight large pages.
+RESPONSE_BYTES_OWED_MAX: Final = 16 * 1024 * 1024
+#: The same of all connections of a node. Above it the slowest clients lose their connections.
+NODE_RESPONSE_BYTES_OWED_MAX: Final = 256 * 1024 * 1024
+#: How often a node looks at the connections whose clients do not read.
+RESPONSE_SWEEP_MS: Final = 500
+#: How long a client may take nothing of its answers before its connection is closed; far longer than a pause
+#: of a garbage collector, shorter than a person's look at a debugger.
+CLIENT_STALLED_MS_MAX: Final = 30_000
+#: How long it may leave answers waiting while the node owes too much in all.
+CLIENT_SLOW_MS_MAX: Final = 2_000
+#: Tables of which a node remembers how large their answers are; some hundred bytes each.
+RESPONSE_SIZES_KEPT_MAX: Final = 1024
+#: Rows made or encoded for one answer before the loop gets a turn: some 10 ms.
+ROWS_A_TURN: Final = 2000

@@ -25,6 +25,7 @@ from lockstep.values.limits import (
     CQL_STATEMENTS_A_TURN,
 )
 from tests.server.test_flow import Transport
+from tests.server.test_responses_owed import Case
 
 BATCHES, ROWS = 160, 20
 
@@ -53,7 +54,7 @@ class Door:
         def emptied() -> None:
             self.emptied += 1
 
-        intake = Intake(self.turns, flow, begin, emptied)
+        intake = Intake(self.turns, flow, Case(1).all[0], begin, emptied)
         self.flow = flow
         return intake, transport
 

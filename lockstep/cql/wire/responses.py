@@ -146,17 +146,40 @@ def rows(
     new_metadata_id: bytes | None = None,
 ) -> bytes:
     """RESULT of rows. `new_metadata_id` (v5) tells the client its metadata changed, and sends the new one."""
-    out: list[bytes] = [b"", b""]
-    count = 0
+    rows = list(listed)
+    return rows_encoded(
+        metadata,
+        [encode_rows(rows)],
+        len(rows),
+        paging_state=paging_state,
+        skip_metadata=skip_metadata,
+        new_metadata_id=new_metadata_id,
+    )
+
+
+def encode_rows(listed: Iterable[Iterable[bytes | None]]) -> bytes:
+    """Some rows of a RESULT, for `rows_encoded`."""
+    out: list[bytes] = []
     for row in listed:
-        count += 1
         wire.pack_row(out, row)
-    if new_metadata_id is None and paging_state is None:
-        out[0] = metadata.bare_head if skip_metadata else metadata.head
-    else:
-        out[0] = _rows_head(metadata, paging_state, skip_metadata, new_metadata_id)
-    out[1] = pack_int(count)
     return b"".join(out)
+
+
+def rows_encoded(
+    metadata: RowsMetadata,
+    encoded: Sequence[bytes],
+    count: int,
+    *,
+    paging_state: bytes | None = None,
+    skip_metadata: bool = False,
+    new_metadata_id: bytes | None = None,
+) -> bytes:
+    """As `rows`, of `count` rows that were encoded in parts."""
+    if new_metadata_id is None and paging_state is None:
+        head = metadata.bare_head if skip_metadata else metadata.head
+    else:
+        head = _rows_head(metadata, paging_state, skip_metadata, new_metadata_id)
+    return b"".join((head, pack_int(count), *encoded))
 
 
 def _rows_head(
