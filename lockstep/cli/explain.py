@@ -168,6 +168,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
         "The node that asks is on the exclude list; nobody takes its requests for data.",
         "Let it catch up, then `lockstep topology exclude NODE --undo`.",
     ),
+    "RANGE_LACKING": (
+        "This replica lost what it stored of the range; coordinators ask others until it is filled.",
+        "`lockstep status` shows how far it is; docs/operate/damaged-table-file.md.",
+    ),
     "SESSION_CLOSED": (
         "The work belongs to an operation that has ended.",
         "Nothing to do: it was fenced off.",
@@ -179,6 +183,10 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
     "CORRUPT_FILE": (
         "A file does not hold what was written to it; the node stops rather than serve it.",
         "Keep the file for analysis, check the disk, and rebuild the node from the other replicas.",
+    ),
+    "TABLE_FILE_DAMAGED": (
+        "A file of tables is damaged or gone: reads of what is in it are answered by other replicas.",
+        "Check the disk, then `lockstep node scrub`: docs/operate/damaged-table-file.md.",
     ),
     "DISK_REFUSED": ("The disk is full or failing.", "Make room or replace it, then start the node again."),
 }

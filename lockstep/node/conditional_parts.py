@@ -27,6 +27,7 @@ def conditionals_of(parts: Parts) -> Conditionals:
         parts.new_mutation_id,
         parts.replica.refusals,
     )
+    ballots.require_held = parts.lacking.require
     return Conditionals(
         runtime,
         internode,

@@ -82,6 +82,7 @@ class Node(Parts):
         )
         self._engine_open = True
         self._build_request_path(identity.generation)
+        self._request_path_built = True
         await self.hints.store.load(self.runtime.clock.wall_us())
         await self.batch_store.load()
         await self.internode.start(*self.address)
@@ -108,6 +109,7 @@ class Node(Parts):
         self.repairs.end_lost(self.cluster)
         self.hints.forget_marks(self.cluster)
         self.tombstone_purge.start()
+        self.refill.start()
         self.ready = True
         self.log("node.ready", node=self.node_id, epoch=self.state.epoch)
 
@@ -167,14 +169,15 @@ class Node(Parts):
         """Stop serving and end every task; what was acknowledged is durable already."""
         self.ready = False
         self.catch_up.stop()
-        if self._engine_open:
+        if self._request_path_built:
             self.conditionals.stop()
             self.coordinator.stop()
         await self.internode.stop()
         await self.runtime.tasks.cancel_all()
         if self._engine_open:
             self._engine_open = False
-            self.streams.stop()
+            if self._request_path_built:
+                self.streams.stop()
             await self.engine.close()
 
     def _break(self, error: LockstepError) -> None:

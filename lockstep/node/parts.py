@@ -20,15 +20,18 @@ from lockstep.node.founding import Founding
 from lockstep.node.gossiping import Gossip
 from lockstep.node.index_upkeep import IndexUpkeep
 from lockstep.node.inherited import InheritedRanges
+from lockstep.node.lacking import Lacking
 from lockstep.node.liveness import Liveness
 from lockstep.node.membership import Membership
 from lockstep.node.metadata_parts import MetadataParts
 from lockstep.node.processors.kinds import Factory
 from lockstep.node.purging import TombstonePurge
 from lockstep.node.range_sizes import RangeSizes
+from lockstep.node.refill import Refill
 from lockstep.node.repair_comparison import Comparison
 from lockstep.node.repair_questions import RepairQuestions
 from lockstep.node.repairs import RepairDriver
+from lockstep.node.table_damage import TableDamage
 from lockstep.node.view_builds import ViewBuilds
 from lockstep.node.view_parts import views_of
 from lockstep.node.work import WorkService
@@ -68,7 +71,7 @@ class Parts(MetadataParts):
     ) -> None:
         super().__init__(runtime, configuration, log, processors)
         self._open_store = open_store
-        self._engine_open = False
+        self._engine_open = self._request_path_built = False
         #: Calls back when nothing is left that must be told before this node ends because it is broken.
         self.before_breaking: Callable[[Callable[[], None]], None] = lambda end: end()
         self.store: Store
@@ -94,6 +97,9 @@ class Parts(MetadataParts):
         self.backups: BackupDriver
         self.tombstone_purge: TombstonePurge
         self.membership: Membership
+        self.lacking: Lacking
+        self.table_damage: TableDamage
+        self.refill: Refill
 
     def _build_request_path(self, generation: int) -> None:
         runtime, state, internode = self.runtime, self.state, self.internode
@@ -103,6 +109,9 @@ class Parts(MetadataParts):
         self.replica = ReplicaService(
             runtime, internode, self.engine, cluster, self.catch_up.reach, self._own_id
         )
+        self.lacking = Lacking(self.engine)
+        self.replica.require_held = self.lacking.require
+        self.table_damage = TableDamage(self.store.damaged, cluster, self.log)
         self.coordinator = Coordinator(
             runtime,
             internode,
@@ -137,8 +146,10 @@ class Parts(MetadataParts):
             self.liveness.alive,
             self.replica.drain,
             self.guards,
+            self.lacking,
         )
         self.before_breaking = self.work.before_breaking
+        self.refill = Refill(runtime, state, self.submitter, self.lacking, self._own_id, self.log)
         self.inherited = InheritedRanges(runtime, state, self.engine, self._own_id)
         self.sizes = RangeSizes(internode, self.engine, cluster, self._own_id, lambda: self.work.rate_bytes_s)
         self.gossip = self._gossip(generation)

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation, Stage, Transition
+from lockstep.metadata.operations import Operation, OperationKind, Stage, Transition
 from lockstep.node.catch_up import CatchUp
+from lockstep.node.lacking import Lacking
 from lockstep.node.messages import RunWork, WorkStatus
 from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
@@ -73,6 +74,7 @@ class WorkService:
         alive: Callable[[int], bool],
         drain: Callable[[int], Awaitable[None]],
         guards: SessionGuards,
+        lacking: Lacking,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -83,6 +85,7 @@ class WorkService:
         self._alive = alive
         self._drain = drain
         self._guards = guards
+        self._lacking = lacking
         self._running: dict[_Key, _Running] = {}
         #: Of the last stream that says something about it; 0 before there was one.
         self.rate_bytes_s = 0
@@ -172,8 +175,11 @@ class WorkService:
             elif row.work is Work.DISCARD:
                 await self._clean_up(operation, gained_ranges(operation, self._own_id()))
             elif row.work in STREAMING:
-                began_s = self._runtime.clock.monotonic_s()
+                began_s, lacks = self._runtime.clock.monotonic_s(), self._lacking.fillable
                 await self._stream(operation, running.progress)
+                if operation.kind is OperationKind.REBUILD and not operation.source_dc:
+                    # From replicas that hold every acknowledged write, each table of each range.
+                    await self._lacking.filled(lacks, self._state.current, operation.node)
                 self._note_rate(running.progress, self._runtime.clock.monotonic_s() - began_s)
             self._runtime.probes.reach("work.done")
         except LockstepError as error:

@@ -85,6 +85,8 @@ class BallotService:
         self._new_mutation_id = new_mutation_id
         self._plans = PlanBook(metadata, own_id)
         self._refusals = refusals
+        #: See ReplicaService: who lost its promises makes no others.
+        self.require_held: Callable[[int, Range], None] = lambda _table_id, _tokens: None
         self._steps: dict[type[Any], Callable[[Any], Any]] = {
             PrepareRequest: self._prepare,
             ProposeRequest: self._propose,
@@ -113,6 +115,7 @@ class BallotService:
 
     async def _prepare(self, request: PrepareRequest) -> PrepareReply:
         epoch = self._judge(request)
+        self._require_held(request.place)
         before = self._state(request.place)
         if request.ballot == NO_BALLOT:
             result = await self._engine.read(request.command)
@@ -131,6 +134,7 @@ class BallotService:
 
     async def _propose(self, request: ProposeRequest) -> ProposeReply:
         epoch = self._judge(request)
+        self._require_held(request.place)
         before = self._state(request.place)
         after, accepted = paxos.accept(before, request.proposal)
         if not accepted:
@@ -189,6 +193,9 @@ class BallotService:
             now_s=self._runtime.clock.wall_us() // 1_000_000,
         )
         return self._engine.apply(mutation)
+
+    def _require_held(self, place: Place) -> None:
+        self.require_held(place.table_id, Range(place.token - 1, place.token))
 
     # -- judging ----------------------------------------------------------------------------------
 

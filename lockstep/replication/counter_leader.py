@@ -30,6 +30,7 @@ from lockstep.values.errors import LockstepError, NotReplica, Overloaded, StaleE
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import COUNTER_IDS_KEPT_MAX, COUNTER_WAITERS_MAX
 from lockstep.values.rows import Mutation
+from lockstep.values.tokens import Range
 
 
 class CounterRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -193,6 +194,7 @@ class CounterLeader:
         # A pending replica lacks what it counted when it owned the range before.
         if self._own_id() not in group.reads:
             raise NotReplica(f"node {self._own_id()} counts nothing for token {mutation.token}")
+        self._replica.require_held(mutation.table_id, Range(mutation.token - 1, mutation.token))
 
     def _enter(self, place: _Place) -> asyncio.Lock:
         lock, users = self._locks.get(place, (None, 0))

@@ -17,11 +17,13 @@ from lockstep.replication.plans import Plan, PlanBook, Target
 from lockstep.replication.writes import TRANSIENT, require_alive
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import (
+    CorruptFile,
     HandshakeRefused,
     InvalidRequest,
     LockstepError,
     NodeExcluded,
     PeerTimeout,
+    RangeLacking,
     StaleEpoch,
     Unavailable,
     WriteTimeout,
@@ -75,7 +77,7 @@ class Counters:
                     self._runtime.probes.reach("counter.behind")
                     await self._learn(stale.epoch, target)
                     break
-                except (*TRANSIENT, NodeExcluded, HandshakeRefused):
+                except (*TRANSIENT, NodeExcluded, HandshakeRefused, RangeLacking, CorruptFile):
                     self._runtime.probes.reach("counter.next_leader")
             if self._runtime.clock.monotonic_s() + REPLICA_RETRY_MS / 1000 >= deadline_s:
                 # Every replica that was asked has refused for sure.

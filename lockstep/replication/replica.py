@@ -86,6 +86,8 @@ class ReplicaService:
         self._accepted = 0
         self._finished = 0
         self._drains: list[tuple[int, asyncio.Future[None]]] = []
+        #: Raises RangeLacking when this node may lack what it stored of a table's range.
+        self.require_held: Callable[[int, Range], None] = lambda _table_id, _tokens: None
         #: Why this store can make nothing durable any more; set by the first failed sync.
         self._failed: LockstepError | None = None
         internode.register_fast(verbs.WRITE, WriteRequest, WriteReply, self._receive_write, shares=True)
@@ -144,6 +146,9 @@ class ReplicaService:
         if self._own_id() not in group.writes:
             self.refusals.refused(WRITE, NOT_REPLICA)
             raise NotReplica(f"node {self._own_id()} receives no writes for token {mutation.token}")
+        if placement.has_views:
+            # What follows for a view is worked out from the row that was there.
+            self.require_held(mutation.table_id, Range(mutation.token - 1, mutation.token))
         self._probes.reach("replica.write.accepted")
         first_epoch = request.first_epoch if placement.has_views else None
         sequence = self._engine.apply(request.mutation, first_epoch=first_epoch)
@@ -256,6 +261,7 @@ class ReplicaService:
             if own not in group.writes:
                 self.refusals.refused(READ, NOT_REPLICA)
                 raise NotReplica(f"node {own} answers no reads of tokens behind {command.left}")
+        self.require_held(command.table_id, Range(command.left, command.right))
         return placement.epoch
 
     # -- judging ----------------------------------------------------------------------------------

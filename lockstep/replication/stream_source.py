@@ -140,6 +140,7 @@ class StreamService:
         if len(self._streams) + self._opening >= STREAMS_OPEN_MAX:
             raise Overloaded("too many range streams are open on this node")
         tokens = Range(request.left, request.right)
+        self._replica.require_held(request.table_id, tokens)
         source = self.source_of(request.session_id) or self._engine
         clock = self._runtime.clock
         view = StreamView(request.session_id, peer.endpoint, "out", request.table_id, tokens, clock)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from lockstep.metadata.directory import NodeState
 from lockstep.server.conditional_metrics import conditional_samples
 from lockstep.server.conditions import condition_samples
+from lockstep.server.damage_metrics import damage_samples
 from lockstep.server.gossip_view import gossip_samples
 from lockstep.server.hint_views import hint_samples
 from lockstep.server.live_views import seen_epoch
@@ -46,6 +47,7 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
             yield Sample(
                 "lockstep_topology_acknowledged_epoch", "Newest epoch heard of a node", "gauge", epoch, labels
             )
+    yield from damage_samples(node)
     yield from gossip_samples(node)
     yield from stream_samples(node)
     yield from repair_samples(node)

@@ -25,7 +25,7 @@ from lockstep.storage.fragments import (
 from lockstep.storage.reconcile import merge_rows
 from lockstep.storage.store import Operation, Pair, Store
 from lockstep.values import limits
-from lockstep.values.errors import DiskRefused, StorageError
+from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
 from lockstep.values.rows import Deletion, RangeDeletion
 
 
@@ -84,14 +84,22 @@ class BackgroundMerge:
         try:
             while self._queue and not self._is_stopping:
                 place = next(iter(self._queue))
-                merge_place(self._store, self._queue.pop(place), place)
-                self._runtime.probes.reach("storage.merge.written")
+                self._merge(self._queue.pop(place), place)
                 await asyncio.sleep(0)
         except DiskRefused as error:
             self._is_stopping = True
             self._on_failure(error)
         finally:
             self._task = None
+
+    def _merge(self, prefix: bytes, place: bytes) -> None:
+        try:
+            merge_place(self._store, prefix, place)
+        except CorruptFile:
+            # The store has noted the file. The fragments stay as they are, to be read where they can be.
+            self._runtime.probes.reach("storage.merge.damaged")
+        else:
+            self._runtime.probes.reach("storage.merge.written")
 
     async def stop(self) -> None:
         """End after the merge in hand; what is queued is forgotten."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lockstep.runtime.ports import Disk
+from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.ordered import OrderedMap, OrderedView
 from lockstep.storage.store import Batch, Operation, Pair, Run, check_ascending, check_batch
 from lockstep.values import codec, limits
@@ -55,6 +56,7 @@ class ModelStore:
         self._syncing = asyncio.Lock()
         self._failure: str | None = None
         self.closed = False
+        self.damaged = DamagedFiles()
 
     def _path(self, kind: str, generation: int) -> str:
         return f"{self._directory}/{kind}-{generation}"

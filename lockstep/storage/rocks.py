@@ -14,7 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.runtime.ports import Tasks
+from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rocks_building import FixedContent, remove_content
+from lockstep.storage.rocks_errors import RocksErrors, file_error
 from lockstep.storage.rocks_runs import RocksCursor, RocksRun
 from lockstep.storage.store import Batch, Pair, Run, check_batch
 from lockstep.values import limits
@@ -56,6 +58,9 @@ def _open(path: str, settings: RocksSettings) -> Any:
             raise PreconditionError(
                 f"the database {path} is in use by another process", hint="stop the node that runs on it"
             ) from error
+        damaged = file_error(path, reason)
+        if damaged is not None:
+            raise damaged from error
         if "Corruption" in reason:
             raise CorruptFile(path, 0, reason) from error
         raise DiskRefused(f"cannot open the database {path}: {reason}") from error
@@ -117,6 +122,9 @@ class RocksStore:
         self._next_snapshot = 0
         self._sequence = 0
         self._failure: str | None = None
+        self.damaged = DamagedFiles()
+        self.damaged.listen(lambda _error: self._compact_no_more())
+        self._errors = RocksErrors(path, self.damaged, database.live_files)
 
     def write(self, batch: Batch) -> int:
         if self._failure is not None:
@@ -166,6 +174,8 @@ class RocksStore:
             raise self._died(f"cannot write to {self._path}: {error}") from error
 
     def _died(self, reason: str) -> DiskRefused:
+        # The library takes no more writes once it has met damage in the background.
+        self._errors.named(reason)
         self._failure = reason
         return DiskRefused(reason)
 
@@ -181,19 +191,27 @@ class RocksStore:
             raise self._died(f"cannot sync {self._path}: {error}") from error
         return covered
 
+    def _compact_no_more(self) -> None:
+        """The library takes no writes any more once a compaction has met damage; what is in other files, and
+        what is written from now on, is as good as before."""
+        try:
+            self._database.set_options({"disable_auto_compactions": "true"})
+        except Exception as error:
+            raise self._died(f"cannot end compactions of {self._path}: {error}") from error
+
     def get(self, key: bytes) -> bytes | None:
         self._write_staged()
         try:
             value: bytes | None = self._database.get(key)
         except Exception as error:
-            raise CorruptFile(self._path, 0, str(error)) from error
+            raise self._errors.of(error) from error
         return value
 
     def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
         options = self._new_read_options()
         if reverse:
-            return _scan_back(self._path, self._cursor, options, lower, upper)
-        return _scan_on(self._path, self._cursor, options, lower, upper)
+            return _scan_back(self._errors, self._cursor, options, lower, upper)
+        return _scan_on(self._errors, self._cursor, options, lower, upper)
 
     def _cursor(self, options: Any) -> Any:
         """An iterator that shows everything written before this call."""
@@ -215,12 +233,12 @@ class RocksStore:
         self._snapshots.pop(number, None)
 
     @property
-    def path(self) -> str:
-        return self._path
+    def errors(self) -> RocksErrors:
+        return self._errors
 
     def cursor(self, lower: bytes, upper: bytes) -> RocksCursor:
         self._write_staged()
-        return RocksCursor(self._path, self._database, self._new_read_options, lower, upper)
+        return RocksCursor(self._errors, self._database, self._new_read_options, lower, upper)
 
     def new_run(self, path: str) -> RocksRun:
         return RocksRun(self._library, self._tasks, f"{self._files_root}/{path}")
@@ -268,7 +286,7 @@ class RocksStore:
             await self._tasks.run_blocking(lambda: self._fix(directory))
         except Exception as error:
             raise DiskRefused(f"cannot fix the content of {self._path} in {directory}: {error}") from error
-        return FixedContent(self._library, self._tasks, directory, self._files_root)
+        return FixedContent(self._library, self._tasks, self._errors, directory, self._files_root)
 
     def _fix(self, directory: str) -> None:
         # Linking holds the interpreter, for some milliseconds, and would flush with it in hand.
@@ -286,7 +304,15 @@ class RocksStore:
                 self._write_staged()
         finally:
             self._failure = self._failure or f"{self._path} is closed"
+            self._close()
+
+    def _close(self) -> None:
+        try:
             self._database.close()
+        except Exception as error:
+            # What was in memory is in the log: only a damaged table file may keep it there.
+            if self._errors.named(error) is None:
+                raise DiskRefused(f"cannot close {self._path}: {error}") from error
 
 
 class RocksSnapshot:
@@ -324,7 +350,7 @@ class RocksSnapshot:
                 cursor.prev()
             else:
                 cursor.next()
-        _check_end(self._store.path, cursor)
+        _check_end(self._store.errors, cursor)
 
     def _checked(self, scan: int) -> Any:
         if self._cursor is None:
@@ -338,7 +364,7 @@ class RocksSnapshot:
         self._store.release(self._number)
 
 
-def _scan_on(path: str, make: Any, options: Any, lower: bytes, upper: bytes) -> Iterator[Pair]:
+def _scan_on(errors: RocksErrors, make: Any, options: Any, lower: bytes, upper: bytes) -> Iterator[Pair]:
     # `options` and `upper` are locals of this frame until the last step: the library points into them.
     options.set_iterate_upper_bound(upper)
     cursor = make(options)
@@ -347,13 +373,13 @@ def _scan_on(path: str, make: Any, options: Any, lower: bytes, upper: bytes) -> 
     while valid():
         key = read_key()
         if not lower <= key < upper:
-            raise CorruptFile(path, 0, "a scan left its bounds")
+            raise errors.of("a scan left its bounds")
         yield key, read_value()
         step()
-    _check_end(path, cursor)
+    _check_end(errors, cursor)
 
 
-def _scan_back(path: str, make: Any, options: Any, lower: bytes, upper: bytes) -> Iterator[Pair]:
+def _scan_back(errors: RocksErrors, make: Any, options: Any, lower: bytes, upper: bytes) -> Iterator[Pair]:
     cursor = make(options)
     cursor.seek_for_prev(upper)
     if cursor.valid() and cursor.key() == upper:
@@ -363,14 +389,14 @@ def _scan_back(path: str, make: Any, options: Any, lower: bytes, upper: bytes) -
         if key < lower:
             return
         if key >= upper:
-            raise CorruptFile(path, 0, "a scan left its bounds")
+            raise errors.of("a scan left its bounds")
         yield key, cursor.value()
         cursor.prev()
-    _check_end(path, cursor)
+    _check_end(errors, cursor)
 
 
-def _check_end(path: str, cursor: Any) -> None:
+def _check_end(errors: RocksErrors, cursor: Any) -> None:
     try:
         cursor.status()
     except Exception as error:
-        raise CorruptFile(path, 0, str(error)) from error
+        raise errors.of(error) from error

@@ -11,6 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.runtime.ports import Tasks
+from lockstep.storage.damage import DamagedFiles
+from lockstep.storage.rocks_errors import RocksErrors
 from lockstep.storage.rocks_runs import RocksCursor, TableFile
 from lockstep.storage.sorted_file import FileSummary, RangeFiles
 from lockstep.values.codec import decoder, encode
@@ -49,9 +51,12 @@ _ANSWER = decoder(BuildAnswer)
 class FixedContent:
     """See `store.FixedContent`. It lies in a directory of hard links, which nobody else removes."""
 
-    def __init__(self, library: Any, tasks: Tasks, directory: str, files_root: str) -> None:
+    def __init__(
+        self, library: Any, tasks: Tasks, errors: RocksErrors, directory: str, files_root: str
+    ) -> None:
         self._library = library
         self._tasks = tasks
+        self._errors = errors
         self._directory = directory
         self._files_root = files_root
 
@@ -61,7 +66,8 @@ class FixedContent:
     def built(self, answer: bytes) -> tuple[FileSummary, bool]:
         found = _ANSWER.decode(answer)
         if found.summary is None:
-            raise StorageError(found.refusal)
+            # A link of a damaged file is as damaged as the file.
+            raise self._errors.named(found.refusal) or StorageError(found.refusal)
         return found.summary, found.ended
 
     async def close(self) -> None:
@@ -89,7 +95,8 @@ def _built(order: BuildOrder) -> BuildAnswer:
 
     database = _open(rocksdict, order.directory)
     try:
-        cursor = RocksCursor(order.directory, database, rocksdict.ReadOptions, order.lower, order.upper)
+        errors = RocksErrors(order.directory, DamagedFiles(), database.live_files)
+        cursor = RocksCursor(errors, database, rocksdict.ReadOptions, order.lower, order.upper)
         try:
             maker = RangeFiles(cursor.take, order.bytes_max)
             file = TableFile(rocksdict, order.path)

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.runtime.ports import Tasks
+from lockstep.storage.rocks_errors import RocksErrors
 from lockstep.storage.store import Pair, check_ascending
-from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
+from lockstep.values.errors import DiskRefused, StorageError
 
 #: What a walk reads at once: most ranges lie in many blocks that follow each other on the disk.
 _READ_AHEAD_BYTES = 64 * 1024
@@ -26,8 +27,10 @@ _BYTES_PER_SYNC = 8 * 1024 * 1024
 
 
 class RocksCursor:
-    def __init__(self, path: str, database: Any, new_options: Any, lower: bytes, upper: bytes) -> None:
-        self._path = path
+    def __init__(
+        self, errors: RocksErrors, database: Any, new_options: Any, lower: bytes, upper: bytes
+    ) -> None:
+        self._errors = errors
         self._lower, self._upper = lower, upper
         self._options = new_options()
         self._options.set_iterate_upper_bound(self._upper)
@@ -44,7 +47,7 @@ class RocksCursor:
         found: list[Pair] = list(itertools.islice(self._pairs, count))
         if found:
             if not self._lower <= found[0][0] or not found[-1][0] < self._upper:
-                raise CorruptFile(self._path, 0, "a scan left its bounds")
+                raise self._errors.of("a scan left its bounds")
             self._last = found[-1][0]
         if len(found) < count:
             self._check_end()
@@ -59,9 +62,9 @@ class RocksCursor:
         try:
             witness.status()
         except Exception as error:
-            raise CorruptFile(self._path, 0, str(error)) from error
+            raise self._errors.of(error) from error
         if witness.valid():
-            raise CorruptFile(self._path, 0, "a scan ended before its range did")
+            raise self._errors.of("a scan ended before its range did")
 
     def close(self) -> None:
         self._pairs = self._witness = None

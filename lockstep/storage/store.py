@@ -17,6 +17,7 @@ from lockstep.values import limits
 from lockstep.values.errors import StorageError
 
 if TYPE_CHECKING:
+    from lockstep.storage.damage import DamagedFiles
     from lockstep.storage.sorted_file import FileSummary
 
 Pair = tuple[bytes, bytes]
@@ -109,7 +110,12 @@ class FixedContent(Protocol):
 
 class Store(Protocol):
     """Errors: DiskRefused once a write or sync failed (the store is then dead: reopen it), CorruptFile
-    when content cannot be read back."""
+    when content cannot be read back (TableFileDamaged where a file of tables is at fault)."""
+
+    @property
+    def damaged(self) -> DamagedFiles:
+        """The files that anything done with this store found damaged."""
+        ...
 
     def write(self, batch: Batch) -> int:
         """Apply a batch, visible at once and not yet durable; returns its growing sequence."""

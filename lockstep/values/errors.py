@@ -40,9 +40,11 @@ the outcome is known, and what to do next.
     │   ├── StaleEpoch                server     the sender's plan is older than a change that matters
     │   ├── NotReplica                server     this node does not hold the range at the shared epoch
     │   ├── IndexNotAvailable         server     this node has not built a secondary index yet
+    │   ├── RangeLacking              server     this node lost what it stored of the range
     │   └── SessionClosed             server     work of a session that was closed
     └── StorageError
         ├── CorruptFile               server     names file and offset
+        │   └── TableFileDamaged      server     names what of the tables is in the file
         └── DiskRefused               server     full or failing disk
 """
 
@@ -476,6 +478,14 @@ class IndexNotAvailable(ReplicaRefusal):
     code: ClassVar[str] = "INDEX_NOT_AVAILABLE"
 
 
+class RangeLacking(ReplicaRefusal):
+    """This replica lost what it stored of the range: until that is filled again from other replicas it takes
+    writes, and answers nothing else."""
+
+    code: ClassVar[str] = "RANGE_LACKING"
+    fault: ClassVar[Fault] = "operator"
+
+
 class SessionClosed(ReplicaRefusal):
     code: ClassVar[str] = "SESSION_CLOSED"
     retriable = False
@@ -503,6 +513,24 @@ class CorruptFile(StorageError):
         )
         self.path = path
         self.offset = offset
+
+
+class TableFileDamaged(CorruptFile):
+    """A file of tables is damaged or gone: this replica cannot answer for what is in it, others can.
+
+    `first_key` and `last_key`: store keys between which its content lies; empty where that is not known.
+    """
+
+    code: ClassVar[str] = "TABLE_FILE_DAMAGED"
+
+    def __init__(
+        self, path: str, offset: int, why: str, first_key: bytes = b"", last_key: bytes = b""
+    ) -> None:
+        super().__init__(path, offset, why)
+        self.hint = "`lockstep node scrub` checks every file; `lockstep explain TABLE_FILE_DAMAGED`"
+        self.why = why
+        self.first_key = first_key
+        self.last_key = last_key
 
 
 class DiskRefused(StorageError):

@@ -1,0 +1,72 @@
+"""Having this node filled again after it lost a part of its store.
+
+Invariant: as long as other replicas have something that this node lacks, a rebuild of it runs, waits in the
+queue, or is asked for again soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from lockstep.metadata.operations import OperationKind
+from lockstep.node.lacking import Lacking
+from lockstep.node.metadata_state import MetadataState
+from lockstep.node.submission import Submitter
+from lockstep.runtime.ports import Runtime
+from lockstep.topology.requests import EnqueueRequest
+from lockstep.values.errors import LockstepError
+from lockstep.values.ids import NodeId
+
+#: Between two looks at whether a rebuild is under way.
+LOOK_S: Final = 2
+SUBMIT_TIMEOUT_MS: Final = 10_000
+
+
+class Refill:
+    def __init__(
+        self,
+        runtime: Runtime,
+        state: MetadataState,
+        submitter: Submitter,
+        lacking: Lacking,
+        own_id: Callable[[], int],
+        log: Callable[..., None],
+    ) -> None:
+        self._runtime = runtime
+        self._state = state
+        self._submitter = submitter
+        self._lacking = lacking
+        self._own_id = own_id
+        self._log = log
+        self._refused = ""
+
+    def start(self) -> None:
+        if self._lacking.fillable:
+            for lack in self._lacking.fillable:
+                self._log("storage.lacking", lost=lack.lost or "the whole store")
+            self._runtime.tasks.spawn(self._run(), "node.refill")
+
+    async def _run(self) -> None:
+        while self._lacking.fillable:
+            own = NodeId(self._own_id())
+            if own not in self._state.current.requests.by_node:
+                await self._ask(own)
+            await asyncio.sleep(LOOK_S)
+        self._runtime.probes.reach("refill.done")
+        left = sum(lack.sole for lack in self._lacking.current)
+        self._log("storage.filled", lost_for_good=left)
+
+    async def _ask(self, own: NodeId) -> None:
+        wanted = EnqueueRequest(
+            OperationKind.REBUILD, own, actor=f"node {own}, which lost a part of its store"
+        )
+        try:
+            await self._submitter.submit(wanted, SUBMIT_TIMEOUT_MS)
+            self._refused = ""
+        except LockstepError as error:
+            # It is asked again, until it can be; the reason is told when it is another one.
+            if error.message != self._refused:
+                self._log("storage.refill_waits", reason=error.message)
+            self._refused = error.message
