@@ -111,7 +111,7 @@ class Parts(MetadataParts):
         )
         self.lacking = Lacking(self.engine)
         self.replica.require_held = self.lacking.require
-        self.table_damage = TableDamage(self.store.damaged, cluster, self.log)
+        self.table_damage = TableDamage(self.store.damaged, self.lacking, self.conditions, cluster, self.log)
         self.coordinator = Coordinator(
             runtime,
             internode,

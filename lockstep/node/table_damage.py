@@ -1,6 +1,7 @@
-"""Telling of damaged table files: in the log once, in metrics, by name of table and range.
+"""Telling of damaged table files and of what a node lacks, by name of table and range.
 
-Invariant: each file is told of once by each incarnation of the node, whoever came upon it.
+Invariant: each file is a condition of its own from the first time that anything met its damage; it ends with
+the process, for only a store that is opened anew can be without the file.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.storage.companions import with_ballots
+from lockstep.node.conditions import Conditions
+from lockstep.node.lacking import Lacking
+from lockstep.storage.companions import table_of, with_ballots
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.lacking import tokens_between
 from lockstep.values.errors import TableFileDamaged
@@ -19,33 +22,54 @@ TABLES_NAMED_MAX = 4
 
 class TableDamage:
     def __init__(
-        self, damaged: DamagedFiles, cluster: Callable[[], ClusterMetadata], log: Callable[..., None]
+        self,
+        damaged: DamagedFiles,
+        lacking: Lacking,
+        conditions: Conditions,
+        cluster: Callable[[], ClusterMetadata],
+        log: Callable[..., None],
     ) -> None:
-        self.damaged = damaged
+        self._lacking = lacking
+        self._conditions = conditions
         self._cluster = cluster
         self._log = log
+        self._told: dict[tuple[str, str], None] = {}
         damaged.listen(self._heard)
+        conditions.watch(self._look)
 
     def _heard(self, error: TableFileDamaged) -> None:
-        self._log(
-            "storage.table_file_damaged",
-            file=error.path,
-            offset=error.offset,
-            tables=content_of(error, self._cluster()),
-            error=error.why,
-        )
+        name = error.path.rpartition("/")[2]
+        content = content_between(error.first_key, error.last_key, self._cluster())
+        self._conditions.report("TABLE_FILE_DAMAGED", name, f"{content}; byte {error.offset}")
+        self._log("storage.table_file_damaged", path=error.path, offset=error.offset, error=error.why)
+
+    def _look(self) -> None:
+        """What is lacking is reported under the file that held it."""
+        cluster = self._cluster()
+        now: dict[tuple[str, str], str] = {}
+        for lack in self._lacking.current:
+            content = content_between(lack.first_key, lack.last_key, cluster)
+            if lack.sole:
+                now["RANGE_LOST", content] = lack.lost
+            else:
+                now["RANGE_LACKING", lack.lost or "all of it"] = content
+        for code, subject in self._told:
+            if (code, subject) not in now:
+                self._conditions.clear(code, subject)
+        for (code, subject), detail in now.items():
+            self._conditions.report(code, subject, detail)
+        self._told = dict.fromkeys(now)
 
 
-def content_of(error: TableFileDamaged, cluster: ClusterMetadata) -> str:
-    """Tables and tokens that the file may have something of, for people."""
-    found = []
+def content_between(first_key: bytes, last_key: bytes, cluster: ClusterMetadata) -> str:
+    """Tables and tokens some of whose keys may lie between two, for people."""
+    found: dict[str, None] = {}
     for keyspace in cluster.schema.keyspaces:
-        for table in keyspace.tables:
-            for stored_id in with_ballots((table.id,)):
-                tokens = tokens_between(error.first_key, error.last_key, stored_id)
-                if tokens is not None:
-                    found.append(f"{keyspace.name}.{table.name} ({tokens.left}, {tokens.right}]")
-                    break
+        for stored_id in with_ballots(table.id for table in keyspace.tables):
+            tokens = tokens_between(first_key, last_key, stored_id)
+            if tokens is not None:
+                name = cluster.schema.tables_by_id[table_of(stored_id)].name
+                found[f"{keyspace.name}.{name} ({tokens.left}, {tokens.right}]"] = None
     more = len(found) - TABLES_NAMED_MAX
-    named = ", ".join(found[:TABLES_NAMED_MAX]) or "no table: records of this node"
+    named = ", ".join(list(found)[:TABLES_NAMED_MAX]) or "no table, but records of this node"
     return f"{named} and {more} more" if more > 0 else named

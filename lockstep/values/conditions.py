@@ -121,6 +121,30 @@ _ROWS: Final = (
         "disk",
         withholds="writes",
     ),
+    ConditionKind(
+        "TABLE_FILE_DAMAGED",
+        Level.DEGRADED,
+        "{node} has a damaged table file, {subject}: {detail}",
+        "what is in the damaged blocks, where no other replica has it; others answer for it meanwhile",
+        "lockstep node scrub; then lockstep node scrub --rewrite with the node stopped",
+        "damaged-table-file",
+    ),
+    ConditionKind(
+        "RANGE_LACKING",
+        Level.DEGRADED,
+        "{node} lost a part of its store ({subject}) and is filled from other replicas",
+        "acknowledged writes, if other replicas of the same ranges fail before it is filled",
+        "lockstep topology watch",
+        "damaged-table-file",
+    ),
+    ConditionKind(
+        "RANGE_LOST",
+        Level.UNAVAILABLE,
+        "{node} lost {subject}, of which no other replica exists",
+        "it is lost, but for a backup: requests for it fail until it is given up",
+        "lockstep backup restore, or lockstep node scrub --give-up",
+        "damaged-table-file",
+    ),
 )
 #: Code -> what is told of it.
 CONDITIONS: Final = {kind.code: kind for kind in _ROWS}

@@ -1,0 +1,104 @@
+"""A replica whose table files are damaged: others answer every kind of request, and all nodes say why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.local.admin_client import AdminClient
+from lockstep.testing.clusters import Cluster
+from lockstep.testing.conversation import CqlError
+from lockstep.testing.nodes import Node
+from lockstep.testing.session import Session
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+ROWS = 200
+COUNTED = 60
+
+
+def fill(session: Session) -> None:
+    for text in (
+        "CREATE KEYSPACE k WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 3}",
+        "CREATE TABLE k.t (p int, c int, v text, w int, PRIMARY KEY (p, c))",
+        "CREATE INDEX ON k.t (w)",
+        "CREATE TABLE k.cas (p int PRIMARY KEY, v int)",
+        "CREATE TABLE k.counts (p int PRIMARY KEY, v counter)",
+    ):
+        session.execute(text)
+    for i in range(ROWS):
+        values = (i // 4, i, "x" * 80, i % 5)
+        session.execute("INSERT INTO k.t (p, c, v, w) VALUES (?, ?, ?, ?)", values, consistency="ALL")
+    for i in range(COUNTED):
+        session.execute("INSERT INTO k.cas (p, v) VALUES (?, ?) IF NOT EXISTS", (i, i))
+        session.execute("UPDATE k.counts SET v = v + 1 WHERE p = ?", (i,), consistency="ALL")
+
+
+def damage(node: Node) -> list[Path]:
+    """One bit in each 2 KiB of the tables' part of the node's files, while it is stopped."""
+    node.restart()  # What was in memory is in files then.
+    node.stop()
+    files = sorted((node.log_path.parent / "data" / "store").glob("*.sst"))
+    for file in files:
+        content = bytearray(file.read_bytes())
+        for at in range(100, len(content) * 6 // 10, 2048):
+            content[at] ^= 1
+        file.write_bytes(content)
+    return files
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(3) as made:
+        with made.session() as session:
+            fill(session)
+        yield made
+
+
+def test_requests_go_to_other_replicas_and_everybody_is_told(cluster: Cluster) -> None:
+    damaged = cluster.nodes[2]
+    files = damage(damaged)
+    damaged.start()
+    for turn, asked in enumerate((damaged, cluster.nodes[0])):
+        with asked.session() as session:
+            all_kinds_of_requests(session, turn)
+    with damaged.session() as session, pytest.raises(CqlError):
+        for i in range(ROWS // 4):
+            session.execute("SELECT * FROM k.t WHERE p = ?", (i,), consistency="ALL")
+    lines = [line for line in damaged.log_tail(2000) if "storage.table_file_damaged" in line]
+    assert len(lines) == len(files) and all(file.name in "".join(lines) for file in files)
+    told = conditions(cluster, damaged)
+    assert [one["subject"] for one in told] == [file.name for file in files]
+    assert "k.t (" in told[0]["detail"]
+    deadline_s = time.monotonic() + 20
+    while told != conditions(cluster, cluster.nodes[0]):
+        assert time.monotonic() < deadline_s, "every node tells of it"
+        time.sleep(0.2)
+
+
+def all_kinds_of_requests(session: Session, turn: int) -> None:
+    for level in ("ONE", "QUORUM"):
+        for i in range(ROWS // 4):
+            assert len(session.execute("SELECT * FROM k.t WHERE p = ?", (i,), consistency=level)) == 4
+        assert len(session.execute("SELECT * FROM k.t", consistency=level)) == ROWS
+        found = session.execute("SELECT * FROM k.t WHERE w = 3", consistency=level)
+        assert len(found) == ROWS // 5
+    for i in range(COUNTED):
+        was, is_ = i + 1000 * turn, i + 1000 * (turn + 1)
+        assert session.execute("SELECT v FROM k.cas WHERE p = ?", (i,), consistency="SERIAL")[0].v == was
+        assert session.execute("UPDATE k.cas SET v = ? WHERE p = ? IF v = ?", (is_, i, was))[0][0]
+        session.execute("UPDATE k.counts SET v = v + 1 WHERE p = ?", (i,))
+        assert session.execute("SELECT v FROM k.counts WHERE p = ?", (i,))[0].v == turn + 2
+
+
+def conditions(cluster: Cluster, asked: Node) -> list[dict[str, Any]]:
+    status = AdminClient(asked.address, 7080).get("/v1/status")
+    return [
+        {key: one[key] for key in ("code", "subject", "detail")}
+        for one in status["conditions"]
+        if one["code"] == "TABLE_FILE_DAMAGED"
+    ]
