@@ -25,6 +25,7 @@ from lockstep.metadata.operations import OperationKind
 from lockstep.node.configuration import Configuration
 from lockstep.schema.types import uuid_text
 from lockstep.server.admin import Admin
+from lockstep.server.admin_access import Access
 from lockstep.server.auth_views import AuthTables
 from lockstep.server.distributed_views import distributed_tables
 from lockstep.server.system_local import SystemTables
@@ -63,6 +64,13 @@ MEANINGS = {
     "tls.internode_certificate": "PEM file; nodes then speak TLS with each other, which all must or none",
     "tls.internode_key": "its key",
     "tls.internode_ca": "PEM file of who signs the certificates of nodes",
+    "admin.address": "where the admin port listens; at network.address when empty",
+    "admin.open_reads": "who reads without a credential: `none`, `loopback`, `anyone`; `auto`: loopback "
+    "where clients do not log in, else none",
+    "admin.open_probes": "everybody reads `/metrics` and `/health/*`",
+    "admin.allowed_hosts": "names besides addresses that requests may call this node by",
+    "admin.token_file": "a token of at least 32 characters, maybe the same for all nodes; when empty "
+    "`admin.token` in the data directory",
     "placement.dc": "data centre",
     "placement.rack": "rack; replicas are spread over racks",
     "placement.num_tokens": "tokens this node takes when it founds or joins; 0: it only coordinates requests",
@@ -248,8 +256,16 @@ def _toml(value: Any) -> str:
 # -- admin API ------------------------------------------------------------------------------------------
 
 
+_ADMIN_NEEDS = {
+    Access.PROBE: "nothing",
+    Access.READ: "SELECT",
+    Access.CHANGE: "EXECUTE",
+    Access.SECRET: "superuser",
+}
+
+
 def admin_api() -> str:
-    admin = Admin(MagicMock(), MagicMock())
+    admin = Admin(MagicMock(), MagicMock(), MagicMock())
     rows = []
     for operation in admin.registry.operations:
         asked = [
@@ -262,7 +278,8 @@ def admin_api() -> str:
                 for name in operation.body["properties"]
             ]
             asked.append(f"body: {', '.join(fields)}")
-        rows.append((f"`{operation.method} {operation.path}`", operation.summary, "; ".join(asked)))
+        call = f"`{operation.method} {operation.path}`"
+        rows.append((call, operation.summary, "; ".join(asked), _ADMIN_NEEDS[operation.access]))
     return _joined(
         [
             "# Admin API",
@@ -270,12 +287,20 @@ def admin_api() -> str:
             "HTTP and JSON at `network.admin_port` of every node; `/openapi.json` is the same list for "
             "machines. Every document has a `schema`; members are only added within a version. Node ids are "
             "small integers, epochs are integers, hashes are hexadecimal text.",
-            table(["call", "answers", "takes"], rows),
+            table(["call", "answers", "takes", "needs"], rows),
+            "A request shows the node's token (`Authorization: Bearer TOKEN`; the token is in "
+            "`admin.token` of the data directory, or in `admin.token_file`), or a role and its password "
+            "(Basic) where clients log in. `SELECT` and `EXECUTE` are permissions `ON ALL MBEANS`, as "
+            "Cassandra has them for JMX; the token needs none. What `admin.open_reads` and "
+            "`admin.open_probes` leave open needs no credential. Changes are `application/json`. "
+            "Requests with an `Origin`, or a `Host` that is neither an address, nor `localhost`, nor in "
+            "`admin.allowed_hosts`, are refused with 403. With `tls.certificate` the port speaks TLS.",
             "Calls under `/v1/testing/` exist only where `testing.faults` is set. The metadata log is given "
             "in parts of at most 256 entries, both ends included.",
-            "An error has status 400 (wrong call), 404 (no such path), 409 (refused by the present "
-            "state), 503 (try another node or later), 504 (outcome unknown) or 500, and as its body `code`, "
-            "`message` and `hint`. [Errors](errors.md) lists the codes.",
+            "An error has status 400 (wrong call), 401 (no credential, or a wrong one), 403 (no "
+            "permission, or from a web page), 415 (a change that is not JSON), 404 (no such path), 409 "
+            "(refused by the present state), 503 (try another node or later), 504 (outcome unknown) or "
+            "500, and as its body `code`, `message` and `hint`. [Errors](errors.md) lists the codes.",
         ]
     )
 

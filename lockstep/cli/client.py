@@ -6,18 +6,27 @@ Invariant: every answer is a JSON object with a `schema`; this module adds nothi
 from __future__ import annotations
 
 import base64
+import os
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
+import click
 import msgspec
 
 from lockstep.local.admin_client import AdminClient
+from lockstep.local.credential_search import found_for
+from lockstep.local.credentials import Credential, of_role, of_token_file
 from lockstep.node.configuration import split_address
 from lockstep.values.errors import ConfigurationError, LockstepError
 from lockstep.values.limits import LOG_FETCH_ENTRIES_MAX
 
 DEFAULT_HOST: Final = "127.0.0.1:7080"
 DEFAULT_ADMIN_PORT: Final = 7080
+#: Where a command keeps what its options say of credentials, until a client is made.
+SHOWN: Final = "lockstep.credentials"
+PASSWORD_VARIABLE: Final = "LOCKSTEP_PASSWORD"
 
 
 class ClusterClient(msgspec.Struct, frozen=True):
@@ -142,7 +151,7 @@ class ClusterClient(msgspec.Struct, frozen=True):
 
     def at(self, address: str, admin_port: int) -> ClusterClient:
         """The same operations at another node."""
-        return ClusterClient(AdminClient(address, admin_port, self.admin.timeout_s))
+        return ClusterClient(self.admin.at(address, admin_port))
 
     def log_entries(self, first: int, last: int, *, available: bool = False) -> list[dict[str, Any]]:
         """All entries from `first` (with `available`: or the oldest that is kept) to `last`, fetched in
@@ -162,7 +171,29 @@ class ClusterClient(msgspec.Struct, frozen=True):
 def connect(host: str, timeout_s: float) -> ClusterClient:
     """A client for `host` or `host:port`; nothing is sent yet."""
     address, port = split_address(host, DEFAULT_ADMIN_PORT)
-    return ClusterClient(AdminClient(address, port, timeout_s))
+    return ClusterClient(AdminClient(address, port, timeout_s, _credential(address, port)))
+
+
+def _credential(address: str, port: int) -> Credential:
+    """What the options of the running command say, or else what is at hand for that address."""
+    context = click.get_current_context(silent=True)
+    shown = context.meta.get(SHOWN, {}) if context is not None else {}
+    ca_file = shown.get("ca_file") or ""
+    if shown.get("token_file"):
+        return of_token_file(Path(shown["token_file"]), ca_file)
+    if shown.get("user"):
+        return of_role(shown["user"], _password(shown["user"]), ca_file)
+    return found_for(address, port, ca_file)
+
+
+def _password(user: str) -> str:
+    """Of the environment, else asked for where somebody sits at a terminal. ConfigurationError."""
+    password = os.environ.get(PASSWORD_VARIABLE, "")
+    if not password and sys.stdin.isatty():
+        password = str(click.prompt(f"Password of {user}", hide_input=True, err=True))
+    if not password:
+        raise ConfigurationError(f"{user} has no password here", hint=f"set {PASSWORD_VARIABLE}")
+    return password
 
 
 def node_id(nodes: list[dict[str, Any]], wanted: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from lockstep.cli import client, options, render, service_text, snapshots, voters
+from lockstep.local.private_files import owner_only
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
 
@@ -103,7 +104,7 @@ def _written(target: Path, pieces: Iterator[bytes]) -> int:
     partial = target.with_name(target.name + ".part")
     size = 0
     try:
-        with partial.open("wb") as out:
+        with open(partial, "wb", opener=owner_only) as out:
             for piece in pieces:
                 size += out.write(piece)
         partial.rename(target)

@@ -27,11 +27,14 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "REQUEST": ("A CQL request failed.", "The codes that begin with CQL_ say more."),
     "CQL_CREDENTIALS": (
-        "The login was refused: no such role, another password, or a role that may not log in.",
-        "LIST ROLES shows who may log in; ALTER ROLE ... WITH PASSWORD sets another password.",
+        "The login was refused: no such role, another password, or a role that may not log in. At the admin "
+        "port: no credential, or another node's token.",
+        "LIST ROLES shows who may log in; ALTER ROLE ... WITH PASSWORD sets another password. Commands take "
+        "--token-file FILE with admin.token of the node's data directory, or --user ROLE.",
     ),
     "CQL_UNAUTHORIZED": (
-        "The role has no permission for this, or was dropped since it logged in.",
+        "The role has no permission for this, or was dropped since it logged in. At the admin port also: the "
+        "request came from a web page, or called the node by a name that is not its.",
         "LIST ALL PERMISSIONS OF a role shows what it may do; GRANT gives more.",
     ),
     "CQL_SYNTAX": ("The statement is not CQL.", "The sentence names line and column of the first bad word."),

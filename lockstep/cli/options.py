@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from lockstep.cli.client import DEFAULT_HOST
+from lockstep.cli.client import DEFAULT_HOST, PASSWORD_VARIABLE, SHOWN
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -23,6 +23,34 @@ host: Decorator = click.option(
     show_default=True,
     metavar="ADDRESS[:PORT]",
     help="Admin address of any node of the cluster.",
+)
+
+
+def _shown(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Keep what an option says for whoever makes the client."""
+    context.meta.setdefault(SHOWN, {})[parameter.name] = value
+
+
+def _shown_option(name: str, variable: str, metavar: str, text: str) -> Decorator:
+    return click.option(
+        name, envvar=variable, metavar=metavar, help=text, expose_value=False, callback=_shown
+    )
+
+
+token_file: Decorator = _shown_option(
+    "--token-file",
+    "LOCKSTEP_TOKEN_FILE",
+    "FILE",
+    "The node's admin token; found by itself for nodes on this machine.",
+)
+user: Decorator = _shown_option(
+    "--user", "LOCKSTEP_USER", "ROLE", f"Log in as this role, with the password in {PASSWORD_VARIABLE}."
+)
+ca_file: Decorator = _shown_option(
+    "--ca-file",
+    "LOCKSTEP_CA_FILE",
+    "FILE",
+    "Certificate of who signed the node's, where its port speaks TLS.",
 )
 call_timeout: Decorator = click.option(
     "--call-timeout",
@@ -76,6 +104,6 @@ def together(*decorators: Decorator) -> Decorator:
 
 
 #: Of every command that asks a node.
-of_call: Decorator = together(host, call_timeout, output)
+of_call: Decorator = together(host, token_file, user, ca_file, call_timeout, output)
 #: Of every command that changes something and can wait for its end.
 of_change: Decorator = together(dry_run, wait, wait_timeout, of_call)

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from lockstep.local.credentials import NO_CREDENTIAL, Credential
 from lockstep.values.errors import (
+    BadCredentials,
     ConfigurationError,
     LockstepError,
     OutcomeUnknown,
     PeerTimeout,
     PeerUnreachable,
     PreconditionError,
+    Unauthorized,
 )
 
 #: Longest answer that is read; a metadata value of thousands of nodes is some tens of megabytes.
@@ -27,6 +31,8 @@ ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 _NOT_ADMIN: Final = "is this a Lockstep admin port?"
 _BY_STATUS: Final[dict[int, type[LockstepError]]] = {
     400: ConfigurationError,
+    401: BadCredentials,
+    403: Unauthorized,
     404: ConfigurationError,
     409: PreconditionError,
     503: PeerUnreachable,
@@ -37,10 +43,17 @@ _BY_STATUS: Final[dict[int, type[LockstepError]]] = {
 class AdminClient:
     """Calls to one node. Each call opens its own connection; nothing is kept between calls."""
 
-    def __init__(self, host: str, port: int, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, host: str, port: int, timeout_s: float = 10.0, credential: Credential = NO_CREDENTIAL
+    ) -> None:
         self.host = host
         self.port = port
         self.timeout_s = timeout_s
+        self.credential = credential
+
+    def at(self, host: str, port: int) -> AdminClient:
+        """Calls to another node, with what is shown to this one."""
+        return AdminClient(host, port, self.timeout_s, self.credential)
 
     def get(self, path: str, **query: str | int | None) -> dict[str, Any]:
         given = {key: value for key, value in query.items() if value is not None}
@@ -58,16 +71,21 @@ class AdminClient:
         Raises PeerUnreachable (nothing was sent), PeerTimeout (outcome unknown), or what the node reported.
         """
         where = f"{self.host}:{self.port}"
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout_s)
+        connection = self.credential.connection(self.host, self.port, self.timeout_s)
         try:
             try:
                 connection.connect()
+            except ssl.SSLError as error:
+                raise PeerUnreachable(
+                    f"{where} speaks no TLS that can be trusted: {error}",
+                    hint="--ca-file names the certificate of who signed the node's, for ports with TLS only",
+                ) from error
             except OSError as error:
                 raise PeerUnreachable(
                     f"no node answers at {where}: {error.strerror or error}",
                     hint="lockstep cluster list shows local clusters; --host names another node",
                 ) from error
-            status, raw = _exchange(connection, method, path, body)
+            status, raw = _exchange(connection, method, path, body, self.credential)
         except TimeoutError as error:
             raise PeerTimeout(f"{where} did not answer within {self.timeout_s:g} s") from error
         except http.client.BadStatusLine as error:
@@ -118,10 +136,16 @@ def class_by_code(code: str) -> type[LockstepError] | None:
 
 
 def _exchange(
-    connection: http.client.HTTPConnection, method: str, path: str, body: Mapping[str, Any] | None
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None,
+    credential: Credential,
 ) -> tuple[int, bytes]:
     payload = None if body is None else json.dumps(body).encode()
     headers = {"Accept": "application/json"}
+    if credential.authorization:
+        headers["Authorization"] = credential.authorization
     if payload is not None:
         headers["Content-Type"] = "application/json"
     connection.request(method, path, body=payload, headers=headers)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 import msgspec
 
 from lockstep.local.clusters import LocalCluster, list_clusters
+from lockstep.local.credential_search import addresses_of
+from lockstep.local.private_files import OWNER_DIRECTORY
 from lockstep.local.processes import State
 from lockstep.storage.backup_manifest import (
     MANIFEST,
@@ -35,7 +36,7 @@ Document = Mapping[str, Any]
 
 def copies_of(host: str, admin_port: int) -> Copies:
     """Of the local cluster that has a node at this address. PreconditionError when there is none."""
-    addresses = _addresses(host)
+    addresses = addresses_of(host)
     for found in list_clusters():
         content = found.file
         here = [node.name for node in content.nodes if node.address in addresses]
@@ -45,14 +46,6 @@ def copies_of(host: str, admin_port: int) -> Copies:
         f"{host}:{admin_port} is no node of a local cluster, so its data directories are not at hand",
         hint="copy `backups/NAME` of the nodes' data directories, as the guide of backups tells",
     )
-
-
-def _addresses(host: str) -> set[str]:
-    """What a name stands for."""
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return {host}
 
 
 class Copies:
@@ -77,7 +70,7 @@ class Copies:
             folder.parent.mkdir(parents=True, exist_ok=True)
             if begun.exists():
                 shutil.rmtree(begun)  # A copy was interrupted.
-            begun.mkdir()
+            begun.mkdir(OWNER_DIRECTORY)
         except OSError as error:
             raise PreconditionError(
                 f"nothing can be copied to {folder.parent}: {error}", hint="--to names another directory"

@@ -20,6 +20,7 @@ import msgspec
 
 from lockstep.local import layout, processes
 from lockstep.local.admin_client import AdminClient, class_by_code, revived
+from lockstep.local.credentials import Credential, of_node
 from lockstep.local.environment import node_environment
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State
@@ -74,7 +75,12 @@ class Known:
     def admin(self, name: str, timeout_s: float = 10.0) -> AdminClient:
         """A client of that node's admin API."""
         content = self.file
-        return AdminClient(content.node(name).address, content.admin_port, timeout_s)
+        return AdminClient(content.node(name).address, content.admin_port, timeout_s, self.credential(name))
+
+    def credential(self, name: str) -> Credential:
+        """What that node's admin API is shown."""
+        certificate = str(self.file.settings.get("tls", {}).get("certificate", ""))
+        return of_node(self.paths.data(name), certificate)
 
     def next_node(self, *, dc: str = "dc1", rack: str = "rack1", replaces: str = "") -> LocalNode:
         """The node that `add` would start; nothing is made yet."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from lockstep.local.private_files import OWNER_DIRECTORY, owner_only
 from lockstep.node import toml_text
 from lockstep.node.configuration import parse, render
 from lockstep.values.errors import ConfigurationError, PreconditionError
@@ -127,9 +128,9 @@ def write(paths: Paths, content: ClusterFile) -> None:
     }
     tables |= {f"settings_{section}": keys for section, keys in content.settings.items()}
     tables["nodes"] = [msgspec.to_builtins(node) for node in content.nodes]
-    paths.root.mkdir(parents=True, exist_ok=True)
+    paths.root.mkdir(OWNER_DIRECTORY, parents=True, exist_ok=True)
     partial = paths.cluster_file.with_suffix(".new")
-    partial.write_text(toml_text.emit(tables))
+    _write(partial, toml_text.emit(tables))
     partial.replace(paths.cluster_file)
 
 
@@ -156,8 +157,13 @@ def write_configuration(paths: Paths, content: ClusterFile, node: LocalNode) -> 
     if node.tokens >= 0:
         tables["placement"]["num_tokens"] = node.tokens
     configuration = parse(toml_text.emit(tables), source=f"settings of cluster {content.name}")
-    paths.node(node.name).mkdir(parents=True, exist_ok=True)
-    paths.configuration(node.name).write_text(render(configuration))
+    paths.node(node.name).mkdir(OWNER_DIRECTORY, parents=True, exist_ok=True)
+    _write(paths.configuration(node.name), render(configuration))
+
+
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", opener=owner_only) as file:
+        file.write(text)
 
 
 def _seeds(content: ClusterFile, node: LocalNode) -> list[str]:

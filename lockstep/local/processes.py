@@ -18,6 +18,8 @@ from typing import Final
 
 import msgspec
 
+from lockstep.local.private_files import owner_only
+
 #: How often a wait looks again. A look costs microseconds; a node starts in some hundred milliseconds.
 POLL_S: Final = 0.01
 
@@ -44,7 +46,7 @@ def spawn(
 
     Raises OSError when the program cannot be started.
     """
-    with log.open("ab") as output:
+    with open(log, "ab", opener=owner_only) as output:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ import msgspec
 
 from lockstep.metadata.feature_names import SUPPORTED
 from lockstep.node import toml_text
-from lockstep.node.security_settings import AuthSection, TlsSection, problem
+from lockstep.node.security_settings import AdminSection, AuthSection, TlsSection, problem
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import STREAM_FILE_BYTES, TOKENS_PER_NODE_MAX
 
@@ -249,6 +249,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network: NetworkSection = NetworkSection()
     auth: AuthSection = AuthSection()
     tls: TlsSection = TlsSection()
+    admin: AdminSection = AdminSection()
     placement: PlacementSection = PlacementSection()
     timeouts: TimeoutsSection = TimeoutsSection()
     reads: ReadsSection = ReadsSection()
@@ -270,6 +271,11 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def internode_address(self) -> str:
         """Own `host:port` as other nodes dial it."""
         return f"{self.network.address}:{self.network.internode_port}"
+
+    @property
+    def admin_host(self) -> str:
+        """Where the admin port listens."""
+        return self.admin.address or self.network.address
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -1,16 +1,17 @@
-"""Sections `auth` and `tls` of the configuration: who may connect, and how connections are encrypted.
+"""Sections `auth`, `tls` and `admin` of the configuration: who may connect and ask, and what is encrypted.
 
 Invariant: `problem` names every combination that would let in whom the sections mean to keep out.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from lockstep.runtime.ports import Tls
 
+OptionalHost = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9.-]*)?$", max_length=253)]
 _PASSWORD: Final = ("password", "PasswordAuthenticator")
 _ROLE_BASED: Final = ("role-based", "CassandraAuthorizer")
 
@@ -59,6 +60,23 @@ class TlsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.internode_certificate:
             return None
         return Tls(self.internode_certificate, self.internode_key, self.internode_ca, mutual=True)
+
+
+class AdminSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The admin port: where it listens (empty: at network.address), and what needs no credential.
+
+    `open_reads`: who may read without one: nobody (none), who asks from the node's own machine (loopback),
+    or everybody (anyone); auto is loopback where clients do not log in, and none where they do.
+    `open_probes`: everybody reads `/metrics` and `/health/*`. `allowed_hosts`: names besides addresses that
+    requests may call the node by. `token_file`: a file with the token instead of the one that the node makes
+    in its data directory.
+    """
+
+    address: OptionalHost = ""
+    open_reads: Literal["auto", "none", "loopback", "anyone"] = "auto"
+    open_probes: bool = True
+    allowed_hosts: tuple[str, ...] = ()
+    token_file: str = ""
 
 
 def problem(auth: AuthSection, tls: TlsSection) -> tuple[str, str] | None:

@@ -37,6 +37,7 @@ ASK_FOR_ME: Final = 56
 MANAGE: Final = 60
 GROUP_REPORT: Final = 61
 RANGE_SIZES: Final = 62
+LIVE_VIEW: Final = 63
 COUNTER: Final = 84
 BASE_SETTLED: Final = 87
 CAS_PREPARE: Final = 70
@@ -86,6 +87,7 @@ NAMES: Final = {
     MANAGE: "manage",
     GROUP_REPORT: "group-report",
     RANGE_SIZES: "range-sizes",
+    LIVE_VIEW: "live-view",
     COUNTER: "counter",
     BASE_SETTLED: "base-settled",
     CAS_PREPARE: "cas-prepare",

@@ -1,15 +1,20 @@
 """The admin API: which operations there are, and how errors become answers.
 
 Invariant: every failure leaves as `{code, message, hint}` with a status that fits whose fault it is; fault
-controls answer only where the configuration opens them.
+controls answer only where the configuration opens them; an operation is performed for whom `AdminAccess`
+admitted, and knows who that is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from lockstep.node.configuration import split_address
 from lockstep.server import drain_operations, features, recovery, reports
+from lockstep.server.admin_access import CHALLENGE, AdminAccess, status_of
 from lockstep.server.answers import get, integer, later, now, required
 from lockstep.server.backups import BackupRequests
 from lockstep.server.cms_operations import ServiceOperations
@@ -26,12 +31,14 @@ from lockstep.server.http import (
     error_document,
     json_response,
 )
+from lockstep.server.leader_views import REQUESTS, VOTERS
 from lockstep.server.metrics import CONTENT_TYPE, exposition
 from lockstep.server.operations import Operation, Parameter, Registry
 from lockstep.server.repairs import RepairRequests
 from lockstep.server.requests import LIVE_PATH, Requests
 from lockstep.server.stories import Stories
 from lockstep.values.errors import (
+    BadCredentials,
     ConfigurationError,
     LockstepError,
     LogTruncated,
@@ -41,6 +48,7 @@ from lockstep.values.errors import (
     PreconditionError,
     Rejected,
     RequestError,
+    Unauthorized,
 )
 from lockstep.values.limits import ADMIN_CONNECTIONS_MAX
 
@@ -96,9 +104,10 @@ _GATE_BODY = {
 class Admin:
     """`connection` makes the protocol of one HTTP connection."""
 
-    def __init__(self, node: Node, cql: CqlServer) -> None:
+    def __init__(self, node: Node, cql: CqlServer, access: AdminAccess) -> None:
         self._node = node
         self._cql = cql
+        self._access = access
         self._requests = Requests(node)
         self._excluded = ExcludeList(node)
         self._stories = Stories(node)
@@ -127,6 +136,7 @@ class Admin:
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         try:
+            self._access.screen(request)
             found = self.registry.find(request.method, request.path)
             if found is None:
                 known = ConfigurationError(
@@ -134,12 +144,30 @@ class Admin:
                 )
                 return json_response(error_document(known), 404)
             operation, values = found
-            return await operation.perform(request, values)
+            return await self._dispatch(operation, request, values)
         except LockstepError as error:
-            return json_response(error_document(error), http_status(error))
+            answer = json_response(error_document(error), http_status(error))
+            return structs.replace(answer, headers=CHALLENGE) if answer.status == 401 else answer
         except Exception as error:
             fault = self._cql.fault(error)
             return json_response(error_document(fault), 500)
+
+    async def _dispatch(
+        self, operation: Operation, request: HttpRequest, values: dict[str, str]
+    ) -> HttpResponse:
+        """Perform an operation for whom the request is from: the one way that leads to any."""
+        try:
+            principal = await self._access.admit(request, operation.access)
+        except (BadCredentials, Unauthorized) as error:
+            self._node.log(
+                "admin.refused", peer=request.peer, operation=_named(operation), reason=error.message
+            )
+            raise
+        return await operation.perform(structs.replace(request, principal=principal), values)
+
+    def live(self) -> dict[str, Callable[[], dict[str, Any]]]:
+        """What this node knows by itself, for other nodes."""
+        return {REQUESTS: self._requests.live, VOTERS: self._service.live}
 
     def _operations(self) -> list[Operation]:
         node = self._node
@@ -339,8 +367,15 @@ class Admin:
         return {"schema": "partition/1", "peers": sorted(f"{host}:{port}" for host, port in addresses)}
 
 
+def _named(operation: Operation) -> str:
+    return f"{operation.method} {operation.path}"
+
+
 def http_status(error: LockstepError) -> int:
     """The HTTP status of an error."""
+    refused = status_of(error)
+    if refused is not None:
+        return refused
     if isinstance(error, Rejected | PreconditionError):
         return 409
     if isinstance(error, OutcomeUnknown):

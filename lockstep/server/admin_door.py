@@ -6,10 +6,13 @@ Invariant: a node that nobody administers pays for a listening socket only.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from lockstep.runtime.ports import Server
+from lockstep.runtime.ports import Server, Tls
+from lockstep.server.admin_token import own_token
 from lockstep.server.cql_server import CqlServer
+from lockstep.server.leader_views import serve_live
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -19,9 +22,10 @@ if TYPE_CHECKING:
 class AdminDoor:
     """Made by `serve_admin`."""
 
-    def __init__(self, node: Node, cql: CqlServer) -> None:
+    def __init__(self, node: Node, cql: CqlServer, token: str) -> None:
         self._node = node
         self._cql = cql
+        self._token = token
         self._admin: Admin | None = None
         self.server: Server | None = None
 
@@ -29,12 +33,21 @@ class AdminDoor:
     def admin(self) -> Admin:
         if self._admin is None:
             from lockstep.server.admin import Admin
+            from lockstep.server.admin_access import AdminAccess
 
-            self._admin = Admin(self._node, self._cql)
+            settings, cql = self._node.configuration, self._cql
+            access = AdminAccess(
+                settings.admin, settings.admin_host, self._token, cql.authentication, cql.permits
+            )
+            self._admin = Admin(self._node, cql, access)
         return self._admin
 
     def connection(self) -> asyncio.Protocol:
         return self.admin.connection()
+
+    def live(self) -> dict[str, Callable[[], dict[str, Any]]]:
+        """What this node knows by itself, for other nodes."""
+        return self.admin.live()
 
     def close(self) -> None:
         if self.server is not None:
@@ -44,9 +57,16 @@ class AdminDoor:
             self._admin.close()
 
 
-async def serve_admin(node: Node, cql: CqlServer) -> AdminDoor:
-    """Open the admin port of a node. ConfigurationError when the address is in use."""
-    door = AdminDoor(node, cql)
-    network = node.configuration.network
-    door.server = await node.runtime.network.listen(network.address, network.admin_port, door.connection)
+async def serve_admin(node: Node, cql: CqlServer, token: str = "") -> AdminDoor:
+    """Open the admin port of a node; an empty `token` stands for the one in its data directory.
+    ConfigurationError when the address is in use, or the token unreadable."""
+    configuration = node.configuration
+    door = AdminDoor(node, cql, token or await own_token(node.runtime))
+    serve_live(node, door.live)
+    tls = configuration.tls.files
+    # Whoever asks shows a token or a password, so it shows no certificate.
+    shown = Tls(tls.certificate, tls.key) if tls is not None else None
+    door.server = await node.runtime.network.listen(
+        configuration.admin_host, configuration.network.admin_port, door.connection, shown
+    )
     return door

@@ -28,9 +28,12 @@ class Authentication:
         self._node = node
         self._passwords = passwords
 
-    async def login(self, token: bytes | None) -> str:
-        """The role that the credentials belong to. BadCredentials or Overloaded."""
-        name, password = _plain(token)
+    async def login(self, token: bytes | None, address: str) -> str:
+        """The role that a SASL PLAIN token from this address belongs to. BadCredentials or Overloaded."""
+        return await self.login_as(*_plain(token), address)
+
+    async def login_as(self, name: str, password: str, address: str) -> str:
+        """The role, when the password is its. BadCredentials or Overloaded."""
         role = self._node.cluster.access.role(name)
         salted_hash = role.salted_hash if role is not None else ""
         if not await self._passwords.is_of(password, salted_hash):

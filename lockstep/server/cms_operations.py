@@ -43,6 +43,10 @@ class ServiceOperations:
         self._requests = ServiceRequests(node)
         self._cms = Cms(node)
 
+    def live(self) -> dict[str, Any]:
+        """The voters as this node alone sees them."""
+        return self._requests.live()
+
     def operations(self) -> list[Operation]:
         return [
             get(
@@ -95,13 +99,20 @@ class ServiceOperations:
                     "properties": {"epoch": {"type": "integer"}, "dry_run": {"type": "boolean"}},
                 },
             ),
-            get(
+            Operation(
+                "GET",
                 "/v1/cms/dump",
                 "A piece of the file of the metadata at an epoch",
                 later(self._dump),
-                Parameter("epoch", "The newest when absent", "integer"),
-                Parameter("offset", "First byte of the piece", "integer"),
-                Parameter("entries", "Begin at the snapshot before it, with all entries since", "boolean"),
+                "The piece in base64, and the size of the file",
+                (
+                    Parameter("epoch", "The newest when absent", "integer"),
+                    Parameter("offset", "First byte of the piece", "integer"),
+                    Parameter(
+                        "entries", "Begin at the snapshot before it, with all entries since", "boolean"
+                    ),
+                ),
+                holds_secrets=True,
             ),
         ]
 

@@ -197,7 +197,7 @@ class CqlConnection(asyncio.Protocol):
             self._begin_session(Session(version))
         else:
             self._send(int(Opcode.AUTHENTICATE), stream, responses.authenticate(AUTHENTICATOR))
-            self._login = Login(authentication, self._server.runtime.tasks, self._logged_in)
+            self._login = Login(authentication, self.peer[0], self._server.runtime.tasks, self._logged_in)
         self._flush()
         algorithm = self.options.get("COMPRESSION", "").lower()
         self._reader.algorithm = self._outbox.algorithm = algorithm or LZ4

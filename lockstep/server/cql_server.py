@@ -72,16 +72,16 @@ class CqlServer:
             ]
         )
         settings, passwords = node.configuration.auth, Passwords(runtime)
-        permits = None
-        #: None where clients do not log in.
+        #: None where clients do not log in, both.
+        self.permits: Permits | None = None
         self.authentication: Authentication | None = None
         if settings.asks_password:
             self.authentication = Authentication(node, passwords)
             place = node.configuration.placement.dc
-            permits = Permits(lambda: node.cluster, place, checks=settings.checks_permissions)
+            self.permits = Permits(lambda: node.cluster, place, checks=settings.checks_permissions)
         statements = SchemaStatements(node, watch)
-        roles = RoleStatements(node, permits, passwords, statements, self.virtual.schema)
-        self.executor = Executor(node, self.virtual, statements, roles, permits)
+        roles = RoleStatements(node, self.permits, passwords, statements, self.virtual.schema)
+        self.executor = Executor(node, self.virtual, statements, roles, self.permits)
         self.events = Events(node, watch, self._broadcast)
         self.draining = Draining(node, self)
 

@@ -7,6 +7,7 @@ raises becomes an answer; nothing is buffered beyond one request.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
@@ -16,30 +17,45 @@ import h11
 import msgspec
 
 from lockstep.runtime.ports import Runtime
-from lockstep.values.errors import LockstepError, PeerTimeout, PeerUnreachable
+from lockstep.values.errors import LockstepError
 from lockstep.values.limits import ADMIN_BODY_BYTES_MAX, ADMIN_IDLE_MS
 
 JSON: Final = "application/json"
 _REASONS: Final = {
-    200: b"OK", 202: b"Accepted", 400: b"Bad Request", 404: b"Not Found", 405: b"Method Not Allowed",
-    409: b"Conflict", 413: b"Content Too Large", 500: b"Internal Server Error",
+    200: b"OK", 202: b"Accepted", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden",
+    404: b"Not Found", 405: b"Method Not Allowed", 409: b"Conflict", 413: b"Content Too Large",
+    415: b"Unsupported Media Type", 500: b"Internal Server Error",
     503: b"Service Unavailable", 504: b"Gateway Timeout",
 }  # fmt: skip
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """`query` holds the last value of each name; `body` is the JSON document or None."""
+    """`query` holds the last value of each name, `headers` the values of each name in small letters; `body`
+    is the JSON document or None. `peer` is the asker's address, `is_local` whether it is this machine's.
+    `principal`: whom the credential belongs to, empty without one."""
 
     method: str
     path: str
     query: dict[str, str]
     body: Any = None
+    headers: dict[str, str] = {}
+    peer: str = ""
+    is_local: bool = False
+    principal: str = ""
+
+    @property
+    def says_json(self) -> bool:
+        """Whether it says that its body is JSON, which no form of a web page can."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
+    """`headers` are names and values beyond those that every answer has."""
+
     status: int
     body: bytes
     content_type: str = JSON
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
@@ -62,10 +78,12 @@ class HttpConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._idle: asyncio.TimerHandle | None = None
+        self._peer, self._is_local = "", False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface without the base class.
         self._transport = cast(asyncio.Transport, transport)
+        self._peer, self._is_local = _asker(transport)
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -118,13 +136,27 @@ class HttpConnection(asyncio.Protocol):
         except ValueError as error:
             self._refuse(400, f"the target cannot be read: {error}")
             return
-        try:
-            # Unlike the standard library's it takes neither half characters nor numbers that are none.
-            body = msgspec.json.decode(raw) if raw else None
-        except (ValueError, RecursionError):
-            self._refuse(400, "the body is not JSON")
-            return
-        request = HttpRequest(head.method.decode("ascii"), unquote(target.path), query, body)
+        # A name that comes twice has its values joined, as the standard says; so no second one is overlooked.
+        headers: dict[str, str] = {}
+        for name, value in head.headers:
+            known, text = name.decode("ascii"), value.decode("latin-1")
+            headers[known] = f"{headers[known]}, {text}" if known in headers else text
+        request = HttpRequest(
+            head.method.decode("ascii"),
+            unquote(target.path),
+            query,
+            None,
+            headers,
+            self._peer,
+            self._is_local,
+        )
+        if raw and request.says_json:
+            try:
+                # Unlike the standard library's it takes neither half characters nor numbers that are none.
+                request = msgspec.structs.replace(request, body=msgspec.json.decode(raw))
+            except (ValueError, RecursionError):
+                self._refuse(400, "the body is not JSON")
+                return
         self._runtime.tasks.spawn(self._answer(request), "admin.request")
 
     async def _answer(self, request: HttpRequest) -> None:
@@ -155,6 +187,7 @@ class HttpConnection(asyncio.Protocol):
             ("content-type", response.content_type),
             ("content-length", str(len(response.body))),
             ("cache-control", "no-store"),
+            *response.headers,
         ]
         if close:
             headers.append(("connection", "close"))
@@ -176,66 +209,15 @@ class HttpConnection(asyncio.Protocol):
             self._idle = None
 
 
-class _Exchange(asyncio.Protocol):
-    """One GET on a connection of its own."""
-
-    def __init__(self) -> None:
-        self.http = h11.Connection(h11.CLIENT)
-        self.answer: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._status = 0
-        self._body: list[bytes] = []
-
-    def data_received(self, data: bytes) -> None:
-        self._receive(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._receive(b"")
-        if not self.answer.done():
-            self.answer.set_exception(ConnectionError("the connection ended"))
-
-    def _receive(self, data: bytes) -> None:
-        if self.answer.done():
-            return
-        try:
-            self.http.receive_data(data)
-            while not self.answer.done():
-                event = self.http.next_event()
-                if event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
-                    return
-                if isinstance(event, h11.Response):
-                    self._status = event.status_code
-                elif isinstance(event, h11.Data):
-                    self._body.append(bytes(event.data))
-                elif isinstance(event, h11.EndOfMessage):
-                    self.answer.set_result((self._status, b"".join(self._body)))
-        except h11.RemoteProtocolError as error:
-            self.answer.set_exception(ConnectionError(str(error)))
-
-
-async def get_json(runtime: Runtime, host: str, port: int, path: str, timeout_ms: int) -> dict[str, Any]:
-    """The JSON object another node's admin API answers. PeerUnreachable or PeerTimeout."""
-    transport: asyncio.Transport | None = None
+def _asker(transport: asyncio.BaseTransport) -> tuple[str, bool]:
+    """The address of who connected, and whether that is this machine: by loopback, or to an own address."""
+    peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+    host = str(peer[0]) if peer else ""
     try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            transport, exchange = await runtime.network.connect(host, port, _Exchange)
-            assert isinstance(exchange, _Exchange)
-            head = h11.Request(
-                method="GET", target=path, headers=[("host", f"{host}:{port}"), ("connection", "close")]
-            )
-            sent = (exchange.http.send(head) or b"") + (exchange.http.send(h11.EndOfMessage()) or b"")
-            transport.write(sent)
-            status, raw = await exchange.answer
-        document = json.loads(raw)
-    except TimeoutError:
-        raise PeerTimeout(f"{host}:{port} did not answer within {timeout_ms} ms") from None
-    except (OSError, ValueError) as error:
-        raise PeerUnreachable(f"{host}:{port} could not be asked: {error}") from error
-    finally:
-        if transport is not None:
-            transport.close()
-    if status != 200 or not isinstance(document, dict):
-        raise PeerUnreachable(f"{host}:{port} answered {path} with HTTP status {status}")
-    return document
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host, False
+    return host, is_loopback or bool(own and own[0] == host)
 
 
 def error_document(error: LockstepError) -> dict[str, Any]:

@@ -15,16 +15,18 @@ from lockstep.values.errors import ProtocolViolation
 
 
 class Login:
-    """`done` hears once of the end: the stream to answer on, the role that logged in (empty: none), and why
-    none did."""
+    """Of a client at `address`. `done` hears once of the end: the stream to answer on, the role that logged
+    in (empty: none), and why none did."""
 
     def __init__(
         self,
         authentication: Authentication,
+        address: str,
         tasks: Tasks,
         done: Callable[[int, str, Exception | None], None],
     ) -> None:
         self._authentication = authentication
+        self._address = address
         self._tasks = tasks
         self._done = done
         self._tries = False
@@ -44,7 +46,7 @@ class Login:
 
     async def _try(self, stream: int, token: bytes | None) -> None:
         try:
-            role = await self._authentication.login(token)
+            role = await self._authentication.login(token, self._address)
         except Exception as error:
             self._done(stream, "", error)
         else:

@@ -23,12 +23,15 @@ from lockstep.runtime.real import (
     ConfinedWorkers,
     HelperProcesses,
     claim,
+    keep_private,
+    read_secret,
     real_runtime,
     require_free,
     require_usable,
     run,
 )
 from lockstep.server.admin_door import serve_admin
+from lockstep.server.admin_token import checked
 from lockstep.server.cql_server import CqlServer
 from lockstep.server.log import LineLog
 from lockstep.server.user_functions import WORKERS_HANDLER
@@ -70,20 +73,24 @@ def read_configuration(arguments: Sequence[str]) -> Configuration:
 
 def _run_alone(configuration: Configuration) -> int:
     """Claim the directory and see that ports and certificates can be used, before anything is written."""
+    keep_private()
     network = configuration.network
-    for port in (network.internode_port, network.cql_port, network.admin_port):
+    for port in (network.internode_port, network.cql_port):
         require_free(network.address, port)
+    require_free(configuration.admin_host, network.admin_port)
     for tls in (configuration.tls.files, configuration.tls.internode_files):
         if tls is not None:
             require_usable(tls)
+    token_file = configuration.admin.token_file
+    token = checked(read_secret(token_file, "admin.token_file"), token_file) if token_file else ""
     held = claim(configuration.node.data_directory)
     try:
-        return run(lambda: _serve(configuration))
+        return run(lambda: _serve(configuration, token))
     finally:
         os.close(held)
 
 
-async def _serve(configuration: Configuration) -> int:
+async def _serve(configuration: Configuration, token: str) -> int:
     functions = configuration.functions
     workers = (
         ConfinedWorkers(WORKERS_HANDLER, unfiltered=functions.unfiltered_workers_allowed)
@@ -116,7 +123,7 @@ async def _serve(configuration: Configuration) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _set, stop)
     try:
-        return await _serve_clients(node, runtime, stop)
+        return await _serve_clients(node, runtime, token, stop)
     finally:
         if workers is not None:
             await workers.stop()
@@ -145,11 +152,11 @@ async def _open_store(path: str, runtime: Runtime) -> Store:
     return await open_rocks_store(path, runtime.tasks)
 
 
-async def _serve_clients(node: Node, runtime: Runtime, stop: asyncio.Future[None]) -> int:
+async def _serve_clients(node: Node, runtime: Runtime, token: str, stop: asyncio.Future[None]) -> int:
     """Open the doors, wait for the end, close them; the exit code."""
     server = CqlServer(node, runtime)
     # The clients' door is the last to open: whoever finds it open finds the others open too.
-    admin = await serve_admin(node, server)
+    admin = await serve_admin(node, server, token)
     try:
         await server.start()
         _spare_the_collector()

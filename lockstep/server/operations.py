@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 import lockstep
+from lockstep.server.admin_access import Access
 from lockstep.server.http import HttpRequest, HttpResponse
 from lockstep.values.errors import ConfigurationError
 
@@ -29,7 +30,8 @@ Perform = Callable[[HttpRequest, dict[str, str]], Awaitable[HttpResponse]]
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """`path` may hold placeholders in braces. `body` is the JSON Schema of the request's body, or None."""
+    """`path` may hold placeholders in braces. `body` is the JSON Schema of the request's body, or None.
+    `holds_secrets`: the answer has what only superusers may read."""
 
     method: str
     path: str
@@ -39,6 +41,16 @@ class Operation(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...] = ()
     body: dict[str, Any] | None = None
     content_type: str = "application/json"
+    holds_secrets: bool = False
+
+    @property
+    def access(self) -> Access:
+        """What it asks of who wants it."""
+        if self.holds_secrets:
+            return Access.SECRET
+        if self.method != "GET":
+            return Access.CHANGE
+        return Access.PROBE if self.path == "/metrics" or self.path.startswith("/health/") else Access.READ
 
 
 class Registry:
@@ -70,7 +82,7 @@ class Registry:
             "openapi": "3.1.0",
             "info": {"title": "Lockstep admin API", "version": lockstep.__version__},
             "paths": paths,
-            "components": {"schemas": {"Error": _ERROR_SCHEMA}},
+            "components": {"schemas": {"Error": _ERROR_SCHEMA}, "securitySchemes": _SECURITY_SCHEMES},
         }
 
 
@@ -78,6 +90,26 @@ _ERROR_SCHEMA = {
     "type": "object",
     "properties": {name: {"type": "string"} for name in ("code", "message", "hint")},
     "required": ["code", "message"],
+}
+
+_SECURITY_SCHEMES = {
+    "token": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The content of `admin.token` in the node's data directory, or of admin.token_file",
+    },
+    "role": {
+        "type": "http",
+        "scheme": "basic",
+        "description": "A role that may log in, where auth.authenticator is password",
+    },
+}
+#: What each operation says of its needs, beside the schemes.
+_NEEDED = {
+    Access.PROBE: "No credential while admin.open_probes is true",
+    Access.READ: "No credential where admin.open_reads says so; a role needs SELECT ON ALL MBEANS",
+    Access.CHANGE: "A role needs EXECUTE ON ALL MBEANS",
+    Access.SECRET: "A role has to be a superuser",
 }
 
 
@@ -110,8 +142,13 @@ def _described(operation: Operation) -> dict[str, Any]:
         for parameter in operation.parameters
     ]
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    schemes: list[dict[str, list[str]]] = [{"token": []}, {"role": []}]
+    if operation.access in (Access.PROBE, Access.READ):
+        schemes.insert(0, {})
     described: dict[str, Any] = {
         "summary": operation.summary,
+        "description": _NEEDED[operation.access],
+        "security": schemes,
         "parameters": parameters,
         "responses": {
             "200": {

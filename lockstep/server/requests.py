@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeInfo
 from lockstep.metadata.membership import without_vote
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.requests import Policy, Request, RequestState
 from lockstep.schema.model import Replication
 from lockstep.schema.replication_options import parse_replication, replication_map
 from lockstep.server.answers import number_in
-from lockstep.server.http import get_json
+from lockstep.server.leader_views import REQUESTS, ask_leaders
 from lockstep.server.newcomers import Newcomer, with_newcomer
 from lockstep.server.plan_bases import Base, base_of, refuse_moved
 from lockstep.server.request_plans import SUBSTITUTING, force_plan, forced, operation_plan
@@ -32,7 +31,6 @@ from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 
 if TYPE_CHECKING:
@@ -82,28 +80,8 @@ class Requests:
         node = self._node
         if node.is_leader or not node.cluster.requests.live:
             return list(self.live()["requests"])
-        for info in self._leaders():
-            try:
-                document = await get_json(
-                    node.runtime, info.address, info.admin_port, LIVE_PATH, ADMIN_FORWARD_TIMEOUT_MS
-                )
-            except LockstepError as error:
-                node.log("admin.leader_waits", node=info.id, error=error.message)
-                continue
-            if document.get("leads"):
-                return list(document.get("requests", []))
-        return list(self.live()["requests"])
-
-    def _leaders(self) -> list[NodeInfo]:
-        """Live voters, the likeliest leader first."""
-        node = self._node
-        known = node.leader_id
-        voters = sorted(node.cluster.voters, key=lambda voter: voter != known)
-        return [
-            node.cluster.directory.by_id[voter]
-            for voter in voters
-            if voter != node.node_id and node.liveness.alive(voter)
-        ]
+        found = await ask_leaders(node, REQUESTS, lambda _: True)
+        return list((found if found is not None else self.live()).get("requests", []))
 
     async def all(self) -> Document:
         return {"schema": "requests/1", "requests": await self._known()}

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeInfo
 from lockstep.metadata.membership import CancelMembership, PrepareMembership, ServiceWish, SetService
 from lockstep.metadata.membership_step import Observed, plan
 from lockstep.metadata.service import MembershipChange
 from lockstep.metadata.voter_choice import choose_voters, target_size
-from lockstep.server.http import get_json
+from lockstep.server.leader_views import VOTERS, ask_leaders
 from lockstep.server.planning import planned, waits_for
-from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
+from lockstep.values.errors import ConfigurationError, Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -98,27 +96,9 @@ class ServiceRequests:
         own = self.live()
         if node.is_leader:
             return own
-        for info in self._leaders():
-            try:
-                document = await get_json(
-                    node.runtime, info.address, info.admin_port, LIVE_PATH, ADMIN_FORWARD_TIMEOUT_MS
-                )
-            except LockstepError as error:
-                node.log("admin.leader_waits", node=info.id, error=error.message)
-                continue
-            if document.get("leads") and int(document.get("epoch", 0)) >= int(own["epoch"]):
-                return document
-        return own
-
-    def _leaders(self) -> list[NodeInfo]:
-        node = self._node
-        known = node.leader_id
-        voters = sorted(node.cluster.voters, key=lambda voter: voter != known)
-        return [
-            node.cluster.directory.by_id[voter]
-            for voter in voters
-            if voter != node.node_id and node.liveness.alive(voter)
-        ]
+        epoch = int(own["epoch"])
+        found = await ask_leaders(node, VOTERS, lambda view: int(view.get("epoch", 0)) >= epoch)
+        return found if found is not None else own
 
     # -- asking ------------------------------------------------------------------------------------
 

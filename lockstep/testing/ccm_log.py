@@ -1,7 +1,7 @@
 """The companion of a node under ccm: says in the node's log what ccm waits for, in Cassandra's words.
 
-`ccm_log LOG BEGIN ADDRESS CQL_PORT ADMIN_PORT`. Invariant: a line about a peer is written when the node's
-own opinion of that peer changed; the companion ends when the node, its parent, is gone.
+`ccm_log LOG BEGIN ADDRESS CQL_PORT ADMIN_PORT HOME`. Invariant: a line about a peer is written when the
+node's own opinion of that peer changed; the companion ends when the node, its parent, is gone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from lockstep.local.admin_client import AdminClient
+from lockstep.local.credentials import of_node
+from lockstep.testing.ccm_node import data_directory
 from lockstep.values.errors import LockstepError
 
 #: ccm itself looks once a second.
@@ -24,7 +26,7 @@ def main() -> None:
     log, begin = Path(sys.argv[1]), int(sys.argv[2])
     address, cql_port, admin_port = sys.argv[3], sys.argv[4], int(sys.argv[5])
     node = os.getppid()
-    admin = AdminClient(address, admin_port, _ASK_S)
+    data = data_directory(Path(sys.argv[6]))
     ready = False
     seen: dict[str, bool] = {}
     while os.getppid() == node:
@@ -34,6 +36,8 @@ def main() -> None:
             if ready:
                 say(f"Starting listening for CQL clients on /{address}:{cql_port} (unencrypted)...")
             continue
+        # The token is there by the time that the node is ready.
+        admin = AdminClient(address, admin_port, _ASK_S, of_node(data))
         for line in changes(seen, opinions(admin, address)):
             say(line)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lockstep.local.admin_client import AdminClient
+from lockstep.local.credentials import NO_CREDENTIAL, Credential, of_node
 from lockstep.local.environment import node_environment
 from lockstep.node import toml_text
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerError
@@ -68,14 +69,14 @@ def run(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
             Path(arguments[list(arguments).index("-p") + 1]).write_text(str(started))
         return
     os.setsid()
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     begin = os.fstat(output).st_size
     os.dup2(output, 1)
     os.dup2(output, 2)
     followed = [sys.executable, "-P", "-m", "lockstep.testing.ccm_log", str(log), str(begin)]
     own = node_environment(environment)
     subprocess.Popen(
-        [*followed, settings["rpc_address"], settings["native_transport_port"], str(ADMIN_PORT)],
+        [*followed, settings["rpc_address"], settings["native_transport_port"], str(ADMIN_PORT), str(home)],
         stdin=subprocess.DEVNULL,
         env=own,
     )
@@ -129,9 +130,9 @@ def translated(
     cluster: dict[str, Any] = {"name": settings.get("cluster_name", "test")}
     cluster |= {"founders": [own]} if founds else {"seeds": [seed for seed in seeds if seed != own]}
     if replaced:
-        cluster["replaces"] = _node_at(replaced, [seed.partition(":")[0] for seed in seeds])
+        cluster["replaces"] = _node_at(home, replaced, [seed.partition(":")[0] for seed in seeds])
     tables: dict[str, dict[str, Any]] = {
-        "node": {"name": home.name, "data_directory": str(home / "data0")},
+        "node": {"name": home.name, "data_directory": str(data_directory(home))},
         "cluster": cluster,
         "network": {
             "address": settings["rpc_address"],
@@ -156,11 +157,26 @@ def translated(
     return tables
 
 
-def _node_at(address: str, seeds: Sequence[str]) -> int:
+def data_directory(home: Path) -> Path:
+    """Where a node keeps its data, below ccm's directory of it."""
+    return home / "data0"
+
+
+def beside(home: Path, address: str) -> Credential:
+    """What the node at an address is shown, for one of ccm's directory that `home` is in."""
+    for other in sorted(home.parent.glob("*/lockstep.toml")):
+        if f'address = "{address}"' in other.read_text().splitlines():
+            return of_node(data_directory(other.parent))
+    return NO_CREDENTIAL
+
+
+def _node_at(home: Path, address: str, seeds: Sequence[str]) -> int:
     """The id of the member at an address, as any seed knows it."""
     for seed in seeds:
         try:
-            nodes = AdminClient(seed, ADMIN_PORT).get("/v1/nodes").get("nodes", [])
+            nodes = (
+                AdminClient(seed, ADMIN_PORT, credential=beside(home, seed)).get("/v1/nodes").get("nodes", [])
+            )
         except PeerError:
             continue
         for node in nodes:

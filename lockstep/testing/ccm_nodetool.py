@@ -11,10 +11,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from lockstep.local.admin_client import AdminClient
-from lockstep.testing.ccm_node import ADMIN_PORT, node_home, yaml_settings
+from lockstep.testing.ccm_node import ADMIN_PORT, beside, node_home, yaml_settings
 from lockstep.values.compatibility import CASSANDRA_RELEASE
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerTimeout
 
@@ -42,8 +43,7 @@ def main() -> None:
     try:
         home = node_home(os.environ)
         settings = yaml_settings((home / "conf" / "cassandra.yaml").read_text())
-        admin = AdminClient(settings["rpc_address"], ADMIN_PORT)
-        said = answer(command(sys.argv[1:]), admin)
+        said = answer(command(sys.argv[1:]), _admin_at(home, settings["rpc_address"]))
     except LockstepError as error:
         print(error.render(), file=sys.stderr)
         sys.exit(error.exit_code)
@@ -119,11 +119,15 @@ def _remove(admin: AdminClient, words: Sequence[str]) -> str:
     return ""
 
 
+def _admin_at(home: Path, address: str) -> AdminClient:
+    return AdminClient(address, ADMIN_PORT, credential=beside(home, address))
+
+
 def _operate(admin: AdminClient, wanted: dict[str, Any]) -> None:
     # The node that leaves ends before it could tell how it went.
     others = [n for n in _members(admin) if n.get("alive") and n["id"] != wanted["node"]]
     if others:
-        admin = AdminClient(str(others[0]["address"]), admin.port)
+        admin = _admin_at(node_home(os.environ), str(others[0]["address"]))
     request = admin.post("/v1/requests", {**wanted, "dry_run": False})
     deadline = time.monotonic() + _OPERATION_S
     while request.get("state") not in _ENDED:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from cassandra.policies import ConstantReconnectionPolicy, DCAwareRoundRobinPoli
 from click.testing import CliRunner
 
 from lockstep.cli.main import root
+from lockstep.local import layout
 from lockstep.local.clusters import LocalCluster
 from lockstep.node import toml_text
 
@@ -29,6 +30,8 @@ ROOT = Path(__file__).parents[2]
 #: A refused start ends well within this, also on a busy machine.
 END_S = 20.0
 KEYSPACE = "acceptance"
+#: Where the clusters of this test run lie, in the order in which they were made.
+MADE: list[layout.Paths] = []
 
 # The driver tells of every attempt to reach a node that tests have stopped.
 logging.getLogger("cassandra").setLevel(logging.CRITICAL)
@@ -121,9 +124,26 @@ def stop_node(process: subprocess.Popen[str]) -> Ended:
 
 def lockstep(*arguments: str, home: Path | None = None) -> Ended:
     """The `lockstep` command with these arguments, in this process: its exit code and both outputs."""
-    kept = {key: None for key in os.environ if key.startswith("LOCKSTEP_")}
-    done = CliRunner().invoke(root, arguments, env={**kept, **({"LOCKSTEP_HOME": str(home)} if home else {})})
+    env: dict[str, str | None] = {key: None for key in os.environ if key.startswith("LOCKSTEP_")}
+    if home is not None:
+        env["LOCKSTEP_HOME"] = str(home)
+    elif (token := token_file(arguments)) is not None:
+        env["LOCKSTEP_TOKEN_FILE"] = str(token)
+    done = CliRunner().invoke(root, arguments, env=env)
     return Ended(done.exit_code, done.stdout, done.stderr)
+
+
+def token_file(arguments: Sequence[str]) -> Path | None:
+    """Of the node that a command names with --host: tests keep their clusters where commands do not look."""
+    if "--host" not in arguments:
+        return None
+    address = arguments[arguments.index("--host") + 1].partition(":")[0]
+    for paths in reversed(MADE):
+        nodes = layout.read(paths).nodes if paths.cluster_file.exists() else ()
+        for node in nodes:
+            if node.address == address:
+                return paths.data(node.name) / "admin.token"
+    return None
 
 
 def connect(points: list[str], **settings: Any) -> Cluster:

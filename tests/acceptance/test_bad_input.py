@@ -313,12 +313,14 @@ def test_hostile_bytes_harm_only_their_own_connection(running: Running, port: in
         (b'{"kind": "decommission", "node": 77}', 409),
     ],
 )
-def test_wrong_calls_of_the_admin_api_get_an_error_document(body: bytes, code: int) -> None:
+def test_wrong_calls_of_the_admin_api_get_an_error_document(running: Running, body: bytes, code: int) -> None:
     import http.client
     import json
 
     connection = http.client.HTTPConnection(FIRST, ADMIN_PORT, timeout=5)
-    connection.request("POST", "/v1/requests", body)
+    shown = running.cluster.credential("n1").authorization
+    headers = {"Content-Type": "application/json", "Authorization": shown}
+    connection.request("POST", "/v1/requests", body, headers)
     answer = connection.getresponse()
     document = json.loads(answer.read())
     connection.close()

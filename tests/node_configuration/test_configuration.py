@@ -129,6 +129,7 @@ def test_every_section_and_key_has_a_default() -> None:
         "cluster",
         "network",
         "auth",
+        "admin",
         "tls",
         "placement",
         "timeouts",

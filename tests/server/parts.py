@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lockstep.local.admin_client import AdminClient
+from lockstep.local.credentials import Credential, of_node
 from lockstep.metadata.operations import OperationKind
 from lockstep.node.configuration import parse
 from lockstep.node.node import Node
@@ -120,6 +122,13 @@ tick_ms = 20
         """Start a stopped node again on its directory."""
         self.members.append(member)
         self.call(self._start(member, self.founders, {}))
+
+    def admin(self, member: Member) -> AdminClient:
+        """Of a node whose admin port is open."""
+        return AdminClient(member.address, ADMIN_PORT, credential=self.credential(member))
+
+    def credential(self, member: Member) -> Credential:
+        return of_node(self._directory / member.address)
 
     def decommission(self, member: Member) -> None:
         """Begin to take a node out; another one coordinates it."""

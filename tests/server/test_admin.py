@@ -16,19 +16,29 @@ from click.testing import CliRunner
 
 from lockstep.cli.main import root
 from lockstep.local.admin_client import AdminClient
+from lockstep.local.credentials import Credential
 from lockstep.server.admin_door import AdminDoor, serve_admin
 from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
 from tests.server.parts import ADMIN_PORT, CQL_PORT, Nodes, nodes
 from tests.server.wire_client import WireClient
 
+#: The same on all nodes, as operators may have it.
+TOKEN = "t" * 64
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    with nodes(tmp_path_factory.mktemp("admin"), 3, testing_faults="true") as made:
+    token_file = tmp_path_factory.mktemp("token") / "admin.token"
+    token_file.write_text(TOKEN)
+    with (
+        nodes(tmp_path_factory.mktemp("admin"), 3, testing_faults="true") as made,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("LOCKSTEP_TOKEN_FILE", str(token_file))
         made.add(testing_faults="true")
         doors: list[AdminDoor] = []
         for member in made.members:
-            doors.append(made.call(serve_admin(member.node, member.server)))
+            doors.append(made.call(serve_admin(member.node, member.server, TOKEN)))
         with WireClient(made.members[0].address, CQL_PORT, 5) as client:
             client.startup()
             client.query(
@@ -41,7 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 
 def admin(cluster: Nodes, index: int = 0) -> AdminClient:
-    return AdminClient(cluster.members[index].address, ADMIN_PORT)
+    return AdminClient(cluster.members[index].address, ADMIN_PORT, credential=Credential(f"Bearer {TOKEN}"))
 
 
 def test_status_has_what_the_command_shows(cluster: Nodes) -> None:
@@ -182,7 +192,8 @@ def test_the_decommission_of_a_voter_is_planned_with_its_substitution(cluster: N
 
 def raw(cluster: Nodes, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(cluster.members[0].address, ADMIN_PORT, timeout=5)
-    connection.request(method, path, body=body or None)
+    shown = {"Authorization": f"Bearer {TOKEN}"}
+    connection.request(method, path, body or None, shown | {"Content-Type": "application/json"})
     answer = connection.getresponse()
     found = answer.status, answer.read()
     connection.close()
@@ -428,7 +439,7 @@ def test_a_partition_cuts_a_node_off_until_it_is_healed(cluster: Nodes) -> None:
 
 def test_fault_controls_are_closed_unless_configured(tmp_path: Path) -> None:
     with nodes(tmp_path, 1) as plain:
-        door = plain.call(serve_admin(plain.members[0].node, plain.members[0].server))
+        door = plain.call(serve_admin(plain.members[0].node, plain.members[0].server, TOKEN))
         with pytest.raises(ConfigurationError, match="there is no"):
             admin(plain).post("/v1/testing/partition", {"peers": []})
         plain.loop.call_soon_threadsafe(door.close)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,8 @@ from lockstep.cql.wire import client as wire
 from lockstep.cql.wire.constants import BATCH_UNLOGGED, Opcode
 from lockstep.cql.wire.frames import encode_request
 from lockstep.cql.wire.messages import BatchStatement, QueryParameters
+from lockstep.local.admin_client import AdminClient
+from lockstep.local.credentials import of_node
 from lockstep.values.ids import Consistency
 from tests.server.parts import ADMIN_PORT, CQL_PORT, Nodes, addresses, nodes
 from tests.server.test_process import configured, running
@@ -84,11 +84,8 @@ def answers_until_the_end(client: WireClient) -> dict[int, wire.Body]:
         found[envelope.stream] = response.body
 
 
-def begin_drain(address: str) -> dict[str, Any]:
-    request = urllib.request.Request(f"http://{address}:{ADMIN_PORT}/v1/drain", b"{}", method="POST")
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found
+def begin_drain(address: str, data: Path) -> dict[str, Any]:
+    return AdminClient(address, ADMIN_PORT, credential=of_node(data)).post("/v1/drain", {})
 
 
 def succeeded(found: dict[int, wire.Body], count: int) -> bool:
@@ -141,9 +138,9 @@ def test_a_client_that_is_logging_in_is_answered_and_hears_nothing_behind_the_en
         assert authentication is not None
         login = authentication.login
 
-        async def hold(token: bytes | None) -> str:
+        async def hold(token: bytes | None, address: str) -> str:
             await held.wait()
-            return await login(token)
+            return await login(token, address)
 
         monkeypatch.setattr(authentication, "login", hold)
         with WireClient(member.address, CQL_PORT) as client:
@@ -174,7 +171,7 @@ def test_a_client_that_is_logging_in_is_answered_and_hears_nothing_behind_the_en
 def test_a_drain_answers_what_was_sent_and_refuses_what_comes_later(tmp_path: Path) -> None:
     with busy(tmp_path) as (process, address, client, statement):
         count = send_all(client, statement)
-        begun = begin_drain(address)
+        begun = begin_drain(address, tmp_path / "data")
         assert begun["state"] in ("draining", "drained")
         client.send(Opcode.EXECUTE, execute(statement, 1 << 20), stream=count)
         found = answers_until_the_end(client)
@@ -184,9 +181,10 @@ def test_a_drain_answers_what_was_sent_and_refuses_what_comes_later(tmp_path: Pa
         assert len(found) == count and succeeded(found, count)
         # Its client closed with it, so the node is drained.
         client.socket.close()
-        told = CliRunner().invoke(root, ["node", "drain", "--host", f"{address}:{ADMIN_PORT}"])
+        shown = ["--token-file", str(tmp_path / "data" / "admin.token")]
+        told = CliRunner().invoke(root, ["node", "drain", "--host", f"{address}:{ADMIN_PORT}", *shown])
         assert told.exit_code == 0 and "is drained: 0 connections" in told.stdout
-        assert begin_drain(address)["cut"] == 0
+        assert begin_drain(address, tmp_path / "data")["cut"] == 0
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
 

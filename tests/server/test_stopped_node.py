@@ -11,7 +11,6 @@ from typing import Any
 from click.testing import CliRunner
 
 from lockstep.cli.main import root
-from lockstep.local.admin_client import AdminClient
 from lockstep.metadata.transformations import SetExtension
 from lockstep.server.admin_door import serve_admin
 from tests.server.parts import ADMIN_PORT, nodes
@@ -30,7 +29,7 @@ SETTLED = {"voters": [1, 2, 3], "outgoing": [], "joint": False, "learners": []}
 def test_a_node_that_cannot_apply_an_entry_says_so_everywhere(tmp_path: Path) -> None:
     with nodes(tmp_path, 3) as cluster:
         doors = [cluster.call(serve_admin(member.node, member.server)) for member in cluster.members]
-        admins = [AdminClient(member.address, ADMIN_PORT) for member in cluster.members]
+        admins = [cluster.admin(member) for member in cluster.members]
         until(lambda: admins[0].get("/v1/cms")["raft"] == SETTLED)
         leader = admins[0].get("/v1/cms")["leader"]
         at = next(index for index, one in enumerate(cluster.members) if one.node.node_id != leader)

@@ -73,6 +73,9 @@ class WireClient:
             self._segments = SegmentReader()
         return answer
 
+    def log_in(self, name: str, password: str) -> wire.Body:
+        return self.ask(Opcode.AUTH_RESPONSE, wire.auth_response(f"\0{name}\0{password}".encode()))
+
     def query(self, text: str, *values: Value, consistency: Consistency = Consistency.ONE) -> wire.Body:
         parameters = QueryParameters(consistency, tuple(values))
         return self.ask(Opcode.QUERY, wire.query(self.version, text, parameters))

@@ -9,12 +9,15 @@ from lockstep.runtime.real.directory import claim
 from lockstep.runtime.real.family import real_runtime, run
 from lockstep.runtime.real.helper_processes import HelperProcesses
 from lockstep.runtime.real.network import require_free, require_usable
+from lockstep.runtime.real.private_files import keep_private, read_secret
 from lockstep.runtime.real.workers import ConfinedWorkers
 
 __all__ = [
     "ConfinedWorkers",
     "HelperProcesses",
     "claim",
+    "keep_private",
+    "read_secret",
     "real_runtime",
     "require_free",
     "require_usable",

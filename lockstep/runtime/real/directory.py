@@ -17,13 +17,16 @@ _HINT: Final = "set [node] data_directory to a directory that this user may writ
 
 
 def claim(directory: str) -> int:
-    """Create the directory when it is absent, and claim it; the descriptor must be kept.
+    """Create the directory when it is absent, shut it to other users, and claim it; the descriptor must be
+    kept.
 
     ConfigurationError when it cannot be written, PreconditionError when another process has it.
     """
     try:
-        os.makedirs(directory, exist_ok=True)
-        descriptor = os.open(os.path.join(directory, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.makedirs(directory, 0o700, exist_ok=True)
+        # It may have been made by hand, or by a version that let others look in.
+        os.chmod(directory, 0o700)
+        descriptor = os.open(os.path.join(directory, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigurationError(
             f"the data directory {directory} cannot be used: {error.strerror}", hint=_HINT
