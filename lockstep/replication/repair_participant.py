@@ -193,6 +193,7 @@ class RepairParticipant:
     async def _equal(self, note: Note) -> None:
         """Nothing but the repair wrote to most of the ranges since they were looked at: remember that."""
         with self._guards.hold(note.session_id):
+            self._runtime.probes.reach("repair.equal.noted")
             marks = self._engine.unchanged.equal(note.session_id, note.table_id, note.ranges)
             if marks:
                 await self._engine.synced(self._engine.write_records(Family.REPAIR, marks))

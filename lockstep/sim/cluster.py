@@ -17,6 +17,7 @@ from lockstep.metadata.directory import NodeState
 from lockstep.node.configuration import (
     ClusterSection,
     Configuration,
+    HintsSection,
     MetadataSection,
     NetworkSection,
     NodeSection,
@@ -74,6 +75,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     duplicate: float = 0.0
     #: Data centres; nodes are in them by turns, and `factor` holds in each.
     dcs: int = 1
+    #: Whether writes are kept for replicas that miss them.
+    hints: bool = True
 
 
 def draw_shape(
@@ -288,6 +291,7 @@ class SimCluster:
             # Several small files a stream, some of them held back.
             streaming=StreamingSection(throughput_bytes_s=64 * 1024, file_bytes=512),
             purge=PurgeSection(interval_ms=1000),
+            hints=HintsSection(hinted_handoff_enabled=shape.hints),
             testing=TestingSection(faults=True),
         )
 

@@ -56,6 +56,13 @@ CRASH_PROBES = (
 _FREQUENT = ("disk.sync.inflight", "replica.write", "storage.", "raft.persist")
 #: Where a node may be held behind in the metadata log.
 LAG_PROBE = "metadata.apply.before_sync"
+#: Where somebody is in the middle of a repair.
+REPAIR_PROBES = (
+    "repair.tree.built",
+    "repair.compared",
+    "repair.mend.applied",
+    "repair.equal.noted",
+)
 LINGER_PROBES = ("replica.drain", "stream.target.broken")
 
 
@@ -119,6 +126,20 @@ def crash_at_probe(nemesis: Nemesis, draw: Stream) -> None:
         CrashRule(label=label, kind=_kind(draw), probability=chance, restart_after_s=_down_s(draw)),
         seconds=5.0,
     )
+
+
+def crash_repairing(nemesis: Nemesis, draw: Stream) -> None:
+    """Somebody who takes part in a repair is gone as it builds its tree, takes what it lacks, or is told that
+    all are equal."""
+    label = draw.choice(REPAIR_PROBES)
+
+    def vanished(_: str) -> None:
+        nemesis.cluster.world.count("fault.crash_repairing")
+
+    rule = CrashRule(
+        label=label, kind=_kind(draw), probability=0.3, restart_after_s=_down_s(draw), on_fired=vanished
+    )
+    nemesis.add_rule(rule, seconds=5.0)
 
 
 def linger(nemesis: Nemesis, draw: Stream) -> None:
@@ -416,6 +437,7 @@ FAULTS: dict[str, Fault] = {
         Fault("all_down", all_down, ("fault.all_down",), 0.4),
         Fault("crash_at_callback", crash_at_callback, ("process.crash_at_callback",), 1.5),
         Fault("crash_at_probe", crash_at_probe, ("probe.crash",), 2.0),
+        Fault("crash_repairing", crash_repairing, ("fault.crash_repairing",), 2.0),
         Fault("linger", linger, ("probe.linger",)),
         Fault("pause", pause, ("process.pause",)),
         Fault("slow_node", slow_node, ("process.slow_callback",), 0.5),

@@ -1,5 +1,7 @@
 """Operators who repair the clients' tables now and then, and let recorded repairs decide what is purged.
 
+Some repairs are of all, some of a part of the ring, of one table, or between some of the replicas only.
+
 Invariant: a deletion is purged some seconds after its repair began at the earliest, which is longer than any
 write of a client is under way; so no deleted row may ever be seen again.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from lockstep.metadata.directory import NodeState
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.repairs import RepairPart, RepairState
 from lockstep.metadata.schema_change import ChangeSchema
@@ -20,7 +23,8 @@ from lockstep.sim.door import KEYSPACE
 from lockstep.sim.operators import Operators
 from lockstep.sim.streams import Stream
 from lockstep.values.errors import LockstepError
-from lockstep.values.tokens import FULL_RING
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range
 
 #: Above the longest time that a write of a client may take, with what clocks differ.
 _DELAY_S = 3
@@ -29,16 +33,20 @@ _OPTIONS = (
     ("tombstone_gc", (("mode", "repair"), ("propagation_delay_in_seconds", str(_DELAY_S)))),
 )
 _INCREMENTAL = 0.5
+#: Share of repairs that are of a part only, where some are, and of those between some replicas only.
+_PARTIAL = 0.5
+_SOME_REPLICAS = 0.25
 
 
 class RepairOperators:
-    """`pause_s`: mean pause between two repairs."""
+    """`pause_s`: mean pause between two repairs. `partial`: some are of a part only."""
 
-    def __init__(self, operators: Operators, pause_s: float) -> None:
+    def __init__(self, operators: Operators, pause_s: float, *, partial: bool = False) -> None:
         self._operators = operators
         self._cluster = operators.cluster
         self._cluster.purges = True
         self._pause_s = pause_s
+        self._partial = partial
         self._draw: Stream = operators.cluster.world.stream("repair operators")
 
     def start(self, runtime: Runtime) -> None:
@@ -66,15 +74,39 @@ class RepairOperators:
         if keyspace is None or not keyspace.tables:
             return
         tables = tuple(table.id for table in keyspace.tables)
-        part = RepairPart(KEYSPACE, keyspace.replication, tables, (FULL_RING,))
+        ranges, nodes = self._drawn_ranges(), self._drawn_nodes(node)
+        if self._partial and self._draw.random() < _PARTIAL:
+            tables = (self._draw.choice(tables),)
+        part = RepairPart(KEYSPACE, keyspace.replication, tables, ranges)
         try:
-            begun = await node.repairs.begin((part,), incremental=incremental)
+            begun = await node.repairs.begin((part,), nodes, incremental=incremental)
         except LockstepError as error:
             self._cluster.tell("operator", f"no repair: {error}")
             return
         while (found := node.cluster.repairs.find(begun.id)) is not None:
             if found.state is not RepairState.RUNNING:
                 self._cluster.fact(f"repair {found.state.value}")
+                if found.state is RepairState.DONE and (nodes or ranges != (FULL_RING,)):
+                    self._cluster.fact(
+                        "a repair between some replicas done" if nodes else "a partial repair done"
+                    )
                 self._cluster.tell("operator", f"repair {found.id} {found.state.value} {found.reason}")
                 return
             await asyncio.sleep(0.1)
+
+    def _drawn_ranges(self) -> tuple[Range, ...]:
+        """The whole ring, or a part of it."""
+        if not self._partial or self._draw.random() >= _PARTIAL:
+            return (FULL_RING,)
+        bounds = sorted(self._draw.randrange(TOKEN_MIN + 1, TOKEN_MAX) for _ in range(2))
+        first, last = bounds
+        if self._draw.random() < 0.5:
+            return (Range(first, last),)
+        return (Range(TOKEN_MIN, first), Range(last, TOKEN_MAX))
+
+    def _drawn_nodes(self, node: Node) -> tuple[NodeId, ...]:
+        """Who takes part; empty is all replicas."""
+        if not self._partial or self._draw.random() >= _SOME_REPLICAS:
+            return ()
+        normal = [info.id for info in node.cluster.directory.in_state(NodeState.NORMAL)]
+        return tuple(sorted(self._draw.sample(normal, min(2, len(normal)))))

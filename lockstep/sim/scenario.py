@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,6 +27,8 @@ from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.service import unsettled_voters
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.cluster import Shape, SimCluster, draw_shape
+from lockstep.sim.columns import TABLE as COLUMNED
+from lockstep.sim.columns import ColumnsLoad
 from lockstep.sim.counting import CountingLoad
 from lockstep.sim.data_centres import DataCentreWatch
 from lockstep.sim.deciding import DecidingLoad
@@ -83,6 +86,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     recent_ids: int = 0
     #: Probability that a frame between nodes is delivered twice, one of these; empty leaves it to the shape.
     duplicate: tuple[float, ...] = ()
+    #: Whether writes are kept for replicas that miss them, one of these.
+    hints: tuple[bool, ...] = (True,)
     #: Whether the whole log is replayed at the end, on nodes that contradict each other.
     replays: bool = False
     #: Most bytes of log entries that a metadata leader sends at once, one of these.
@@ -93,6 +98,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     replication_s: float = 0.0
     #: Mean pause between two repairs; 0 is none. With them, deletions that they cover are purged.
     repair_s: float = 0.0
+    #: Whether some repairs are of a part of the ring, of one table, or between some replicas only.
+    partial_repairs: bool = False
     #: How many clients; 0 leaves it to the seed.
     clients: int = 0
     #: How many requests a client sends at once, one of these.
@@ -109,6 +116,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     viewing: int = 0
     #: How many clients that write rows which secondary indexes find.
     indexing: int = 0
+    #: How many clients that write single columns of rows which have several.
+    columns: int = 0
     #: How many data centres, one of these; there are this many times as many founders and spares.
     dcs: tuple[int, ...] = (1,)
     #: At which levels clients mostly ask, and at which they sometimes do; empty leaves it to the load.
@@ -172,6 +181,7 @@ class Run:
         if scenario.duplicate:
             duplicate = self.world.stream("duplicate").choice(scenario.duplicate)
             shape = msgspec.structs.replace(shape, duplicate=duplicate)
+        shape = msgspec.structs.replace(shape, hints=self.world.stream("hints").choice(scenario.hints))
         load = self._load(draw)
         self.cluster = SimCluster(self.world, shape)
         self.cluster.append_bytes_max = self.world.stream("appends").choice(scenario.append_bytes)
@@ -196,7 +206,8 @@ class Run:
             self.operators.when_ready.append(changes.start)
             self.operators.at_end.append(changes.end)
         if scenario.repair_s:
-            self.operators.when_ready.append(RepairOperators(self.operators, scenario.repair_s).start)
+            repairs = RepairOperators(self.operators, scenario.repair_s, partial=scenario.partial_repairs)
+            self.operators.when_ready.append(repairs.start)
         loads: tuple[tuple[Callable[[Operators, int], Side], int], ...] = (
             (StampedLoad, scenario.stamped),
             (CountingLoad, scenario.counting),
@@ -204,8 +215,12 @@ class Run:
             (DecidingLoad, scenario.deciding),
             (ViewingLoad, scenario.viewing),
             (IndexingLoad, scenario.indexing),
+            (ColumnsLoad, scenario.columns),
         )
         self.sides = [load(self.operators, clients) for load, clients in loads if clients]
+        for side in self.sides:
+            if isinstance(side, ColumnsLoad):
+                side.when_read = partial(self.watch.check_equal, COLUMNED)
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
         if dcs > 1:

@@ -16,6 +16,7 @@ from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.schema.model import Replication
 from lockstep.sim.checkers.consensus import CommittedMonitor
+from lockstep.sim.checkers.contents import RepairBegun, check_equal
 from lockstep.sim.checkers.log import LogMonitor
 from lockstep.sim.checkers.management import ManagementMonitor
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
@@ -29,6 +30,7 @@ from lockstep.sim.checkers.schema import check_schema
 from lockstep.sim.checkers.service import check_entry, check_voters
 from lockstep.sim.checkers.shut_out import Apart, Exclusions, check_released
 from lockstep.sim.checkers.violation import Violation
+from lockstep.sim.clock import WALL_START_US
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
 from lockstep.sim.history import Event
@@ -53,6 +55,7 @@ class Watch:
         #: Told (value before, value after) of each new epoch, before the listeners.
         self.appliers: list[Callable[[ClusterMetadata, ClusterMetadata], None]] = []
         self.inspected = 0
+        self._repairs: dict[int, RepairBegun] = {}
         self.exclusions = Exclusions()
         self.apart = Apart()
         self._rows = rows
@@ -119,6 +122,33 @@ class Watch:
         for told in self.appliers:
             told(before, after)
         self._stages(before, after)
+        if before.repairs is not after.repairs:
+            self._repaired(after)
+
+    def _repaired(self, after: ClusterMetadata) -> None:
+        """What a repair recorded as equal is equal."""
+        running = {repair.id: repair for repair in after.repairs.running if not repair.purpose}
+        for repair in running.values():
+            if repair.id not in self._repairs:
+                self._repairs[repair.id] = RepairBegun(after, repair, self._disks(after))
+        for begun in [one for id_, one in self._repairs.items() if id_ not in running]:
+            ended = after.repairs.find(begun.repair.id)
+            del self._repairs[begun.repair.id]
+            if ended is not None:
+                purges = self.cluster.purges
+                judged = begun.check_ended(after, ended, self._disks(after), purges=purges)
+                self.inspected += judged
+                if judged:
+                    self.cluster.fact("a repair was judged")
+
+    def check_equal(self, table: str) -> None:
+        """After every replica was read and repaired: none lacks anything that another one holds."""
+        newest = self.cluster.newest
+        found = newest.schema.table(KEYSPACE, table)
+        assert found is not None, "the table is there"
+        now_s = (WALL_START_US + self.cluster.world.now_ns // 1000) // 1_000_000
+        purged_s = now_s if self.cluster.purges else 0
+        self.inspected += check_equal(newest, found.id, self._disks(newest), purged_s)
 
     def _replayed(self, name: str, value: ClusterMetadata, epoch: int) -> Iterator[ClusterMetadata]:
         node = self.cluster.nodes[name]
@@ -215,11 +245,7 @@ class Watch:
             only = {}
             for transition in operation.transitions:
                 only.setdefault(transition.replication_after, []).append(transition.range)
-        contents: dict[NodeId, DurableContent] = {}
-        for node in metadata.directory.nodes:
-            name = cluster.name_of(node.id)
-            if cluster.node_id(name) == node.id:
-                contents[node.id] = self._content(name)
+        contents = self._disks(metadata)
         writes = AcknowledgedWrites(cluster.history.events, self._rows)
         self.inspected += check_held(
             invariant,
@@ -230,6 +256,15 @@ class Watch:
             tuple(NodeId(node) for node in cluster.retired),
             purges=cluster.purges,
         )
+
+    def _disks(self, metadata: ClusterMetadata) -> dict[NodeId, DurableContent]:
+        """By node, where its disk is still there."""
+        cluster, contents = self.cluster, {}
+        for node in metadata.directory.nodes:
+            name = cluster.name_of(node.id)
+            if cluster.node_id(name) == node.id:
+                contents[node.id] = self._content(name)
+        return contents
 
     def unowned(self, metadata: ClusterMetadata) -> list[str]:
         """What nodes in service store of ranges that are not theirs, as sentences."""

@@ -77,6 +77,12 @@ class DurableContent:
             1 for table_id, key in self._folded() if table_id in table_ids and tokens.contains(token_of(key))
         )
 
+    def pairs(self, table_ids: Collection[int]) -> Iterable[tuple[bytes, bytes]]:
+        """The stored fragments of the tables, in no order."""
+        for store_key, value in self._pairs.items():
+            if store_key[:1] == b"\x10" and int.from_bytes(store_key[1:5], "big") in table_ids:
+                yield store_key, value
+
     def refresh(self) -> None:
         files = self.disk.durable()
         generation = max(
