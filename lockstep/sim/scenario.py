@@ -139,6 +139,24 @@ def _limits(scenario: Scenario) -> contextlib.AbstractContextManager[None]:
     return replaced(*changes)
 
 
+def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]:
+    """Clients beside the workload."""
+    loads: tuple[tuple[Callable[[Operators, int], Side], int], ...] = (
+        (StampedLoad, scenario.stamped),
+        (CountingLoad, scenario.counting),
+        (BatchingLoad, scenario.batching),
+        (DecidingLoad, scenario.deciding),
+        (ViewingLoad, scenario.viewing),
+        (IndexingLoad, scenario.indexing),
+        (ColumnsLoad, scenario.columns),
+    )
+    sides = [load(operators, clients) for load, clients in loads if clients]
+    for side in sides:
+        if isinstance(side, ColumnsLoad):
+            side.when_read = partial(watch.check_equal, COLUMNED)
+    return sides
+
+
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one seed gave; `violation` is empty when everything held."""
 
@@ -208,19 +226,7 @@ class Run:
         if scenario.repair_s:
             repairs = RepairOperators(self.operators, scenario.repair_s, partial=scenario.partial_repairs)
             self.operators.when_ready.append(repairs.start)
-        loads: tuple[tuple[Callable[[Operators, int], Side], int], ...] = (
-            (StampedLoad, scenario.stamped),
-            (CountingLoad, scenario.counting),
-            (BatchingLoad, scenario.batching),
-            (DecidingLoad, scenario.deciding),
-            (ViewingLoad, scenario.viewing),
-            (IndexingLoad, scenario.indexing),
-            (ColumnsLoad, scenario.columns),
-        )
-        self.sides = [load(self.operators, clients) for load, clients in loads if clients]
-        for side in self.sides:
-            if isinstance(side, ColumnsLoad):
-                side.when_read = partial(self.watch.check_equal, COLUMNED)
+        self.sides = _sides(scenario, self.operators, self.watch)
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
         self.watch.listeners.append(self._operation_ended)
         if dcs > 1:
