@@ -9,7 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.node.journal import Journal
-from lockstep.runtime.ports import Runtime
+from lockstep.runtime.ports import Disk, Runtime
+from lockstep.storage.store import STORE_DIRECTORY
+from lockstep.storage.store_position import PositionFile, lost
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import ConfigurationError
 
@@ -55,3 +57,11 @@ class IdentityFile:
     async def _store(self, value: Identity) -> None:
         await self._journal.append(encode(value))
         self.value = value
+
+
+def refuse_lost_store(disk: Disk, identity: Identity) -> None:
+    """CorruptFile when a member has no store: each had one before it became a member."""
+    if not identity.cluster_id or disk.names(STORE_DIRECTORY):
+        return
+    if PositionFile(disk, STORE_DIRECTORY).load() is None:
+        raise lost(STORE_DIRECTORY, 0, "it is missing or empty, and this node is a member of a cluster")

@@ -16,6 +16,7 @@ from lockstep.metadata.features import refuse_lacking
 from lockstep.node.announcing import announcement
 from lockstep.node.configuration import split_address
 from lockstep.node.founders_file import FOUNDERS_PATH
+from lockstep.node.identity import refuse_lost_store
 from lockstep.node.journal import settle
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.parts import Parts
@@ -71,6 +72,7 @@ class Node(Parts):
         self.state.load()
         self._refuse_other_cluster()
         refuse_lacking(self.cluster.features_enabled, self.configuration.features)
+        refuse_lost_store(self.runtime.disk, identity)
         self.store = await self._open_store(self.runtime)
         storage = self.configuration.storage
         self.engine = StorageEngine(

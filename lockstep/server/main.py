@@ -36,7 +36,7 @@ from lockstep.server.cql_server import CqlServer
 from lockstep.server.log import LineLog
 from lockstep.server.user_functions import WORKERS_HANDLER
 from lockstep.storage.rocks_building import BUILD_HANDLER, BUILD_PACKAGES
-from lockstep.storage.store import Store
+from lockstep.storage.store import STORE_DIRECTORY, Store
 from lockstep.values.errors import CannotApply, ConfigurationError, LockstepError
 from lockstep.values.limits import DRAIN_BY_SIGNAL_MS
 
@@ -107,7 +107,7 @@ async def _serve(configuration: Configuration, token: str) -> int:
     log = LineLog(runtime.clock, configuration.log.level, configuration.log.format)
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _loop, context: log("task.fault", **_described(context)))
-    path = os.path.join(configuration.node.data_directory, "store")
+    path = os.path.join(configuration.node.data_directory, STORE_DIRECTORY)
     processors = _installed_processors(configuration.cms.processor)
     node = Node(runtime, configuration, lambda _runtime: _open_store(path, runtime), log, processors)
     life = asyncio.current_task()
@@ -148,8 +148,9 @@ def _installed_processors(kind: str) -> dict[str, Factory]:
 async def _open_store(path: str, runtime: Runtime) -> Store:
     # The store's library takes some time to load: only a node that gets this far pays for it.
     from lockstep.storage.rocks import open_rocks_store
+    from lockstep.storage.rocks_keeping import KeptFiles
 
-    return await open_rocks_store(path, runtime.tasks)
+    return await open_rocks_store(path, runtime.tasks, kept=KeptFiles(runtime.disk, STORE_DIRECTORY))
 
 
 async def _serve_clients(node: Node, runtime: Runtime, token: str, stop: asyncio.Future[None]) -> int:

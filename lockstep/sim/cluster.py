@@ -39,7 +39,7 @@ from lockstep.sim.process import Main, Process
 from lockstep.sim.streams import Stream
 from lockstep.sim.world import World
 from lockstep.storage.model import open_model_store
-from lockstep.storage.store import Store
+from lockstep.storage.store import STORE_DIRECTORY, Store
 from lockstep.values.errors import LockstepError
 
 #: A node that ended by itself is started again after this long, as a service manager would.
@@ -325,7 +325,7 @@ class SimCluster:
         return main
 
     async def open_store(self, runtime: Runtime) -> Store:
-        return await open_model_store(runtime.disk, "store", log_bytes_max=self.shape.store_log_bytes)
+        return await open_model_store(runtime.disk, STORE_DIRECTORY, log_bytes_max=self.shape.store_log_bytes)
 
     def _duplicate(self) -> bool:
         twice = self._duplicates.random() < self.shape.duplicate

@@ -17,6 +17,7 @@ from lockstep.runtime.ports import Disk
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.ordered import OrderedMap, OrderedView
 from lockstep.storage.store import Batch, Operation, Pair, Run, check_ascending, check_batch
+from lockstep.storage.store_position import PositionFile, StorePosition, lost
 from lockstep.values import codec, limits
 from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
 
@@ -29,7 +30,8 @@ _END = b"\xff"
 async def open_model_store(
     disk: Disk, directory: str, *, log_bytes_max: int = limits.MODEL_STORE_LOG_BYTES_MAX
 ) -> ModelStore:
-    """Recover the newest generation under `directory`; CorruptFile when durable content is damaged."""
+    """Recover the newest generation under `directory`; CorruptFile when durable content is damaged, or is not
+    there any more."""
     newest = 0
     for name in disk.names(directory):
         kind, _, number = name.partition("-")
@@ -54,6 +56,7 @@ class ModelStore:
         self._log_bytes = 0
         self._log_named = False
         self._syncing = asyncio.Lock()
+        self._position = PositionFile(disk, directory)
         self._failure: str | None = None
         self.closed = False
         self.damaged = DamagedFiles()
@@ -64,6 +67,7 @@ class ModelStore:
     async def recover(self) -> None:
         """Load checkpoint and log, cut a torn tail, remove what other generations left."""
         log = self._path("log", self._generation)
+        self._refuse_lost()
         if self._generation:
             self._load_checkpoint(self._path("checkpoint", self._generation))
         if self._disk.exists(log):
@@ -79,6 +83,27 @@ class ModelStore:
         if self._disk.names(self._directory):
             await self._disk.sync_names(self._directory)
         self._log_named = self._disk.exists(log)
+        await self._position.begin(self._positioned())
+
+    def _refuse_lost(self) -> None:
+        """CorruptFile when a generation is gone, or has less than it had."""
+        position = self._position.load()
+        if position is None or self._generation > position.sequence:
+            return
+        if self._generation < position.sequence:
+            raise lost(self._directory, 0, f"generation {position.sequence} of the store is missing")
+        for name, size in position.files:
+            path = f"{self._directory}/{name}"
+            there = self._disk.size(path) if self._disk.exists(path) else 0
+            if there < size:
+                raise lost(path, there, f"it ends here, and {size} bytes of it had been stored")
+
+    def _positioned(self) -> StorePosition:
+        """Where the store is, all that it has written being durable."""
+        names = (f"checkpoint-{self._generation}", f"log-{self._generation}")
+        paths = [(name, f"{self._directory}/{name}") for name in names]
+        files = tuple((name, self._disk.size(path)) for name, path in paths if self._disk.exists(path))
+        return StorePosition(self._generation, files)
 
     def _load_checkpoint(self, path: str) -> None:
         content = self._disk.read(path)
@@ -165,6 +190,7 @@ class ModelStore:
         if self._generation:
             old.append(self._path("checkpoint", self._generation))
         self._generation, self._log_bytes, self._log_named = generation, 0, False
+        await self._position.begin(self._positioned())
         for path in old:
             self._disk.remove(path)
 

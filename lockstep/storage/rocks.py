@@ -8,6 +8,7 @@ could not be read raises instead of looking complete. After a failed write or sy
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from lockstep.runtime.ports import Tasks
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rocks_building import FixedContent, remove_content
 from lockstep.storage.rocks_errors import RocksErrors, file_error
+from lockstep.storage.rocks_keeping import KeptFiles
 from lockstep.storage.rocks_runs import RocksCursor, RocksRun
 from lockstep.storage.store import Batch, Pair, Run, check_batch
 from lockstep.values import limits
@@ -36,14 +38,23 @@ class RocksSettings(msgspec.Struct, frozen=True):
     bloom_bits_per_key: int = 10
 
 
-async def open_rocks_store(path: str, tasks: Tasks, settings: RocksSettings | None = None) -> RocksStore:
+async def open_rocks_store(
+    path: str, tasks: Tasks, settings: RocksSettings | None = None, *, kept: KeptFiles | None = None
+) -> RocksStore:
     """Open or create the database directory `path`; recovery runs off the loop.
 
-    PreconditionError when another process has it open, CorruptFile when it cannot be recovered.
+    PreconditionError when another process has it open, CorruptFile when it cannot be recovered, or, with
+    `kept`, when its files lack what they are known to have held.
     """
     chosen = settings or RocksSettings()
+    if kept is not None:
+        await tasks.run_blocking(kept.check)
     database = await tasks.run_blocking(lambda: _open(path, chosen))
-    return RocksStore(path, tasks, database)
+    store = RocksStore(path, tasks, database, kept)
+    if kept is not None:
+        await kept.begin(database.latest_sequence_number())
+        store.follow()
+    return store
 
 
 def _open(path: str, settings: RocksSettings) -> Any:
@@ -104,7 +115,7 @@ class RocksStore:
     more than the rest of a small write.
     """
 
-    def __init__(self, path: str, tasks: Tasks, database: Any) -> None:
+    def __init__(self, path: str, tasks: Tasks, database: Any, kept: KeptFiles | None = None) -> None:
         import rocksdict
 
         self._path = path
@@ -125,6 +136,10 @@ class RocksStore:
         self.damaged = DamagedFiles()
         self.damaged.listen(lambda _error: self._compact_no_more())
         self._errors = RocksErrors(path, self.damaged, database.live_files)
+        self._kept = kept
+        self._following: asyncio.Task[None] | None = None
+        #: Syncs that have finished, by which `_follow` sees whether there is more to note.
+        self._syncs = 0
 
     def write(self, batch: Batch) -> int:
         if self._failure is not None:
@@ -184,11 +199,12 @@ class RocksStore:
             raise DiskRefused(self._failure)
         self._write_staged()
         covered = self._sequence
-        database = self._database
         try:
-            await self._tasks.run_blocking(lambda: database.flush_wal(True))
+            await self._tasks.run_blocking(self._flush_log)
         except Exception as error:
             raise self._died(f"cannot sync {self._path}: {error}") from error
+        self._syncs += 1
+        self.follow()
         return covered
 
     def _compact_no_more(self) -> None:
@@ -198,6 +214,36 @@ class RocksStore:
             self._database.set_options({"disable_auto_compactions": "true"})
         except Exception as error:
             raise self._died(f"cannot end compactions of {self._path}: {error}") from error
+
+    def _flush_log(self) -> None:
+        self._database.flush_wal(True)
+
+    def follow(self) -> None:
+        """Have it noted in a while how far the store has got."""
+        if self._kept is not None and self._following is None:
+            self._following = self._tasks.spawn(self._follow(self._kept), "storage.position")
+
+    async def _follow(self, kept: KeptFiles) -> None:
+        """Note how far the store has got, again and again until it gets no further."""
+        noted = -1
+        try:
+            while self._failure is None:
+                await asyncio.sleep(limits.STORE_POSITION_MS / 1000)
+                syncs = self._syncs
+                position = kept.position(self._database.latest_sequence_number())
+                # Also what the logs hold behind the last sync is then as durable as the position says.
+                await self._tasks.run_blocking(self._flush_log)
+                if kept.note(position) or syncs != noted:
+                    noted = syncs
+                    continue
+                await kept.settle()
+                if self._syncs == noted:
+                    break
+        except Exception as error:
+            # The next write or sync tells of it.
+            self._died(f"cannot note how far {self._path} is: {error}")
+        finally:
+            self._following = None
 
     def get(self, key: bytes) -> bytes | None:
         self._write_staged()
@@ -303,8 +349,12 @@ class RocksStore:
             if self._failure is None:
                 self._write_staged()
         finally:
-            self._failure = self._failure or f"{self._path} is closed"
+            whole, self._failure = self._failure is None, self._failure or f"{self._path} is closed"
+            sequence = self._database.latest_sequence_number() if whole else 0
+            # Closing it writes what is in memory to files.
             self._close()
+            if self._kept is not None and whole:
+                self._kept.closed(sequence)
 
     def _close(self) -> None:
         try:

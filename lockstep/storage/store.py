@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from lockstep.values import limits
 from lockstep.values.errors import StorageError
@@ -19,6 +19,9 @@ from lockstep.values.errors import StorageError
 if TYPE_CHECKING:
     from lockstep.storage.damage import DamagedFiles
     from lockstep.storage.sorted_file import FileSummary
+
+#: Where a node's store is, relative to the node's directory.
+STORE_DIRECTORY: Final = "store"
 
 Pair = tuple[bytes, bytes]
 Put = tuple[Literal["put"], bytes, bytes]

@@ -506,13 +506,15 @@ class StorageError(LockstepError):
 class CorruptFile(StorageError):
     code: ClassVar[str] = "CORRUPT_FILE"
 
-    def __init__(self, path: str, offset: int, why: str) -> None:
+    def __init__(self, path: str, offset: int, why: str, *, hint: str = "") -> None:
         super().__init__(
             f"{path} is corrupt at byte {offset}: {why}",
-            hint="keep the data directory for analysis and check the disk; `lockstep explain CORRUPT_FILE`",
+            hint=hint
+            or "keep the data directory for analysis and check the disk; `lockstep explain CORRUPT_FILE`",
         )
         self.path = path
         self.offset = offset
+        self.why = why
 
 
 class TableFileDamaged(CorruptFile):

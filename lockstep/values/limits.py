@@ -593,3 +593,8 @@ BACKUP_ATTEMPTS_MAX: Final = 8
 RESTORE_STREAMS_AT_ONCE: Final = 2
 #: Times that a restore looks again because replicas changed while it ran.
 RESTORE_ROUNDS_MAX: Final = 8
+#: Between two notes of how far the store has got: what a kill can hide from the next start, and five small
+#: appends and syncs a second while there are writes.
+STORE_POSITION_MS: Final = 200
+#: Bytes of such notes before the file begins anew: a few hundred of them, read within a millisecond.
+STORE_POSITION_FILE_BYTES_MAX: Final = 64 * 1024

@@ -34,6 +34,7 @@ from lockstep.sim.disk import DiskSettings
 from lockstep.sim.links import LinkSettings
 from lockstep.sim.world import World, WorldSettings
 from lockstep.storage.model import open_model_store
+from lockstep.storage.store import STORE_DIRECTORY
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency
@@ -116,6 +117,7 @@ class Stage:
         store.load()
         for batch in entry_batches(self.history.entries[: self._epoch]):
             await store.append(batch)
+        (await _open_store(runtime)).close()
 
     async def _serve(self, runtime: Runtime) -> None:
         timeout = self.timeout_ms
@@ -214,7 +216,7 @@ class Stage:
 
 
 def _open_store(runtime: Runtime) -> Coroutine[Any, Any, Any]:
-    return open_model_store(runtime.disk, "store")
+    return open_model_store(runtime.disk, STORE_DIRECTORY)
 
 
 def _row(metadata: wire.Metadata, row: wire.Row) -> str:

@@ -1,0 +1,203 @@
+"""Whether the files of a RocksDB database hold everything that they are known to have held.
+
+The library itself takes damage in its newest log as the place where a crash stopped it, and begins anew where
+there is nothing. Invariant: this is found before the library has opened the files and changed them, and
+nothing is changed here.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from lockstep.runtime.ports import Disk
+from lockstep.storage.rocks_logs import whole_records
+from lockstep.storage.store_position import StorePosition, lost
+from lockstep.values.errors import CorruptFile
+
+CURRENT: Final = "CURRENT"
+_LOG_SUFFIX: Final = ".log"
+_TABLE_SUFFIX: Final = ".sst"
+MANIFEST_PREFIX: Final = "MANIFEST-"
+#: Of a batch in a log: the sequence of its first operation, and how many it has.
+_BATCH_HEAD: Final = struct.Struct("<QI")
+
+#: Fields of an edit in the manifest, by tag, as they are skipped. `n`: a number, `s`: bytes and their length.
+_FIELDS: Final = {
+    1: "s",
+    2: "n",
+    3: "n",
+    4: "n",
+    5: "ns",
+    6: "nn",
+    9: "n",
+    10: "n",
+    200: "n",
+    201: "s",
+    202: "",
+    203: "n",
+    300: "n",
+}
+_LOG_NUMBER: Final = 2
+_LAST_SEQUENCE: Final = 4
+_NEW_FILE: Final = 103
+#: Level, number, size, smallest key, largest key, smallest sequence, largest sequence; then tagged fields.
+_NEW_FILE_FIELDS: Final = "nnnssnn"
+_NEW_FILE_END: Final = 1
+#: Tags with this bit are followed by bytes after their length, and may be skipped.
+_SKIPPED_BIT: Final = 1 << 13
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """`end_byte`: of its last whole record. `log_number`: logs below it are needed no more. `last_sequence`:
+    what is in table files does not go further."""
+
+    name: str
+    end_byte: int
+    log_number: int
+    last_sequence: int
+
+
+def check_database(disk: Disk, directory: str, position: StorePosition | None) -> None:
+    """CorruptFile, naming file and offset, when the database lacks something that it had at `position`, or
+    when one of its logs was damaged."""
+    names = disk.names(directory)
+    known = position is not None and position.sequence > 0
+    if CURRENT not in names:
+        if known or any(name.endswith(_TABLE_SUFFIX) for name in names):
+            what = f"{directory}/{CURRENT}" if names else directory
+            raise lost(what, 0, "it is missing, and the node has stored data")
+        # The first start ended before there was a database.
+        return
+    sequence, had = (position.sequence, dict(position.files)) if position is not None else (0, {})
+    manifest = _manifest(disk, directory, had)
+    last_sequence, last_end = manifest.last_sequence, (manifest.name, manifest.end_byte)
+    needed = {number: name for name in names if (number := _log_number(name)) >= manifest.log_number}
+    for name in had:
+        if _log_number(name) >= manifest.log_number and name not in names:
+            raise lost(f"{directory}/{name}", 0, f"it is missing, and had {had[name]} bytes")
+    for number in sorted(needed):
+        name = needed[number]
+        end, last = _scan(disk, f"{directory}/{name}")
+        _refuse_shorter(f"{directory}/{name}", end, had.get(name, 0))
+        last_sequence, last_end = max(last_sequence, last), (name, end)
+    if last_sequence < sequence:
+        name, end = last_end
+        why = f"{sequence - last_sequence} operations that had been stored are in no file of the database"
+        raise lost(f"{directory}/{name}", end, why)
+
+
+def log_files(disk: Disk, directory: str) -> tuple[tuple[str, int], ...]:
+    """(name, bytes) of the database's logs and manifests as they are now."""
+    found = []
+    for name in disk.names(directory):
+        if name.endswith(_LOG_SUFFIX) or name.startswith(MANIFEST_PREFIX):
+            try:
+                found.append((name, disk.size(f"{directory}/{name}")))
+            except FileNotFoundError:
+                # The library removed it meanwhile: it is needed no more.
+                continue
+    return tuple(found)
+
+
+def _refuse_shorter(path: str, end: int, had: int) -> None:
+    if end < had:
+        raise lost(path, end, f"it ends here, and {had} bytes of it had been stored")
+
+
+def _log_number(name: str) -> int:
+    """The number of a write-ahead log; -1 for another file."""
+    stem, dot, suffix = name.rpartition(".")
+    return int(stem) if dot + suffix == _LOG_SUFFIX and stem.isdecimal() else -1
+
+
+def _manifest(disk: Disk, directory: str, had: dict[str, int]) -> Manifest:
+    path = f"{directory}/{CURRENT}"
+    content = disk.read(path)
+    name = content[:-1].decode("ascii", "replace")
+    number = name.removeprefix(MANIFEST_PREFIX)
+    if content[-1:] != b"\n" or number == name or not number.isdecimal():
+        raise lost(path, 0, "it does not name a manifest")
+    newer = [other for other in had if other.startswith(MANIFEST_PREFIX) and other > name]
+    if newer and len(newer[-1]) == len(name):
+        raise lost(path, 0, f"it names {name}, and {newer[-1]} had taken its place")
+    path = f"{directory}/{name}"
+    if not disk.exists(path):
+        raise lost(path, 0, "it is missing")
+    end = log_number = last_sequence = 0
+    try:
+        for end, record in whole_records(path, disk.read(path)):
+            edit = _edit(path, end, record)
+            log_number = max(log_number, edit.get(_LOG_NUMBER, 0))
+            last_sequence = max(last_sequence, edit.get(_LAST_SEQUENCE, 0))
+    except CorruptFile as error:
+        raise lost(error.path, error.offset, error.why) from error
+    if end == 0:
+        raise lost(path, 0, "it is empty")
+    _refuse_shorter(path, end, had.get(name, 0))
+    return Manifest(name, end, log_number, last_sequence)
+
+
+def _scan(disk: Disk, path: str) -> tuple[int, int]:
+    """(end of the last whole record, sequence of the last operation) of a write-ahead log."""
+    end = last = 0
+    try:
+        for end, record in whole_records(path, disk.read(path)):
+            if len(record) < _BATCH_HEAD.size:
+                raise CorruptFile(path, end, "a record is too short for a batch")
+            sequence, count = _BATCH_HEAD.unpack_from(record)
+            last = max(last, sequence + count - 1)
+    except CorruptFile as error:
+        raise lost(error.path, error.offset, error.why) from error
+    return end, last
+
+
+def _edit(path: str, end: int, record: bytes) -> dict[int, int]:
+    """The numbers of an edit, by tag, of fields that have one."""
+    found: dict[int, int] = {}
+    at = 0
+    try:
+        while at < len(record):
+            tag, at = _number(record, at)
+            if tag == _NEW_FILE:
+                at = _past_new_file(record, at)
+            elif tag & _SKIPPED_BIT:
+                at = _past(record, at, "s")
+            else:
+                if _FIELDS[tag] == "n":
+                    found[tag] = _number(record, at)[0]
+                at = _past(record, at, _FIELDS[tag])
+    except (KeyError, IndexError) as error:
+        raise CorruptFile(path, end, "an edit of the manifest cannot be read") from error
+    return found
+
+
+def _past_new_file(record: bytes, at: int) -> int:
+    at = _past(record, at, _NEW_FILE_FIELDS)
+    while True:
+        tag, at = _number(record, at)
+        if tag == _NEW_FILE_END:
+            return at
+        at = _past(record, at, "s")
+
+
+def _past(record: bytes, at: int, fields: str) -> int:
+    for field in fields:
+        number, at = _number(record, at)
+        if field == "s":
+            at += number
+    return at
+
+
+def _number(record: bytes, at: int) -> tuple[int, int]:
+    """(a number of seven bits a byte, lowest first; the offset behind it)."""
+    value = shift = 0
+    while True:
+        byte = record[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
