@@ -120,7 +120,14 @@ MEANINGS = {
     "testing.hidden_features": "features that this node acts as if its version did not support",
     "testing.mirror_payloads": "answers have their requests' custom payloads, for tests of clients",
     "log.level": "`debug`, `info`, `warning` or `error`",
-    "log.format": '`"text"` or `"json"`',
+    "log.format": '`"text"`, or `"json"`: then every line is JSON, also of defects and of a failed start',
+    "log.file": "where lines go; standard error when empty",
+    "log.rotate_bytes": "size at which that file makes way for a new one",
+    "log.rotate_files": "how many older ones stay beside it, as FILE.1 (the newest), FILE.2 and so on",
+    "audit.enabled": "whether failed logins and changing admin requests are kept in a file; `false`: nowhere",
+    "audit.file": "which one; `audit.log` in the data directory when empty",
+    "audit.rotate_bytes": "size at which that file makes way for a new one",
+    "audit.rotate_files": "how many older ones stay beside it",
 }
 
 EXIT_CODES = [

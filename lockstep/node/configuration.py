@@ -17,6 +17,7 @@ import msgspec
 
 from lockstep.metadata.feature_names import SUPPORTED
 from lockstep.node import toml_text
+from lockstep.node.log_settings import AuditSection, LogSection
 from lockstep.node.security_settings import AdminSection, AuthSection, TlsSection, problem
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import STREAM_FILE_BYTES, TOKENS_PER_NODE_MAX
@@ -236,11 +237,6 @@ class TestingSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mirror_payloads: bool = False
 
 
-class LogSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["json", "text"] = "text"
-
-
 class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything one node is told from outside."""
 
@@ -266,6 +262,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     functions: FunctionsSection = FunctionsSection()
     testing: TestingSection = TestingSection()
     log: LogSection = LogSection()
+    audit: AuditSection = AuditSection()
 
     @property
     def internode_address(self) -> str:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from lockstep.node.configuration import split_address
 from lockstep.server import drain_operations, features, recovery, reports
-from lockstep.server.admin_access import CHALLENGE, AdminAccess, status_of
+from lockstep.server.admin_access import CHALLENGE, Access, AdminAccess, status_of
 from lockstep.server.answers import get, integer, later, now, required
 from lockstep.server.backups import BackupRequests
 from lockstep.server.cms_operations import ServiceOperations
@@ -155,15 +155,27 @@ class Admin:
     async def _dispatch(
         self, operation: Operation, request: HttpRequest, values: dict[str, str]
     ) -> HttpResponse:
-        """Perform an operation for whom the request is from: the one way that leads to any."""
+        """Perform an operation for whom the request is from: the one way that leads to any. What changes
+        something is audited, and who is not admitted."""
+        asked = f"{request.method} {request.path}"
         try:
             principal = await self._access.admit(request, operation.access)
         except (BadCredentials, Unauthorized) as error:
-            self._node.log(
-                "admin.refused", peer=request.peer, operation=_named(operation), reason=error.message
-            )
+            self._cql.audit.not_admitted(asked, request.peer, error.code, error.message)
             raise
-        return await operation.perform(structs.replace(request, principal=principal), values)
+        given = structs.replace(request, principal=principal)
+        if operation.access is not Access.CHANGE:
+            return await operation.perform(given, values)
+        outcome, code = "failed", "FAULT"
+        try:
+            response = await operation.perform(given, values)
+            outcome, code = "done", ""
+            return response
+        except LockstepError as error:
+            outcome, code = "refused" if http_status(error) < 500 else "failed", error.code
+            raise
+        finally:
+            self._cql.audit.changed(asked, principal, request.peer, request.body, outcome, code)
 
     def live(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """What this node knows by itself, for other nodes."""
@@ -365,10 +377,6 @@ class Admin:
         internode.blocked_to = set(addresses)
         internode.blocked_from = set(addresses)
         return {"schema": "partition/1", "peers": sorted(f"{host}:{port}" for host, port in addresses)}
-
-
-def _named(operation: Operation) -> str:
-    return f"{operation.method} {operation.path}"
 
 
 def http_status(error: LockstepError) -> int:

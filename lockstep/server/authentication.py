@@ -64,6 +64,14 @@ class Authentication:
         )
 
 
+def claimed_role(token: bytes | None) -> str:
+    """Whom credentials name, whether or not they are right; empty when they name nobody."""
+    try:
+        return _plain(token)[0]
+    except BadCredentials:
+        return ""
+
+
 def _plain(token: bytes | None) -> tuple[str, str]:
     """Name and password of a SASL PLAIN token: what to act as (ignored), NUL, name, NUL, password."""
     try:

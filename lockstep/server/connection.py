@@ -222,6 +222,7 @@ class CqlConnection(asyncio.Protocol):
             self._end_if_answered()
             return
         if isinstance(error, LockstepError):
+            self._server.audit.login_failed(role, self.peer[0], error.code, error.message)
             self._outbox.error(stream, error)
         else:
             self._fault(stream, error)

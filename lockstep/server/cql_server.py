@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lockstep.runtime.ports import Runtime, Server
 from lockstep.schema.model import Schema
+from lockstep.server.audit import Audit
 from lockstep.server.auth_views import AuthTables
 from lockstep.server.authentication import Authentication
 from lockstep.server.connection import CqlConnection
@@ -40,10 +42,12 @@ if TYPE_CHECKING:
 
 
 class CqlServer:
-    """Made by `serve`, after the node has started."""
+    """Made by `serve`, after the node has started. `audited` takes the lines of the audit file."""
 
-    def __init__(self, node: Node, runtime: Runtime) -> None:
+    def __init__(self, node: Node, runtime: Runtime, audited: Callable[[str], None] | None = None) -> None:
         self.node = node
+        #: What clients and operators tried and changed.
+        self.audit = Audit(runtime.clock, node.log, audited)
         self.runtime = runtime
         self.mirrors_payloads = node.configuration.testing.mirror_payloads
         self.connections: dict[CqlConnection, None] = {}

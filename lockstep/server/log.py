@@ -1,6 +1,7 @@
-"""The node's log: one line an event on standard error, as text for people or JSON for machines.
+"""The node's log: one line an event, as text for people or JSON for machines.
 
-Invariant: writing a line never fails the caller; a level below the configured one costs one comparison.
+Invariant: writing a line never fails the caller; a level below the configured one costs one comparison; what
+came from outside ends no line, so nobody can forge one.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, Final, TextIO
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
 
 from lockstep.runtime.ports import Clock
 
@@ -22,40 +24,72 @@ _BY_ENDING: Final = {
     "broken": "error",
     "fault": "error",
 }
+_BY_NAME: Final = {"node.start_failed": "error"}
+
+
+class Output(Protocol):
+    def write(self, text: str, /) -> Any: ...
+
+    def flush(self) -> None: ...
 
 
 def level_of(event: str) -> str:
     """The level of an event, from the last word of its name (`node.broken`, `topology.step_failed`)."""
-    return _BY_ENDING.get(event.replace("_", ".").rpartition(".")[2], "info")
+    return _BY_NAME.get(event) or _BY_ENDING.get(event.replace("_", ".").rpartition(".")[2], "info")
+
+
+def iso_time(wall_us: int) -> str:
+    """`2026-11-23T04:36:52.123Z`: ISO 8601 in UTC, to the millisecond."""
+    moment = datetime.fromtimestamp(wall_us // 1_000_000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{wall_us // 1000 % 1000:03d}Z"
 
 
 class LineLog:
     """Called as `log(event, **facts)`."""
 
-    def __init__(self, clock: Clock, level: str, form: str, output: TextIO | None = None) -> None:
+    def __init__(self, clock: Clock, level: str, form: str, output: Output | None = None) -> None:
         self._clock = clock
         self._rank = _LEVELS.index(level)
         self._write: Callable[[str, str, dict[str, Any]], str] = _json if form == "json" else _text
         self._output = output if output is not None else sys.stderr
+        #: Lines that could not be written since the last that was.
+        self._lost = 0
 
     def __call__(self, event: str, **facts: Any) -> None:
         level = level_of(event)
         if _LEVELS.index(level) < self._rank:
             return
-        line = self._write(f"{self._clock.wall_us() / 1e6:.3f}", level, {"event": event, **facts})
+        time = iso_time(self._clock.wall_us())
+        text = self._write(time, level, {"event": event, **facts}) + "\n"
+        if self._lost:
+            text = (
+                self._write(time, "warning", {"event": "log.lines_lost", "count": self._lost}) + "\n" + text
+            )
         try:
-            self._output.write(line + "\n")
+            self._output.write(text)
             self._output.flush()
-        except (OSError, ValueError):
+        except (BrokenPipeError, ValueError):
             # The reader of the log is gone; the node serves on.
             self._rank = len(_LEVELS)
+        except OSError:
+            # A full disk, as it seems: told with the next line that there is room for.
+            self._lost += 1
+        else:
+            self._lost = 0
 
 
 def _json(time: str, level: str, facts: dict[str, Any]) -> str:
-    return json.dumps({"time": float(time), "level": level, **facts}, default=str)
+    return json.dumps({"time": time, "level": level, **facts}, default=str)
 
 
 def _text(time: str, level: str, facts: dict[str, Any]) -> str:
     event = facts.pop("event")
-    rest = " ".join(f"{name}={value}" for name, value in facts.items())
-    return f"{time} {level:<7} {event} {rest}".rstrip()
+    trace = str(facts.pop("trace", ""))
+    rest = " ".join(f"{name}={_on_one_line(value)}" for name, value in facts.items())
+    line = f"{time} {level:<7} {event} {rest}".rstrip()
+    return "\n    ".join((line, *trace.splitlines()))
+
+
+def _on_one_line(value: Any) -> str:
+    text = str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

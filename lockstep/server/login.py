@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from lockstep.cql.wire.messages import AuthResponse, Request
 from lockstep.runtime.ports import Tasks
-from lockstep.server.authentication import Authentication
+from lockstep.server.authentication import Authentication, claimed_role
 from lockstep.values.errors import ProtocolViolation
 
 
 class Login:
     """Of a client at `address`. `done` hears once of the end: the stream to answer on, the role that logged
-    in (empty: none), and why none did."""
+    in, or that was to, and why it did not."""
 
     def __init__(
         self,
@@ -48,6 +48,6 @@ class Login:
         try:
             role = await self._authentication.login(token, self._address)
         except Exception as error:
-            self._done(stream, "", error)
+            self._done(stream, claimed_role(token), error)
         else:
             self._done(stream, role, None)

@@ -1,7 +1,8 @@
 """The process of one node: `python -m lockstep.server.main --config FILE`.
 
 Invariant: standard output holds one line, `ready {json}`, written when clients can connect; everything else
-goes to standard error. An operator's mistake ends as `error[CODE]: sentence`, never as a traceback.
+goes to the log, on standard error or in a file. An operator's mistake ends as `error[CODE]: sentence`, never
+as a traceback; where the log is JSON, every line is, also of what ends the start.
 """
 
 from __future__ import annotations
@@ -9,25 +10,35 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import platform
 import signal
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from lockstep import __version__
 from lockstep.node.configuration import Configuration, parse
+from lockstep.node.log_settings import AuditSection, LogSection, masked
 from lockstep.node.node import Node
 from lockstep.node.processors.kinds import BUILT_IN, ENTRY_POINT_GROUP, RAFT, Factory, from_entry_points
 from lockstep.runtime.ports import Runtime
 from lockstep.runtime.real import (
     ConfinedWorkers,
     HelperProcesses,
+    RealClock,
+    RotatingFile,
     claim,
+    facts_of,
     keep_private,
     read_secret,
     real_runtime,
     require_free,
     require_usable,
+    route_diagnostics,
     run,
 )
 from lockstep.server.admin_door import serve_admin
@@ -47,14 +58,87 @@ OBJECTS_BETWEEN_COLLECTIONS: Final = 10_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node until it is told to stop; the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    said = Said(early_format(given))
+    route_diagnostics(said.log)
     try:
-        configuration = read_configuration(sys.argv[1:] if arguments is None else arguments)
-        return _run_alone(configuration)
+        configuration = read_configuration(given)
+        said = Said(configuration.log.format, open_log(configuration.log))
+        route_diagnostics(said.log)
+        return _run_alone(configuration, said)
     except LockstepError as error:
-        print(error.render(), file=sys.stderr, flush=True)
+        said.ended(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        said.log("process.fault", **facts_of(error))
+        return 1
+
+
+class Said:
+    """What the process says: `log` takes events; standard error is told of an end as well, in the log's
+    format, for whoever started the process reads that."""
+
+    def __init__(self, form: str, log: LineLog | None = None) -> None:
+        self._form = form
+        self._console = LineLog(RealClock(), "info", form)
+        self.log = log if log is not None else self._console
+
+    def ended(self, error: LockstepError) -> None:
+        """Why the node did not start, or does not go on."""
+        logs = [self.log] if self.log is not self._console else []
+        for log in [*logs, self._console] if self._form == "json" else logs:
+            log("node.start_failed", code=error.code, message=error.message, hint=error.hint)
+        if self._form == "text":
+            print(error.render(), file=sys.stderr, flush=True)
+
+
+def early_format(arguments: Sequence[str]) -> str:
+    """The log's format before the configuration was read: what it asks for, as far as can be told."""
+    wanted = os.environ.get("LOCKSTEP_LOG_FORMAT")
+    if wanted is None and arguments:
+        try:
+            wanted = tomllib.loads(Path(arguments[-1]).read_text())["log"]["format"]
+        except (OSError, ValueError, KeyError, TypeError):
+            wanted = ""  # whatever is wrong is told when the configuration is read
+    return "json" if wanted == "json" else "text"
+
+
+def open_log(settings: LogSection) -> LineLog:
+    """Where the node's events go. ConfigurationError when its file cannot be written."""
+    file = _rotating(settings, settings.file, "log.file") if settings.file else None
+    return LineLog(RealClock(), settings.level, settings.format, file)
+
+
+def open_audit(configuration: Configuration) -> RotatingFile | None:
+    """The audit file; None: audit is off. ConfigurationError when it cannot be written."""
+    settings = configuration.audit
+    if not settings.enabled:
+        return None
+    path = settings.file or os.path.join(configuration.node.data_directory, "audit.log")
+    return _rotating(settings, path, "audit.file")
+
+
+def _rotating(settings: LogSection | AuditSection, path: str, key: str) -> RotatingFile:
+    try:
+        return RotatingFile(path, settings.rotate_bytes, settings.rotate_files)
+    except OSError as error:
+        raise ConfigurationError(f"{key}: {path} cannot be written: {error.strerror}") from error
+
+
+def banner(log: LineLog, configuration: Configuration) -> None:
+    """What starts, and with which settings."""
+    log(
+        "node.starting",
+        version=__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        processors=os.cpu_count(),
+        pid=os.getpid(),
+    )
+    for section, settings in masked(msgspec.to_builtins(configuration)).items():
+        log("node.settings", **{f"{section}.{key}": value for key, value in settings.items()})
 
 
 def read_configuration(arguments: Sequence[str]) -> Configuration:
@@ -71,7 +155,7 @@ def read_configuration(arguments: Sequence[str]) -> Configuration:
     return parse(text, os.environ, source=str(file))
 
 
-def _run_alone(configuration: Configuration) -> int:
+def _run_alone(configuration: Configuration, said: Said) -> int:
     """Claim the directory and see that ports and certificates can be used, before anything is written."""
     keep_private()
     network = configuration.network
@@ -85,12 +169,14 @@ def _run_alone(configuration: Configuration) -> int:
     token = checked(read_secret(token_file, "admin.token_file"), token_file) if token_file else ""
     held = claim(configuration.node.data_directory)
     try:
-        return run(lambda: _serve(configuration, token))
+        audit = open_audit(configuration)
+        banner(said.log, configuration)
+        return run(lambda: _serve(configuration, said, token, audit))
     finally:
         os.close(held)
 
 
-async def _serve(configuration: Configuration, token: str) -> int:
+async def _serve(configuration: Configuration, said: Said, token: str, audit: RotatingFile | None) -> int:
     functions = configuration.functions
     workers = (
         ConfinedWorkers(WORKERS_HANDLER, unfiltered=functions.unfiltered_workers_allowed)
@@ -104,7 +190,7 @@ async def _serve(configuration: Configuration, token: str) -> int:
         workers=workers,
         helpers=helpers,
     )
-    log = LineLog(runtime.clock, configuration.log.level, configuration.log.format)
+    log = said.log
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _loop, context: log("task.fault", **_described(context)))
     path = os.path.join(configuration.node.data_directory, STORE_DIRECTORY)
@@ -123,7 +209,8 @@ async def _serve(configuration: Configuration, token: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _set, stop)
     try:
-        return await _serve_clients(node, runtime, token, stop)
+        server = CqlServer(node, runtime, audit.write if audit is not None else None)
+        return await _serve_clients(node, server, said, token, stop)
     finally:
         if workers is not None:
             await workers.stop()
@@ -153,19 +240,21 @@ async def _open_store(path: str, runtime: Runtime) -> Store:
     return await open_rocks_store(path, runtime.tasks, kept=KeptFiles(runtime.disk, STORE_DIRECTORY))
 
 
-async def _serve_clients(node: Node, runtime: Runtime, token: str, stop: asyncio.Future[None]) -> int:
+async def _serve_clients(
+    node: Node, server: CqlServer, said: Said, token: str, stop: asyncio.Future[None]
+) -> int:
     """Open the doors, wait for the end, close them; the exit code."""
-    server = CqlServer(node, runtime)
     # The clients' door is the last to open: whoever finds it open finds the others open too.
     admin = await serve_admin(node, server, token)
     try:
         await server.start()
         _spare_the_collector()
         _say_ready(node)
-        return await _until_the_end(node, server, stop)
+        return await _until_the_end(node, server, said, stop)
     finally:
         admin.close()
         await server.draining.drain(DRAIN_BY_SIGNAL_MS)
+        server.audit.stop()
 
 
 def _spare_the_collector() -> None:
@@ -191,7 +280,7 @@ def _say_ready(node: Node) -> None:
     print(f"ready {json.dumps(facts)}", flush=True)
 
 
-async def _until_the_end(node: Node, server: CqlServer, stop: asyncio.Future[None]) -> int:
+async def _until_the_end(node: Node, server: CqlServer, said: Said, stop: asyncio.Future[None]) -> int:
     """0 when told to stop or when the node has left; the error's exit code when it broke.
 
     A node that cannot apply an entry serves no client and votes no more, but answers operators until it is
@@ -203,7 +292,7 @@ async def _until_the_end(node: Node, server: CqlServer, stop: asyncio.Future[Non
     if not broken.done():
         return 0
     error = broken.result()
-    print(error.render(), file=sys.stderr, flush=True)
+    said.ended(error)
     if isinstance(error, CannotApply):
         await server.draining.drain(DRAIN_BY_SIGNAL_MS)
         await stop
@@ -212,15 +301,8 @@ async def _until_the_end(node: Node, server: CqlServer, stop: asyncio.Future[Non
 
 def _described(context: dict[str, object]) -> dict[str, object]:
     error = context.get("exception")
-    if isinstance(error, BaseException):
-        import traceback
-
-        return {
-            "message": context.get("message"),
-            "error": f"{type(error).__name__}: {error}",
-            "trace": "".join(traceback.format_exception(error)),
-        }
-    return {"message": context.get("message")}
+    facts = facts_of(error) if isinstance(error, BaseException) else {}
+    return {"message": context.get("message"), **facts}
 
 
 if __name__ == "__main__":

@@ -330,10 +330,6 @@ BATCH_LOG_BYTES_MAX: Final = 256 * 1024 * 1024
 BATCH_LOG_PAGE: Final = 256
 #: Between two looks for batches whose coordinator does not say that they are done.
 BATCH_REPLAY_ROUND_MS: Final = 1000
-#: Between two lines of the log that tell of the same kind of event: often enough to see that it goes on.
-REPEATED_LOG_MS: Final = 60_000
-#: Kinds of such events that are told apart: some for each of a cluster's nodes.
-REPEATED_LOG_KINDS_MAX: Final = 1000
 #: How long a schema change waits for the other live nodes to apply it, before clients may compare versions.
 SCHEMA_AGREEMENT_WAIT_MS: Final = 1000
 #: How long ALTER KEYSPACE waits for data to move before it answers with a warning: drivers give up after ten

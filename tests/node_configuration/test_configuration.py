@@ -147,6 +147,7 @@ def test_every_section_and_key_has_a_default() -> None:
         "functions",
         "testing",
         "log",
+        "audit",
     }
 
 

@@ -5,21 +5,28 @@ Owns: everything of the operating system that a node touches. Invariant: it prom
 tests) import it, and the simulator reuses its task owner.
 """
 
+from lockstep.runtime.real.clock import RealClock
+from lockstep.runtime.real.diagnostics import facts_of, route_diagnostics
 from lockstep.runtime.real.directory import claim
 from lockstep.runtime.real.family import real_runtime, run
 from lockstep.runtime.real.helper_processes import HelperProcesses
 from lockstep.runtime.real.network import require_free, require_usable
 from lockstep.runtime.real.private_files import keep_private, read_secret
+from lockstep.runtime.real.rotating_file import RotatingFile
 from lockstep.runtime.real.workers import ConfinedWorkers
 
 __all__ = [
     "ConfinedWorkers",
     "HelperProcesses",
+    "RealClock",
+    "RotatingFile",
     "claim",
+    "facts_of",
     "keep_private",
     "read_secret",
     "real_runtime",
     "require_free",
     "require_usable",
+    "route_diagnostics",
     "run",
 ]

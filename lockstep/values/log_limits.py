@@ -1,0 +1,18 @@
+"""Limits of what a node writes for its operators: its log and its audit file."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: A file of the node's log, and how many older ones stay beside it: a day or more of a busy node.
+LOG_FILE_BYTES: Final = 20 * 1024 * 1024
+LOG_FILES: Final = 10
+#: The same of the audit file, whose lines are few.
+AUDIT_FILE_BYTES: Final = 10 * 1024 * 1024
+AUDIT_FILES: Final = 10
+#: Of a request's path, body or a role's name, what a line of the audit file has.
+AUDIT_TEXT_CHARACTERS_MAX: Final = 4096
+#: Between two lines of the log that tell of the same kind of event: often enough to see that it goes on.
+REPEATED_LOG_MS: Final = 60_000
+#: Kinds of such events that are told apart: some for each of a cluster's nodes.
+REPEATED_LOG_KINDS_MAX: Final = 1000
