@@ -98,7 +98,7 @@ _ROWS: Mapping[tuple[Wanted, Held], Conflict] = {
         Scope.ALWAYS, "two changes of the voters at once could make disjoint majorities"
     ),
     (Wanted.VOTERS, Held.RING): Conflict(
-        Scope.SAME_NODE, "only a normal node gets a vote, not one that joins or leaves"
+        Scope.SAME_NODE, "only nodes of the cluster get votes, and who takes a dead one's place"
     ),
     (Wanted.VOTERS, Held.EXCLUSION): Conflict(Scope.SAME_NODE, "a node that is shut out gets no vote"),
     (Wanted.REPAIR, Held.RING): Conflict(

@@ -83,7 +83,8 @@ def _removal(
         gone = next((member for member in others if member not in caught_up), others[0])
         left = _without(members, gone)
         late = [member for member in left.voters if member != leader and member not in caught_up]
-        if gone in caught_up and 2 * (len(left.voters) - len(late)) <= len(left.voters):
+        # Also where it is `gone` that may be dead: one of few is late as well right after an election.
+        if 2 * (len(left.voters) - len(late)) <= len(left.voters):
             return WaitFor(late[0])  # Without it those that remain could not commit anything any more.
         return Configure(left)
     staying = [member for member in goal if member in members.voters]

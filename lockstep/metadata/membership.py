@@ -18,7 +18,7 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import RequestState
 from lockstep.metadata.service import MembershipChange, Service
 from lockstep.metadata.transformations import refuse_before_initialize
-from lockstep.metadata.voter_choice import crowded_dc, eligible, size_problem
+from lockstep.metadata.voter_choice import crowded_dc, eligible, has_place, size_problem
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import METADATA_VOTERS_MAX, SERVICE_TEXT_CHARACTERS_MAX
@@ -72,8 +72,8 @@ class PrepareMembership(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"there is no node {node}")
         if node in cluster.service.voters:
             raise Rejected(f"node {node} is a voter already")
-        if info.state is not NodeState.NORMAL:
-            raise Rejected(f"only normal nodes can vote; node {node} is {info.state}")
+        if not has_place(cluster, info):
+            raise Rejected(f"only nodes of the cluster can vote; node {node} is {info.state}")
         if not info.may_vote:
             raise Rejected(f"node {node} is configured never to vote")
         if node in cluster.service.leaving or any(node == o.departing for o in cluster.operations):
@@ -139,9 +139,9 @@ class CancelMembership(msgspec.Struct, frozen=True, array_like=True):
     automatically until someone asks for it, but for one that would make their number even. Nodes that waited
     to leave stay.
 
-    `unreached`: whom the leader gives up, for the present sub-step waits for it in vain; 0 when an operator
-    cancels. The wish behind the change is not over then: other nodes are chosen at once, whoever is to leave
-    still is.
+    `unreached`: whom the leader gives up, for the present sub-step waits for it in vain: the one that is to
+    vote, or one that was to stay; 0 when an operator cancels. The wish behind the change is not over then:
+    other nodes are chosen at once, whoever is to leave still is.
     """
 
     change: int
@@ -155,7 +155,8 @@ class CancelMembership(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"{change.title()} is being cancelled already")
         _check_text(self.reason)
         if self.unreached:
-            if not change.adds or change.member != self.unreached:
+            awaited = (change.member,) if change.adds else voters_after(service)
+            if self.unreached not in awaited:
                 raise Rejected(f"{change.title()} does not wait for node {self.unreached}")
             return _with(cluster, _taken_back(service, change))
         paused = self.reason or f"change {change.id} was cancelled"

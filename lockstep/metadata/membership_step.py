@@ -13,6 +13,8 @@ the log is; an answer that was carried out already is not given again.
     adds N                 N is voter                                   SUBMIT advance
     removes N              N is voter, the other group is behind        WAIT
     removes N              N is voter and this leader                   TRANSFER to a voter that stays
+    removes N              N is voter, the rest has no majority up      WAIT for one that stays
+    removes N              the same, and that one is down               SUBMIT cancel, others are to go
     removes N              N is voter                                   CONFIGURE without N
     removes N              N is no voter                                SUBMIT advance
     cancelled, adds N      N is learner                                 CONFIGURE without N
@@ -39,7 +41,7 @@ from lockstep.metadata.membership import (
     voters_after,
 )
 from lockstep.metadata.service import MembershipChange, Service
-from lockstep.metadata.voter_choice import choose_voters, target_size
+from lockstep.metadata.voter_choice import choose_voters, eligible, target_size
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import METADATA_VOTERS_MAX
 
@@ -153,6 +155,10 @@ def _change_step(
             staying = [node for node in ready if node not in change.removals]
             return Transfer(staying[0] if staying else NodeId(target))
         case group_membership.WaitFor(member=slow):
+            if not change.adds and slow in observed.down:
+                # The group without `member` could decide nothing: others are to go.
+                reason = f"node {slow}, which was to stay, is down: another node is to go"
+                return Submit(CancelMembership(change.id, reason, NodeId(slow)))
             return Waits("does not have the log yet", NodeId(slow))
     return advance
 
@@ -166,7 +172,8 @@ def _resize(cluster: ClusterMetadata, observed: Observed) -> Action:
     if wanted == service.voters:
         if len(wanted) % 2 == 0:
             return _even_out(service, observed)
-        stuck = [node for node in service.leaving if node in service.voters]
+        may_stay = {node.id for node in eligible(cluster)}
+        stuck = [node for node in service.voters if node not in may_stay]
         if stuck:
             return Waits("no other node that is up can take its vote", stuck[0])
         if len(service.voters) < target_size(cluster):

@@ -1,7 +1,9 @@
 """How many voters the metadata group should have, and which nodes they are.
 
 Invariant: pure and deterministic. The number is odd, because one more than that survives no further loss;
-voters stay where they can; with three data centres or more none holds half of the votes or more.
+voters stay where they can; with three data centres or more none holds half of the votes or more. The number
+follows how many nodes the cluster has, not what they do at the moment: who is rebuilt, shut out or replaced
+counts. A choice never survives fewer losses than the present voters do, unless so many suit the cluster.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from itertools import combinations
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo, NodeState
+from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.service import Service
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import METADATA_VOTERS_MAX
@@ -21,17 +24,39 @@ SIZES = ((2, 1), (5, 3), (100, 5))
 SPREAD_DCS_MIN = 3
 
 
-def eligible(cluster: ClusterMetadata) -> tuple[NodeInfo, ...]:
-    """Nodes that may vote: normal ones that are not to leave, not shut out, nor said that they never will.
+#: A node that fills its ranges anew has the log as before.
+_VOTING_STATES = (NodeState.NORMAL, NodeState.REBUILDING)
 
-    One that is being replaced is normal to the end, and gets no vote that would go with it.
+
+def has_place(cluster: ClusterMetadata, node: NodeInfo) -> bool:
+    """Whether the node is one of the cluster's, or takes the place of one now."""
+    if node.state in _VOTING_STATES:
+        return True
+    request = cluster.requests.by_node.get(node.id)
+    return request is not None and request.kind is OperationKind.REPLACE and request.node == node.id
+
+
+def staying(cluster: ClusterMetadata) -> tuple[NodeInfo, ...]:
+    """The nodes by whose number the voters are sized: those of the cluster that are not to leave.
+
+    One that is being replaced is to leave, and counts by the node that takes its place.
     """
     leaving = (*cluster.service.leaving, *(operation.departing for operation in cluster.operations))
     return tuple(
         node
-        for node in cluster.directory.in_state(NodeState.NORMAL)
-        if node.may_vote and node.id not in leaving and node.id not in cluster.excluded_by_node
+        for node in cluster.directory.nodes
+        if node.may_vote and node.id not in leaving and has_place(cluster, node)
     )
+
+
+def eligible(cluster: ClusterMetadata) -> tuple[NodeInfo, ...]:
+    """Nodes that may vote: those that stay, and are not shut out."""
+    return tuple(node for node in staying(cluster) if node.id not in cluster.excluded_by_node)
+
+
+def tolerance(voters: int) -> int:
+    """How many of so many voters may fail."""
+    return max(0, voters - 1) // 2
 
 
 def size_for(nodes: int) -> int:
@@ -41,8 +66,7 @@ def size_for(nodes: int) -> int:
 
 def target_size(cluster: ClusterMetadata) -> int:
     """Voters the group should have; 0 when no node may vote."""
-    nodes = eligible(cluster)
-    return _feasible(cluster.service.size or size_for(len(nodes)), nodes)
+    return _feasible(cluster.service.size or size_for(len(staying(cluster))), eligible(cluster))
 
 
 def _feasible(wanted: int, nodes: Sequence[NodeInfo]) -> int:
@@ -65,7 +89,8 @@ def choose_voters(
 ) -> tuple[NodeId, ...]:
     """The voters the group should have, ascending; the present ones when nothing better can be had.
 
-    `down`: nodes not to add. `lost`: voters to do without, as many as others can replace.
+    `down`: nodes not to add. `lost`: voters to do without, as many as others can replace. A voter that is to
+    go keeps its vote while nobody can take it and the group would survive fewer losses without it.
     """
     current = cluster.service.voters
     nodes = eligible(cluster)
@@ -75,7 +100,7 @@ def choose_voters(
         chosen = _chosen(usable, nodes, size, cluster.service, down)
         if len(chosen) == size:
             return chosen
-    return _without_leaving(cluster, down) or current
+    return _with_leaving(cluster, size, down)
 
 
 def _most_first(nodes: Collection[NodeId]) -> Iterator[tuple[NodeId, ...]]:
@@ -83,13 +108,19 @@ def _most_first(nodes: Collection[NodeId]) -> Iterator[tuple[NodeId, ...]]:
         yield from combinations(sorted(nodes), count)
 
 
-def _without_leaving(cluster: ClusterMetadata, down: Collection[NodeId]) -> tuple[NodeId, ...]:
-    """Too few nodes are up: only let go who must go, and never for nobody."""
-    nodes = [n for n in eligible(cluster) if n.id in cluster.service.voters or n.id not in down]
-    held = [n for n in nodes if n.id in cluster.service.voters]
-    if len(held) == len(cluster.service.voters):
-        return cluster.service.voters
-    return _chosen(nodes, nodes, _feasible(len(cluster.service.voters), nodes), cluster.service, down)
+def _with_leaving(cluster: ClusterMetadata, size: int, down: Collection[NodeId]) -> tuple[NodeId, ...]:
+    """Too few nodes are up for `size` voters: exchange those that must go for as many as there are."""
+    current = cluster.service.voters
+    nodes = [n for n in eligible(cluster) if n.id in current or n.id not in down]
+    going = [voter for voter in current if all(node.id != voter for node in nodes)]
+    if not going:
+        return current
+    fewest = 2 * min(tolerance(len(current)), tolerance(size)) + 1
+    chosen = _chosen(nodes, nodes, max(fewest, _feasible(len(current), nodes)), cluster.service, down)
+    # Who may be dead goes first, for its vote is worth least.
+    kept = sorted(going, key=lambda voter: (voter in down, voter))[: max(0, fewest - len(chosen))]
+    found = tuple(sorted((*chosen, *kept)))
+    return found if len(found) >= fewest and len(found) % 2 else current
 
 
 def _chosen(
@@ -115,9 +146,10 @@ def _chosen(
     return tuple(sorted(node.id for node in chosen))
 
 
-def _crowding(node: NodeInfo, chosen: Sequence[NodeInfo], down: bool) -> tuple[bool, int, int, NodeId]:
+def _crowding(node: NodeInfo, chosen: Sequence[NodeInfo], down: bool) -> tuple[bool, bool, int, int, NodeId]:
     same_dc = [other for other in chosen if other.dc == node.dc]
-    return (down, len(same_dc), sum(other.rack == node.rack for other in same_dc), node.id)
+    coming = node.state not in _VOTING_STATES
+    return (down, coming, len(same_dc), sum(other.rack == node.rack for other in same_dc), node.id)
 
 
 def _count_by_dc(nodes: Sequence[NodeInfo]) -> dict[str, int]:

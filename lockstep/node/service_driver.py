@@ -17,7 +17,6 @@ import msgspec
 from lockstep.consensus.configuration import Configuration
 from lockstep.consensus.effects import Refused
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeState
 from lockstep.metadata.group_membership import Members
 from lockstep.metadata.membership import CancelMembership
 from lockstep.metadata.membership_step import (
@@ -32,6 +31,7 @@ from lockstep.metadata.membership_step import (
     next_step,
 )
 from lockstep.metadata.registry import Registry
+from lockstep.metadata.voter_choice import eligible
 from lockstep.node.late_voters import LateVoters
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.messages import Submit as Submission
@@ -102,6 +102,8 @@ class ServiceDriver:
         self._silent_since: dict[NodeId, float] = {}
         self._reached: dict[NodeId, int] = {}
         self._late = LateVoters()
+        #: Change and position of the present removal, and where the log ended when it was first seen.
+        self._removal: tuple[tuple[int, int], int] | None = None
         #: What the last look that found nothing to do had looked at.
         self._settled: tuple[object, ...] | None = None
         self._said = ""
@@ -145,7 +147,7 @@ class ServiceDriver:
         driver, processor = found
         self._note_term(driver.raft.term)
         cluster = processor.tip_value()
-        view = group_view(driver, NodeId(self._own_id()))
+        view = group_view(driver, NodeId(self._own_id()), self._proof_index(cluster, driver))
         observed = self._observed(cluster)
         looked_at = (
             cluster.directory, cluster.service, cluster.excluded, view.members, view.settled, observed
@@ -168,14 +170,26 @@ class ServiceDriver:
             self._term = term
             self._silent_since.clear()
             self._late.forget()
-            self._settled = None
+            self._settled, self._removal = None, None
+
+    def _proof_index(self, cluster: ClusterMetadata, driver: RaftDriver) -> int:
+        """Where the log ended when this leader first saw the present removal: whoever has the log up to there
+        was alive since. The group becomes smaller only by those that it can still decide without."""
+        change = cluster.service.change
+        if change is None or change.adds:
+            self._removal = None
+            return 0
+        step = (change.id, change.index)
+        if self._removal is None or self._removal[0] != step:
+            self._removal = (step, driver.status().last_index)
+        return self._removal[1]
 
     def _observed(self, cluster: ClusterMetadata) -> Observed:
         now = self._runtime.clock.monotonic_s()
         silent: dict[NodeId, float] = {}
-        for node in cluster.directory.in_state(NodeState.NORMAL):
-            if not self._alive(node.id):
-                silent[node.id] = self._silent_since.get(node.id, now)
+        for node in sorted({*cluster.voters, *(info.id for info in eligible(cluster))}):
+            if not self._alive(node):
+                silent[node] = self._silent_since.get(node, now)
         self._silent_since = silent
         down = tuple(n for n, since in silent.items() if (now - since) * 1000 >= DOWN_AFTER_MS)
         limit_s = self._replace_after_ms / 1000
@@ -261,11 +275,11 @@ class ServiceDriver:
             self._log("service.step_failed", reason=text)
 
 
-def group_view(driver: RaftDriver, own: NodeId) -> GroupView:
-    """What the leader knows of its group."""
+def group_view(driver: RaftDriver, own: NodeId, proof_index: int = 0) -> GroupView:
+    """What the leader knows of its group; only who has the log up to `proof_index` counts as caught up."""
     raft, status = driver.raft, driver.status()
     configuration, state = status.configuration, driver.raft.state
-    enough = max(state.configurations.changed_at, status.last_index - CAUGHT_UP_ENTRIES)
+    enough = max(state.configurations.changed_at, status.last_index - CAUGHT_UP_ENTRIES, proof_index)
     return GroupView(
         own,
         Members(configuration.voters, configuration.learners),

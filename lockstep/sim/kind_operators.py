@@ -1,7 +1,8 @@
 """Operators of the rarer operations: nodes move, are rebuilt, lose their disks and are removed or replaced.
 
-Invariant: a disk is destroyed only when its node's removal would begin at once, and never a second one before
-that node has left; the run does not end with one that is still there.
+Invariant: a disk is destroyed only when its node's removal would begin at once, or as soon as it votes no
+more, and never a second one before that node has left; a voter's only while both groups survive it. The run
+does not end with one that is still there.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import asyncio
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.membership import without_vote
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import EntryKind
 from lockstep.runtime.ports import Runtime
+from lockstep.sim.checkers.service import unsettled_voters
 from lockstep.sim.operators import Operators
 from lockstep.sim.streams import Stream
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
@@ -77,17 +80,29 @@ class KindOperators:
         newest = self._cluster.newest
         if newest.operations or newest.requests.live:
             return
-        removable = [n.id for n in newest.directory.in_state(NodeState.NORMAL) if _may_go(newest, n.id)]
+        spared = () if self._groups_are_whole() else newest.service.members
+        normal = (node.id for node in newest.directory.in_state(NodeState.NORMAL))
+        removable = [node for node in normal if node not in spared and _may_go(newest, node)]
         if not removable:
             return
         self._destroyed = self._draw.choice(removable)
         self._cluster.fact("disk destroyed")
+        if self._destroyed in newest.voters:
+            self._cluster.fact("voter's disk destroyed")
         name = self._cluster.name_of(self._destroyed)
         self._cluster.park(name, self._destroyed)
         self._replaced = self._draw.random() < 0.6
         if self._replaced:
             self._replace(name)
         await self._remove(runtime)
+
+    def _groups_are_whole(self) -> bool:
+        """Whether both groups have the members that they should have, three at least, and survive a loss."""
+        newest = self._cluster.newest
+        leader = next((node for node in self._cluster.nodes.values() if node.ready and node.is_leader), None)
+        if leader is None or len(newest.voters) < 3 or unsettled_voters(newest, leader):
+            return False
+        return not leader.management.unsettled()
 
     def _replace(self, dead: str) -> None:
         """A new node takes the place: on the same host with another disk, or on a host of its own."""
@@ -124,9 +139,10 @@ class KindOperators:
 
 
 def _may_go(cluster: ClusterMetadata, node: NodeId) -> bool:
-    """Whether its removal would begin now."""
+    """Whether its removal would begin now, or once its vote is another node's."""
+    judged = without_vote(cluster, node) if node in cluster.service.members else cluster
     try:
-        PrepareOperation(OperationKind.REMOVE, node).apply(cluster, cluster.epoch + 1)
+        PrepareOperation(OperationKind.REMOVE, node).apply(judged, cluster.epoch + 1)
     except Rejected:
         return False
     return True

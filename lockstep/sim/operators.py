@@ -164,6 +164,8 @@ class Operators:
         """Ask for a decommission; that of a voter waits in the queue until another node has its vote."""
         newest = self.cluster.newest
         normal = [n.id for n in newest.directory.in_state(NodeState.NORMAL)]
+        # One that lost its disk is removed or replaced, and another node may run on its host.
+        normal = [node for node in normal if node not in self.cluster.retired]
         if not normal:
             return
         leaving = NodeId(self._draw.choice(normal))

@@ -89,7 +89,7 @@ SCENARIOS: dict[str, Scenario] = {
             faults=("pause", "slow_node", "partition", "latency", "flapping", "slow_disk", "isolate_leader"),
             sometimes=(
                 *("join completed", "move completed", "rebuild completed", "remove completed"),
-                *("disk destroyed", "replication_change completed"),
+                *("disk destroyed", "voter's disk destroyed", "replication_change completed"),
             ),
         ),
         Scenario(

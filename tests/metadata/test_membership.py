@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.metadata.group_membership import Members
 from lockstep.metadata.membership import (
     AdvanceMembership,
@@ -18,11 +19,11 @@ from lockstep.metadata.membership import (
     ServiceWish,
     SetService,
 )
-from lockstep.metadata.membership_step import GroupView, Observed, Submit, next_step
+from lockstep.metadata.membership_step import Configure, GroupView, Observed, Submit, Waits, next_step
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.transformations import Initialize, Register, SetExtension, UpdateNode
 from lockstep.metadata.voter_choice import choose_voters, crowded_dc, size_for, target_size
-from lockstep.topology.requests import EnqueueRequest
+from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation, preparation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -422,3 +423,105 @@ def test_the_service_round_trips() -> None:
     assert service.change is not None and service.change.title() == "change 2 of the voters (adds 2, 3)"
     assert service.members == ids(1, 2, 3)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(service), type=type(service)) == service
+
+
+# -- the number of voters follows the members of the cluster
+
+
+def newcomer(made: History, replaced: int) -> NodeId:
+    """A node that is registered and asks to take the place of a dead one."""
+    made.submit(Register(f"new-{replaced}", f"10.9.0.{replaced}", 7000, 9042, 7080, "dc1", "r1", "1"))
+    node = max(made.now.directory.by_id)
+    made.submit(EnqueueRequest(OperationKind.REPLACE, node, replaced=NodeId(replaced), actor="operator"))
+    return node
+
+
+def test_a_rebuild_and_an_exclusion_change_no_number_of_voters() -> None:
+    for nodes, voters in ((3, (1, 2, 3)), (4, (1, 2, 3)), (6, (1, 2, 3, 4, 5))):
+        made = plain(nodes, voters)
+        made.submit(PrepareOperation(OperationKind.REBUILD, NodeId(1)))
+        assert choose_voters(made.now) == ids(*voters), "who is rebuilt keeps its vote"
+        other = plain(nodes, voters)
+        if nodes > len(voters):
+            other.submit(ExcludeNodes(ids(nodes), "its disk is suspect"))
+        assert choose_voters(other.now) == ids(*voters)
+
+
+def test_the_node_that_takes_a_dead_voters_place_takes_its_vote_when_nobody_else_can() -> None:
+    made = plain(3, (1, 2, 3))
+    node = newcomer(made, 3)
+    assert target_size(made.now) == 3
+    assert choose_voters(made.now, down=ids(3)) == (1, 2, node)
+    assert choose_voters(made.now, down=(*ids(3), node)) == ids(1, 2, 3), "nobody can take the vote yet"
+    made.submit(PrepareMembership((node,), ids(3), down=ids(3)))
+    change = made.now.epoch
+    made.submit(AdvanceMembership(change, 0, (*ids(1, 2, 3), node)))
+    made.submit(AdvanceMembership(change, 1, (*ids(1, 2), node)))
+    (request,) = made.now.requests.queue
+    made.submit(preparation(request, request.id))
+    assert choose_voters(made.now, down=ids(3)) == (1, 2, node), "also while its operation runs"
+    with_spare = plain(4, (1, 2, 3))
+    newcomer(with_spare, 3)
+    assert choose_voters(with_spare.now, down=ids(3)) == ids(1, 2, 4), "a node that is there goes first"
+
+
+def test_a_newcomer_that_was_given_a_vote_and_taken_back_keeps_it_until_another_has_it() -> None:
+    made = plain(3, (1, 2, 3))
+    node = newcomer(made, 3)
+    made.submit(PrepareMembership((node,), ids(3), down=ids(3)))
+    change = made.now.epoch
+    made.submit(AdvanceMembership(change, 0, (*ids(1, 2, 3), node)))
+    made.submit(AdvanceMembership(change, 1, (*ids(1, 2), node)))
+    made.submit(CancelRequest(made.now.requests.queue[0].id, "not now"))
+    assert choose_voters(made.now, down=ids(3)) == (1, 2, node)
+    assert choose_voters(made.now) == ids(1, 2, 3)
+    assert "only nodes of the cluster" in refused(plain_with_stranger(), PrepareMembership(ids(4), ids(3)))
+
+
+def plain_with_stranger() -> History:
+    made = plain(3, (1, 2, 3))
+    made.submit(Register("new", "10.9.0.1", 7000, 9042, 7080, "dc1", "r1", "1"))
+    return made
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_no_choice_survives_fewer_losses_than_before_unless_so_few_members_stay(data: st.DataObject) -> None:
+    count = data.draw(st.integers(3, 9))
+    size = data.draw(st.sampled_from([n for n in (1, 3, 5) if n <= count]))
+    voters = tuple(sorted(data.draw(st.sets(st.integers(1, count), min_size=size, max_size=size))))
+    made = plain(count, voters)
+    for node in sorted(data.draw(st.sets(st.integers(1, count), max_size=2))):
+        made.tried(leave(node))
+    if data.draw(st.booleans()):
+        dead = data.draw(st.integers(1, count))
+        if made.now.requests.by_node.get(NodeId(dead)) is None:
+            newcomer(made, dead)
+    down = tuple(NodeId(n) for n in sorted(data.draw(st.sets(st.integers(1, count + 1)))))
+    chosen = choose_voters(made.now, down=down, lost=tuple(n for n in down if n in made.now.voters))
+    going = set(made.now.service.leaving)
+    kept = sum(1 for node in made.now.directory.nodes if node.id not in going and node.tokens)
+    kept += sum(1 for request in made.now.requests.queue if request.replaced)
+    allowed = (1 if kept <= 2 else 3 if kept <= 5 else 5 if kept <= 100 else 7) // 2
+    assert (len(chosen) - 1) // 2 >= min((len(voters) - 1) // 2, allowed), (voters, chosen, down)
+
+
+def test_a_voter_is_let_go_only_while_the_rest_can_decide_without_it() -> None:
+    made = plain(3, (1, 2, 3))
+    made.submit(leave(3))
+    made.submit(PrepareMembership((), ids(3, 2)))
+    group = Members((1, 2, 3))
+    both, alone = (
+        GroupView(NodeId(1), group, True, ids(1, 2, 3)),
+        GroupView(NodeId(1), group, True, ids(1, 3)),
+    )
+    assert next_step(made.now, both, Observed()) == Configure(Members((1, 2)))
+    for caught_up in (ids(1, 3), ids(1)):
+        view = msgspec.structs.replace(alone, caught_up=caught_up)
+        waits = next_step(made.now, view, Observed())
+        assert isinstance(waits, Waits) and waits.node == 2
+    given_up = next_step(made.now, alone, Observed(down=ids(2)))
+    assert isinstance(given_up, Submit) and isinstance(given_up.transformation, CancelMembership)
+    made.submit(given_up.transformation)
+    made.submit(AdvanceMembership(made.now.service.change.id, 0, ids(1, 2, 3)))  # type: ignore[union-attr]
+    assert choose_voters(made.now, down=ids(2)) == ids(1) and not made.now.service.paused

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind
 from lockstep.sim.probes import DelayRule
 from lockstep.topology.force_remove import ForceRemove
-from lockstep.topology.requests import CancelRequest
+from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.values.ids import NodeId
 from tests.node.support import Town, keyspace, table
 
@@ -142,3 +143,45 @@ def test_a_replacement_ends_when_the_node_it_was_to_replace_has_left() -> None:
         town.start(5)
         town.until(lambda: "n5" in town.ended)
         assert "node 4, which this node was to replace, has left" in town.ended["n5"].message
+
+
+def fewest_voters(town: Town) -> list[int]:
+    """The number of voters at every epoch from now on, as the first node applies them."""
+    seen = [len(town.newest.voters)]
+    town.node(1).state.listen(lambda _before, after, _entry: seen.append(len(after.voters)))
+    return seen
+
+
+def three_voters(town: Town) -> None:
+    town.found()
+    for change in (keyspace("k"), table("k")):
+        assert town.finish(town.submit(1, change)).error is None
+    town.until(lambda: len(town.newest.voters) == 3 and town.newest.service.change is None, 60.0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.3", "127.0.0.4"])
+def test_a_dead_voter_of_three_is_replaced_and_the_metadata_never_has_fewer_voters(address: str) -> None:
+    with Town() as town:
+        three_voters(town)
+        town.process(3).crash()
+        town.until(lambda: not town.node(1).liveness.alive(3))
+        seen = fewest_voters(town)
+        town.world.process("n4", address)
+        town.cluster_lines["n4"] = SEEDS + "replaces=3"
+        town.start(4)
+        town.until(lambda: town.ready(4) and not town.newest.operations, 90.0)
+        town.until(lambda: town.newest.voters == (1, 2, 4) and town.newest.service.change is None, 60.0)
+        assert min(seen) == 3, seen
+        assert town.newest.directory.by_id[NodeId(3)].state is NodeState.LEFT
+
+
+def test_a_rebuild_of_one_of_three_nodes_leaves_the_voters_alone() -> None:
+    with Town() as town:
+        three_voters(town)
+        seen = fewest_voters(town)
+        request = EnqueueRequest(OperationKind.REBUILD, NodeId(2), actor="operator")
+        assert town.finish(town.submit(1, request)).error is None
+        town.until(lambda: bool(town.newest.operations))
+        town.until(lambda: not town.newest.operations, 60.0)
+        town.wait(3)
+        assert set(seen) == {3}, seen

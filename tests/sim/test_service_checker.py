@@ -65,3 +65,16 @@ def test_an_unfinished_change_is_not_settled() -> None:
     before, begun = values()
     assert "runs" in unsettled_voters(begun, None)
     assert unsettled_voters(before, None) == "nobody leads"
+
+
+def test_a_change_that_leads_to_a_weaker_group_is_found_unless_it_was_asked_for() -> None:
+    before, _ = values()
+    for additions, removals, weaker in (((), (2, 3), True), ((4,), (3,), False)):
+        entry = PrepareMembership(ids(*additions), ids(*removals))
+        after = msgspec.structs.replace(entry.apply(before, before.epoch + 1), epoch=before.epoch + 1)
+        if weaker:
+            with pytest.raises(Violation, match="CMS-3"):
+                check_voters(before, after)
+            check_voters(with_service(before, size=1), with_service(after, size=1))
+        else:
+            check_voters(before, after)

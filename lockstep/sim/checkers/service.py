@@ -1,14 +1,16 @@
 """CMS-1: the voters of the metadata group change one at a time, only by a running change, of which there is
-one at most, and the record of them is what Raft has in force. CMS-2: a freeze holds."""
+one at most, and the record of them is what Raft has in force. CMS-2: a freeze holds. CMS-3: no change of the
+voters leads to a group that survives fewer losses than before, unless the cluster has no more members."""
 
 from __future__ import annotations
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeState
+from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.entries import LogEntry
+from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.service import Service
-from lockstep.metadata.voter_choice import choose_voters
+from lockstep.metadata.voter_choice import choose_voters, dc_limit
 from lockstep.node.node import Node
 from lockstep.sim.checkers.violation import Violation
 
@@ -36,6 +38,7 @@ def check_voters(before: ClusterMetadata, after: ClusterMetadata) -> None:
     if before.voters not in ((), after.voters) and before.service.change is None:
         raise Violation("CMS-1", f"epoch {after.epoch} changes voters without a change that runs")
     _check_change(before.service, after.service)
+    _check_tolerance(before, after)
     for operation in after.operations:
         if operation.departing and operation.departing in after.service.members:
             raise Violation("CMS-1", f"{operation.title()} runs, and that node votes")
@@ -56,6 +59,44 @@ def _check_change(before: Service, after: Service) -> None:
     over = other is None or other.index != one.index
     if over and not one.cancelled and (one.member in after.voters) != one.adds:
         raise Violation("CMS-1", f"{one.title()} ends sub-step {one.index} without its effect")
+
+
+def _check_tolerance(before: ClusterMetadata, after: ClusterMetadata) -> None:
+    """CMS-3: judged when a change begins, by where it leads; on the way a group survives no less."""
+    change = after.service.change
+    if change is None or change.id != after.epoch:
+        return
+    led_to = len({*after.voters, *change.additions} - {*change.removals})
+    survives, survived = (led_to - 1) // 2, (len(before.voters) - 1) // 2
+    allowed = (_votes_allowed(before) - 1) // 2
+    # An operator who names the voters, or their number, has asked for it.
+    if not before.service.size and not after.service.size and survives < min(survived, allowed):
+        raise Violation(
+            "CMS-3",
+            f"epoch {after.epoch}, {change.title()}: {led_to} voters survive {survives} losses; "
+            f"{len(before.voters)} did survive {survived}, and the members allow {allowed}",
+        )
+
+
+def _votes_allowed(cluster: ClusterMetadata) -> int:
+    """How many may vote at most, by how many nodes the cluster has once those have left that are to leave."""
+    members = [node for node in cluster.directory.nodes if node.may_vote and _is_member(cluster, node)]
+    able = [node.dc for node in members if node.id not in cluster.excluded_by_node]
+    wanted = next((votes for most, votes in ((2, 1), (5, 3), (100, 5)) if len(members) <= most), 7)
+    dcs = sorted(set(able))
+    for votes in range(wanted, 1, -2):
+        limit = dc_limit(votes, len(dcs))
+        if sum(min(able.count(dc), limit) for dc in dcs) >= votes:
+            return votes
+    return 1
+
+
+def _is_member(cluster: ClusterMetadata, node: NodeInfo) -> bool:
+    if node.id in cluster.service.leaving or any(node.id == o.departing for o in cluster.operations):
+        return False
+    if node.state in (NodeState.NORMAL, NodeState.REBUILDING):
+        return True
+    return any(one.kind is OperationKind.REPLACE and one.node == node.id for one in cluster.requests.live)
 
 
 def check_entry(before: ClusterMetadata, entry: LogEntry) -> None:

@@ -14,6 +14,8 @@ from lockstep.consensus.log import Log
 from lockstep.consensus.state import RaftState
 from lockstep.metadata import membership as membership_module
 from lockstep.metadata import tip as tip_module
+from lockstep.metadata import voter_choice
+from lockstep.metadata.directory import NodeState
 from lockstep.metadata.membership import AdvanceMembership
 from lockstep.metadata.recent_ids import RecentIds
 from lockstep.metadata.tip import Tip
@@ -296,7 +298,7 @@ def _vote_before_log() -> _Context:
     """A learner gets its vote before it has the log."""
     view = service_driver.group_view
 
-    def everyone(driver: RaftDriver, own: Any) -> Any:
+    def everyone(driver: RaftDriver, own: Any, *_: Any) -> Any:
         found = view(driver, own)
         return msgspec.structs.replace(found, caught_up=(*found.members.voters, *found.members.learners))
 
@@ -317,6 +319,11 @@ def _straight_to_voter() -> _Context:
         return step
 
     return replaced((group_membership, "_addition", direct))
+
+
+def _momentary_voters() -> _Context:
+    """Only nodes count that nothing is done with at the moment."""
+    return replaced((voter_choice, "_VOTING_STATES", (NodeState.NORMAL,)))
 
 
 SERVICE = (
@@ -341,5 +348,6 @@ SERVICE = (
     Planted("two_changes", "members are forgotten", "metadata", _two_changes),
     Planted("advance_unchecked", "the record of voters is wrong", "metadata", _advance_unchecked),
     Planted("vote_before_log", "voters without the log", "metadata", _vote_before_log),
+    Planted("momentary_voters", "one loss too many ends the metadata", "kinds", _momentary_voters),
     Planted("straight_to_voter", "voters without the log", "metadata", _straight_to_voter),
 )
