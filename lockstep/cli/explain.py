@@ -185,7 +185,8 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "CORRUPT_FILE": (
         "A file does not hold what was written to it; the node stops rather than serve it.",
-        "Keep the file for analysis, check the disk, and rebuild the node from the other replicas.",
+        "Keep the file for analysis and check the disk. A file below store: `lockstep node recover` has the "
+        "node filled again from its replicas; docs/operate/lost-store.md.",
     ),
     "TABLE_FILE_DAMAGED": (
         "A file of tables is damaged or gone: reads of what is in it are answered by other replicas.",

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import click
+import msgspec
 
 from lockstep.cli import client, options, render
+from lockstep.cli.stopped_node import recover_stopped
 from lockstep.values.errors import OutcomeUnknown
 
 #: How often a wait asks again.
@@ -22,8 +24,7 @@ def node() -> None:
     """One node."""
 
 
-@node.command()
-@click.option(
+_config = click.option(
     "--config",
     "file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -31,11 +32,43 @@ def node() -> None:
     show_default=True,
     help="Configuration file; LOCKSTEP_<SECTION>_<KEY> in the environment wins over it.",
 )
+
+
+@node.command()
+@_config
 def run(file: Path) -> None:
     """Run a node in the foreground until it is interrupted."""
     # The node takes this process over, so signals and exit codes are its own.
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "lockstep.server.main", "--config", str(file)])
+
+
+@node.command()
+@_config
+@click.option("--accept-data-loss", is_flag=True, help="Go on without what no other node has.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@options.output
+def recover(file: Path, accept_data_loss: bool, dry_run: bool, output: str) -> None:
+    """Give up the tables of a stopped node: once it is started, it is filled again from its replicas.
+
+    Its identity, its tokens, its copy of the metadata and its votes stay. It takes writes as soon as it runs,
+    and answers no reads, and counts as no replica in any other way, until it has everything again. The files
+    that are given up are kept in `store-damaged`, in its data directory.
+    """
+    found = recover_stopped(file, accept_data_loss=accept_data_loss, dry_run=dry_run)
+    if output == "json":
+        render.json_out({**msgspec.to_builtins(found), "dry_run": dry_run}, "recover/1")
+        return
+    would = "would be" if dry_run else "are"
+    click.echo(
+        f"the tables of node {found.node} ({found.address}) of cluster {found.cluster_name} {would} given up"
+    )
+    filled = ", ".join(found.elsewhere) or "nothing: no other node has any of its keyspaces"
+    click.echo(f"filled from other nodes: {filled}")
+    if found.alone:
+        click.echo(f"lost where no other node has it: {', '.join(found.alone)}")
+    if not dry_run:
+        click.echo("start the node; `lockstep status` and `lockstep topology watch` show how far it is")
 
 
 @node.command()

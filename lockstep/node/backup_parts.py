@@ -29,6 +29,7 @@ def backups_of(node: Parts, generation: int) -> BackupDriver:
 
     runtime, guards, streams, client = node.runtime, node.guards, node.streams, node.stream_client
     taking = BackupTaking(runtime, node.engine, guards, cluster, own_id, host_id, streams.throttle)
+    taking.require_held = node.lacking.require
     restoring = BackupRestoring(runtime, taking, client, guards, cluster)
     desk = BackupDesk(runtime, node.internode, taking, restoring, guards, node.catch_up.reach)
     streams.source_of = restoring.source_of

@@ -54,6 +54,8 @@ class BackupTaking:
         self._host_id = host_id
         self._throttle = throttle
         self._file_bytes = file_bytes
+        #: Raises RangeLacking when this node may lack what it stored of a table's range.
+        self.require_held: Callable[[int, Range], None] = lambda _table_id, _range: None
         #: Manifests of parts that wait to be sealed, and where parts are written, by session.
         self._taken: dict[str, Manifest] = {}
         self._written: dict[str, str] = {}
@@ -140,6 +142,7 @@ class BackupTaking:
     ) -> tuple[BackedFile, ...]:
         files: list[BackedFile] = []
         for range_ in owned:
+            self.require_held(table.id, range_)
             # Each range is as of when it is begun: that pins old versions for a shorter time.
             fragments = await self._engine.fragments(table.id, range_)
             try:

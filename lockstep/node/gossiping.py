@@ -15,6 +15,7 @@ from lockstep.gossip.soft_state import Ack, Ack2, Known, SoftState, SoftStates, 
 from lockstep.metadata.directory import Directory
 from lockstep.node.liveness import Liveness
 from lockstep.node.metadata_state import MetadataState
+from lockstep.node.table_damage import lacks_everything
 from lockstep.replication import verbs
 from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.internode import Internode
@@ -92,6 +93,11 @@ class Gossip:
     def age_s(self, known: Known) -> float:
         """Seconds since this node learned of it."""
         return max(0.0, self._monotonic_s() - known.learned_s)
+
+    def has_lost_store(self, node: int) -> bool:
+        """Whether the node says that it has lost its whole store, and is not filled yet."""
+        known = self.known(node)
+        return known is not None and lacks_everything(known.state.conditions)
 
     def listen(self, listener: ServingListener) -> None:
         self._listeners.append(listener)

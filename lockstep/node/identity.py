@@ -33,14 +33,16 @@ class IdentityFile:
         self._journal = Journal(runtime.disk, "identity")
         self.value = Identity("", "", 0)
 
+    def load(self) -> Identity:
+        """What is stored, without a start; the host id is "" when nothing is."""
+        records = self._journal.load_as(_DECODER)
+        return records[-1] if records else self.value
+
     async def boot(self) -> Identity:
         """Load or create the identity and count this start; durable on return."""
-        records = self._journal.load_as(_DECODER)
-        last = records[-1] if records else None
-        host_id = last.host_id if last else self._runtime.random.uuid()
-        cluster_id = last.cluster_id if last else ""
-        generation = last.generation + 1 if last else 1
-        await self._store(Identity(host_id, cluster_id, generation))
+        last = self.load()
+        host_id = last.host_id or self._runtime.random.uuid()
+        await self._store(Identity(host_id, last.cluster_id, last.generation + 1))
         return self.value
 
     async def adopt_cluster(self, cluster_id: str) -> None:

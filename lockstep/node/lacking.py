@@ -61,7 +61,9 @@ class Lacking:
 
 
 def of_sole_replica(lack: Lack, cluster: ClusterMetadata, own: NodeId) -> Iterator[Lack]:
-    """What of a lack only this node was to have, by table and range."""
+    """What of a lack only this node was to have, by table and range; nothing where that was given up."""
+    if lack.given_up:
+        return
     for keyspace in cluster.schema.keyspaces:
         ranges = [
             placed.range

@@ -22,6 +22,7 @@ from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.parts import Parts
 from lockstep.node.raft_journal import journal_path
 from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
+from lockstep.node.recovering import refuse_half_recovered
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
 from lockstep.replication.shut_out import ShutOut
@@ -72,6 +73,7 @@ class Node(Parts):
         self.state.load()
         self._refuse_other_cluster()
         refuse_lacking(self.cluster.features_enabled, self.configuration.features)
+        refuse_half_recovered(self.runtime.disk)
         refuse_lost_store(self.runtime.disk, identity)
         self.store = await self._open_store(self.runtime)
         storage = self.configuration.storage

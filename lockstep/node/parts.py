@@ -103,6 +103,7 @@ class Parts(MetadataParts):
 
     def _build_request_path(self, generation: int) -> None:
         runtime, state, internode = self.runtime, self.state, self.internode
+        timeouts = self.configuration.timeouts
         detector = FailureDetector(self.configuration.gossip.phi_threshold)
         self.liveness = Liveness(runtime, state, internode, detector, self._own_id, self._leads, generation)
         cluster = self._cluster_now
@@ -143,10 +144,11 @@ class Parts(MetadataParts):
             self.engine,
             self.stream_client,
             self._own_id,
-            self.liveness.alive,
+            lambda node: self.liveness.alive(node) and not self.gossip.has_lost_store(node),
             self.replica.drain,
             self.guards,
             self.lacking,
+            2 * timeouts.write_ms + timeouts.cas_contention_ms,
         )
         self.before_breaking = self.work.before_breaking
         self.refill = Refill(runtime, state, self.submitter, self.lacking, self._own_id, self.log)
@@ -254,6 +256,7 @@ class Parts(MetadataParts):
             2 * self.configuration.timeouts.write_ms,
         )
         self.view_log, self.view_builds = views_of(self)
+        self.view_builds.is_filled = lambda: not self.lacking.fillable
         self.farewell = Farewell(
             self.runtime, self.batch_store, self.hints.store, self.hint_delivery, self.log
         )

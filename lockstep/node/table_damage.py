@@ -6,7 +6,7 @@ the process, for only a store that is opened anew can be without the file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.node.conditions import Conditions
@@ -14,10 +14,13 @@ from lockstep.node.lacking import Lacking
 from lockstep.storage.companions import table_of, with_ballots
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.lacking import tokens_between
+from lockstep.values.conditions import Condition
 from lockstep.values.errors import TableFileDamaged
 
 #: Tables named in one line; a file of many says how many more there are.
 TABLES_NAMED_MAX = 4
+#: Named instead of a file when the whole store is lacking.
+ALL_OF_IT = "all of it"
 
 
 class TableDamage:
@@ -52,13 +55,18 @@ class TableDamage:
             if lack.sole:
                 now["RANGE_LOST", content] = lack.lost
             else:
-                now["RANGE_LACKING", lack.lost or "all of it"] = content
+                now["RANGE_LACKING", lack.lost or ALL_OF_IT] = content
         for code, subject in self._told:
             if (code, subject) not in now:
                 self._conditions.clear(code, subject)
         for (code, subject), detail in now.items():
             self._conditions.report(code, subject, detail)
         self._told = dict.fromkeys(now)
+
+
+def lacks_everything(told: Sequence[Condition]) -> bool:
+    """Whether a node says that it has lost its whole store, and is not filled yet."""
+    return any((one.code, one.subject) == ("RANGE_LACKING", ALL_OF_IT) for one in told)
 
 
 def content_between(first_key: bytes, last_key: bytes, cluster: ClusterMetadata) -> str:

@@ -67,6 +67,8 @@ class ViewBuilds:
         self._schema = Schema()
         self._wake = asyncio.Event()
         self.builds: dict[int, Build] = {}
+        #: Whether nothing is lacking that views are built of.
+        self.is_filled: Callable[[], bool] = lambda: True
         #: Views that were there before this node had data of its own; as of its start.
         self._joined_to: dict[int, None] = {}
 
@@ -112,7 +114,7 @@ class ViewBuilds:
         while True:
             self._wake.clear()
             open_ = sorted(table_id for table_id, build in self.builds.items() if not build.done)
-            if open_ and self._is_owner():
+            if open_ and self._is_owner() and self.is_filled():
                 try:
                     for table_id in open_:
                         await self._build(table_id)

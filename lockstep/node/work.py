@@ -59,8 +59,9 @@ class _Running:
 
 
 class WorkService:
-    """`alive(node)` orders stream sources; it never decides ownership. `drain(epoch)` returns when every
-    write accepted here under an older epoch is finished."""
+    """`alive(node)` chooses stream sources; it never decides ownership. `drain(epoch)` returns when every
+    write accepted here under an older epoch is finished. `settle_ms`: the longest that a request may take,
+    with all that follows from it."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class WorkService:
         drain: Callable[[int], Awaitable[None]],
         guards: SessionGuards,
         lacking: Lacking,
+        settle_ms: int,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -86,6 +88,8 @@ class WorkService:
         self._drain = drain
         self._guards = guards
         self._lacking = lacking
+        #: When every request has ended that an earlier start of this node may have answered.
+        self._settled_s = runtime.clock.monotonic_s() + settle_ms / 1000
         self._running: dict[_Key, _Running] = {}
         #: Of the last stream that says something about it; 0 before there was one.
         self.rate_bytes_s = 0
@@ -175,7 +179,10 @@ class WorkService:
             elif row.work is Work.DISCARD:
                 await self._clean_up(operation, gained_ranges(operation, self._own_id()))
             elif row.work in STREAMING:
-                began_s, lacks = self._runtime.clock.monotonic_s(), self._lacking.fillable
+                lacks = self._lacking.fillable
+                if lacks:
+                    await self._settle()
+                began_s = self._runtime.clock.monotonic_s()
                 await self._stream(operation, running.progress)
                 if operation.kind is OperationKind.REBUILD and not operation.source_dc:
                     # From replicas that hold every acknowledged write, each table of each range.
@@ -189,6 +196,14 @@ class WorkService:
             raise
         finally:
             running.done.set()
+
+    async def _settle(self) -> None:
+        """What this node had acknowledged or promised before it lost it counts until the coordinators have
+        ended those requests: by then their other replicas have it, from which this one is filled."""
+        left_s = self._settled_s - self._runtime.clock.monotonic_s()
+        if left_s > 0:
+            self._runtime.probes.reach("work.settles")
+            await asyncio.sleep(left_s)
 
     def _note_rate(self, progress: StreamProgress, seconds: float) -> None:
         if progress.moved_bytes >= RATE_TOLD_BYTES_MIN and seconds > 0:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
+from lockstep.storage.store import Family, Put
+
 if TYPE_CHECKING:
     from lockstep.storage.engine import StorageEngine
 
@@ -19,6 +21,11 @@ _NUMBER: Final = struct.Struct(">Q")
 def generation_of(engine: StorageEngine) -> int:
     kept = engine.local_fact(_FACT)
     return int(_NUMBER.unpack(kept)[0]) if kept is not None else 1
+
+
+def generation_record(generation: int) -> Put:
+    """What a store keeps that counts in new shards from this generation on."""
+    return "put", Family.LOCAL.key(_FACT), _NUMBER.pack(generation)
 
 
 def begin_generation(engine: StorageEngine) -> int:

@@ -21,7 +21,8 @@ from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 class Lack(msgspec.Struct, frozen=True, array_like=True):
     """Keys from `first_key` to `last_key`. `lost`: the file that held them; empty: the whole store.
 
-    `since_us`: wall clock. `sole`: no other replica has it, so nobody can fill it.
+    `since_us`: wall clock. `sole`: no other replica has it, so nobody can fill it. `given_up`: what no other
+    replica has was given up before it was lost.
     """
 
     first_key: bytes
@@ -29,6 +30,12 @@ class Lack(msgspec.Struct, frozen=True, array_like=True):
     lost: str = ""
     since_us: int = 0
     sole: bool = False
+    given_up: bool = False
+
+    @property
+    def is_everything(self) -> bool:
+        """The whole store is gone."""
+        return (self.first_key, self.last_key) == (FIRST_KEY, LAST_KEY)
 
 
 #: The first and last key of a store that was made anew.

@@ -1,0 +1,38 @@
+"""What commands do to a node that is stopped, in its data directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from lockstep.node.configuration import parse
+from lockstep.node.recovering import Recoverable, recover_store, survey
+from lockstep.runtime.ports import Runtime
+from lockstep.runtime.real import claim, real_runtime, run
+from lockstep.storage.store import STORE_DIRECTORY, Store
+
+
+def recover_stopped(file: Path, *, accept_data_loss: bool, dry_run: bool) -> Recoverable:
+    """Give up the store of the node that `file` configures. PreconditionError when it runs, when it is no
+    member of a cluster, or when something would be lost for good that nobody accepts."""
+    directory = parse(file.read_text(), os.environ, source=str(file)).node.data_directory
+    held = claim(directory)
+    try:
+        return run(lambda: _recover(directory, accept_data_loss=accept_data_loss, dry_run=dry_run))
+    finally:
+        os.close(held)
+
+
+async def _recover(directory: str, *, accept_data_loss: bool, dry_run: bool) -> Recoverable:
+    runtime = real_runtime(directory)
+
+    async def open_store(_runtime: Runtime) -> Store:
+        # The store's library takes some time to load.
+        from lockstep.storage.rocks import open_rocks_store
+
+        return await open_rocks_store(os.path.join(directory, STORE_DIRECTORY), runtime.tasks)
+
+    found = survey(runtime)
+    if not dry_run:
+        await recover_store(runtime, found, open_store, accept_data_loss=accept_data_loss)
+    return found

@@ -1,0 +1,140 @@
+"""Giving up the store of a stopped node, which comes back empty and is filled from other replicas.
+
+The identity, the metadata log and the votes stay. Invariant: what takes the old store's place says of itself
+that it lacks everything, so the node answers for nothing before it is filled; a recovery that was cut off is
+known as such, and no node starts on what it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.node.identity import IdentityFile
+from lockstep.node.journal import Journal
+from lockstep.node.kinds import every_kind
+from lockstep.node.metadata_state import MetadataState
+from lockstep.runtime.ports import Disk, Runtime
+from lockstep.storage.counter_generation import generation_record
+from lockstep.storage.lacking import FIRST_KEY, LAST_KEY, Lack, lacking_record
+from lockstep.storage.store import STORE_DIRECTORY, Store
+from lockstep.storage.store_position import PositionFile
+from lockstep.values.codec import encode
+from lockstep.values.errors import CorruptFile, LockstepError, PreconditionError
+
+#: There while a recovery is under way.
+RECOVERY_PATH = "store-recovery"
+#: Where the files go that were given up, until the operator removes them.
+DAMAGED_DIRECTORY = "store-damaged"
+#: Generations of counters that one start of a node can use up, by wiping ranges.
+_GENERATIONS_PER_START_BITS = 32
+
+
+class Recoverable(msgspec.Struct, frozen=True):
+    """A stopped node. `starts`: how often it was started. `alone`: keyspaces of which it has the only replica
+    of some range; `elsewhere`: those of which other nodes have one of each range."""
+
+    node: int
+    address: str
+    cluster_name: str
+    epoch: int
+    starts: int
+    alone: tuple[str, ...]
+    elsewhere: tuple[str, ...]
+
+
+def survey(runtime: Runtime) -> Recoverable:
+    """Read from the directory of a stopped node. PreconditionError when it is no member of a cluster,
+    CorruptFile when its identity or its metadata is damaged too."""
+    identity = IdentityFile(runtime).load()
+    broken: list[LockstepError] = []
+    state = MetadataState(runtime, every_kind(), broken.append)
+    state.load()
+    own = state.current.directory.by_host_id.get(identity.host_id)
+    if own is None:
+        raise PreconditionError(
+            "this data directory belongs to no member of a cluster",
+            hint="empty it: the node joins as a new one",
+        )
+    alone = keyspaces_alone(state.current, own.id)
+    named = tuple(keyspace.name for keyspace in state.current.schema.keyspaces if keyspace.tables)
+    return Recoverable(
+        own.id,
+        own.address,
+        state.current.identity.cluster_name,
+        state.epoch,
+        identity.generation,
+        alone,
+        tuple(name for name in named if name not in alone),
+    )
+
+
+def keyspaces_alone(cluster: ClusterMetadata, node: int) -> tuple[str, ...]:
+    """Keyspaces with tables of which the node has the only replica of some range."""
+    return tuple(
+        keyspace.name
+        for keyspace in cluster.schema.keyspaces
+        if keyspace.tables
+        and any(
+            placed.group.reads == (node,) for placed in cluster.placements.ring(keyspace.replication).ranges
+        )
+    )
+
+
+async def recover_store(
+    runtime: Runtime,
+    found: Recoverable,
+    open_store: Callable[[Runtime], Awaitable[Store]],
+    *,
+    accept_data_loss: bool,
+) -> None:
+    """Put an empty store in the place of the node's, which lies in `store-damaged` from then on.
+
+    PreconditionError when no other node has some of it, unless that is accepted. Cut off, it is begun again.
+    """
+    if found.alone and not accept_data_loss:
+        raise PreconditionError(
+            f"no other node has all ranges of {', '.join(found.alone)}: recovering this node loses what only "
+            "it had of them",
+            hint="restore the disk or a backup, or go on without it: "
+            "`lockstep node recover --config FILE --accept-data-loss`",
+        )
+    disk, now_us = runtime.disk, runtime.clock.wall_us()
+    if not disk.exists(RECOVERY_PATH):
+        for name in disk.names(DAMAGED_DIRECTORY):
+            disk.remove(f"{DAMAGED_DIRECTORY}/{name}")
+        await Journal(disk, RECOVERY_PATH).append(encode(now_us))
+    for name in disk.names(STORE_DIRECTORY):
+        if disk.exists(f"{DAMAGED_DIRECTORY}/{name}"):
+            # Of the store that the recovery had begun to make.
+            disk.remove(f"{STORE_DIRECTORY}/{name}")
+        else:
+            disk.rename(f"{STORE_DIRECTORY}/{name}", f"{DAMAGED_DIRECTORY}/{name}")
+    await disk.sync_names(DAMAGED_DIRECTORY)
+    await PositionFile(disk, STORE_DIRECTORY).remove()
+    runtime.probes.reach("recovery.emptied")
+    store = await open_store(runtime)
+    try:
+        lack = Lack(FIRST_KEY, LAST_KEY, "", now_us, given_up=accept_data_loss)
+        # Above all that earlier starts can have used: others may hold more of those counters than is known.
+        generation = (found.starts + 1) << _GENERATIONS_PER_START_BITS
+        store.write([lacking_record((lack,)), generation_record(generation)])
+        await store.sync()
+    finally:
+        store.close()
+    runtime.probes.reach("recovery.marked")
+    disk.remove(RECOVERY_PATH)
+    await disk.sync_names("")
+
+
+def refuse_half_recovered(disk: Disk) -> None:
+    """CorruptFile when a recovery of the store was cut off."""
+    if disk.exists(RECOVERY_PATH):
+        raise CorruptFile(
+            STORE_DIRECTORY,
+            0,
+            "its recovery has not ended",
+            hint="begin it again: `lockstep node recover --config FILE`",
+        )
