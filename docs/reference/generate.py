@@ -51,6 +51,9 @@ MEANINGS = {
     "cluster.seeds": "internode addresses that a joining node asks",
     "cluster.join": "`false` allows a file without founders and seeds, for a node that is a member already",
     "cluster.replaces": "id of a dead node whose place a new one takes, also at its address; 0 for none",
+    "cluster.join_secret": "what nodes prove to each other that they know; of several words the first is "
+    "proved, any is accepted",
+    "cluster.join_secret_file": "a file with it, the same for all nodes of a cluster",
     "network.address": "where the node listens, and how others reach it",
     "network.internode_port": "for other nodes",
     "network.cql_port": "for drivers",

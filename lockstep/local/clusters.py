@@ -7,6 +7,7 @@ command line call, a test and the demo can take turns on the same cluster.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ from lockstep.local.credentials import Credential, of_node
 from lockstep.local.environment import node_environment
 from lockstep.local.layout import ClusterFile, LocalNode, Paths
 from lockstep.local.processes import State
+from lockstep.node.security_settings import PASSWORD_AUTHENTICATORS
 from lockstep.values.errors import (
     CannotApply,
     ConfigurationError,
@@ -42,6 +44,8 @@ VOTERS_TIMEOUT_S: Final = 3.0
 STOP_TIMEOUT_S: Final = 10.0
 #: What of a log is read to find out why a node did not start.
 LOG_TAIL_BYTES: Final = 64 * 1024
+#: Of a join secret, before it is written as text.
+JOIN_SECRET_BYTES: Final = 32
 _CONNECT_TIMEOUT_S: Final = 0.2
 
 
@@ -156,10 +160,12 @@ class LocalCluster(Known):
             internode_port=internode_port,
             admin_port=admin_port,
             nodes=layout.planned_nodes(nodes, dcs, first_address),
-            settings={
-                "testing": {"faults": True},
-                **{section: dict(keys) for section, keys in (settings or {}).items()},
-            },
+            settings=_proving(
+                {
+                    "testing": {"faults": True},
+                    **{section: dict(keys) for section, keys in (settings or {}).items()},
+                }
+            ),
         )
         try:
             for node in content.nodes:
@@ -385,6 +391,17 @@ class LocalCluster(Known):
     def _wait_state(self, name: str, wanted: State) -> None:
         if not processes.wait_until(lambda: self.state(name) is wanted, STOP_TIMEOUT_S):
             raise PeerTimeout(f"{name} is {self.state(name).value}, not yet {wanted.value}")
+
+
+def _proving(settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The settings, with a new join secret where clients log in and nothing else keeps strange nodes out."""
+    cluster = settings.get("cluster", {})
+    logs_in = settings.get("auth", {}).get("authenticator") in PASSWORD_AUTHENTICATORS
+    if not logs_in or settings.get("tls", {}).get("internode_certificate"):
+        return settings
+    if cluster.get("join_secret") or cluster.get("join_secret_file"):
+        return settings
+    return {**settings, "cluster": {**cluster, "join_secret": secrets.token_hex(JOIN_SECRET_BYTES)}}
 
 
 def list_clusters(home: Path | None = None) -> list[LocalCluster]:

@@ -18,7 +18,7 @@ import msgspec
 from lockstep.metadata.feature_names import SUPPORTED
 from lockstep.node import toml_text
 from lockstep.node.log_settings import AuditSection, LogSection
-from lockstep.node.security_settings import AdminSection, AuthSection, TlsSection, problem
+from lockstep.node.security_settings import AdminSection, AuthSection, TlsSection, problem, secret_problem
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.limits import STREAM_FILE_BYTES, TOKENS_PER_NODE_MAX
 
@@ -47,7 +47,8 @@ class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the node finds its cluster. A node whose own address is among the founders founds it.
 
     `replaces`: the id of a dead node whose place and tokens a new node takes, maybe at its address; 0 joins
-    beside the others.
+    beside the others. `join_secret`: what nodes prove to each other that they know, the same for all nodes
+    of a cluster; of several words the first is proved and any is accepted. `join_secret_file` holds it.
     """
 
     name: Name = "lockstep"
@@ -55,6 +56,8 @@ class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: tuple[str, ...] = ()
     join: bool = True
     replaces: Annotated[int, msgspec.Meta(ge=0)] = 0
+    join_secret: str = ""
+    join_secret_file: str = ""
 
 
 class NetworkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -312,6 +315,7 @@ def parse(
         sentence, _, path = str(error).partition(" - at `$.")
         where = path.rstrip("`") or "the file"
         raise ConfigurationError(f"{source}: {where}: {sentence[0].lower()}{sentence[1:]}") from error
+    _refuse_nul(written, source)
     complete = _completed(written, source)
     _check(complete, source)
     return complete
@@ -321,6 +325,17 @@ def render(configuration: Configuration) -> str:
     """TOML text that `parse` reads back to an equal value (once complete)."""
     tables: dict[str, toml_text.Table] = msgspec.to_builtins(configuration)
     return toml_text.emit(tables)
+
+
+def with_join_secret(configuration: Configuration, content: bytes) -> Configuration:
+    """The configuration with what its `join_secret_file` holds. ConfigurationError when that is no secret."""
+    file = configuration.cluster.join_secret_file
+    text = content.decode("utf-8", "replace")
+    weak = secret_problem(text or " ")
+    if weak is not None:
+        raise ConfigurationError(f"cluster.join_secret_file: {file}: {weak[0]}", hint=weak[1])
+    cluster = msgspec.structs.replace(configuration.cluster, join_secret=text)
+    return msgspec.structs.replace(configuration, cluster=cluster)
 
 
 def split_address(text: str, default_port: int) -> tuple[str, int]:
@@ -347,6 +362,19 @@ def _refuse_unknown(document: dict[str, Any], source: str) -> None:
                 raise ConfigurationError(
                     f"{source}: unknown key {section}.{key}",
                     hint=_suggestion(key, list(_SECTIONS[section]), prefix=f"{section}."),
+                )
+
+
+def _refuse_nul(written: Configuration, source: str) -> None:
+    """No name, address or path can hold a NUL; the operating system would cut it off or fail there."""
+    sections: dict[str, dict[str, Any]] = msgspec.to_builtins(written)
+    for section, keys in sections.items():
+        for key, value in keys.items():
+            texts = value if isinstance(value, list | tuple) else (value,)
+            if any(isinstance(text, str) and "\x00" in text for text in texts):
+                raise ConfigurationError(
+                    f"{source}: {section}.{key} holds a NUL character",
+                    hint="remove it: `\\u0000` in TOML, or what a script put into the environment",
                 )
 
 
@@ -442,7 +470,15 @@ def _check(configuration: Configuration, source: str) -> None:
         )
     if len({network.internode_port, network.cql_port, network.admin_port}) < 3:
         raise ConfigurationError(f"{source}: network: two of the three ports are the same")
-    insecure = problem(configuration.auth, configuration.tls)
+    if cluster.join_secret and cluster.join_secret_file:
+        raise ConfigurationError(
+            f"{source}: cluster.join_secret and cluster.join_secret_file are both set", hint="keep the file"
+        )
+    weak = secret_problem(cluster.join_secret)
+    if weak is not None:
+        raise ConfigurationError(f"{source}: cluster.join_secret: {weak[0]}", hint=weak[1])
+    proves = bool(cluster.join_secret or cluster.join_secret_file)
+    insecure = problem(configuration.auth, configuration.tls, nodes_prove=proves)
     if insecure is not None:
         raise ConfigurationError(f"{source}: {insecure[0]}", hint=insecure[1])
     if configuration.testing != TestingSection() and not configuration.testing.faults:

@@ -39,6 +39,7 @@ from lockstep.node.voters import Voters
 from lockstep.replication import verbs
 from lockstep.replication.handshake import Address, Hello, PeerInfo
 from lockstep.replication.internode import Internode
+from lockstep.replication.proving import secrets_in
 from lockstep.replication.session_guards import SessionGuards
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError
@@ -89,6 +90,7 @@ class MetadataParts(NodeFacts, abc.ABC):
             self._accept,
             log,
             tls=self.configuration.tls.internode_files,
+            secrets=secrets_in(self.configuration.cluster.join_secret),
         )
         self.raft_transport = RaftTransport(self.internode)
         self.histories = Histories(

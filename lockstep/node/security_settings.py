@@ -12,7 +12,10 @@ import msgspec
 from lockstep.runtime.ports import Tls
 
 OptionalHost = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9.-]*)?$", max_length=253)]
-_PASSWORD: Final = ("password", "PasswordAuthenticator")
+#: Of a join secret: with fewer, somebody who watches handshakes might try them all.
+SECRET_CHARACTERS_MIN: Final = 16
+#: Values of `auth.authenticator` with which clients log in.
+PASSWORD_AUTHENTICATORS: Final = ("password", "PasswordAuthenticator")
 _ROLE_BASED: Final = ("role-based", "CassandraAuthorizer")
 
 
@@ -26,7 +29,7 @@ class AuthSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def asks_password(self) -> bool:
-        return self.authenticator in _PASSWORD
+        return self.authenticator in PASSWORD_AUTHENTICATORS
 
     @property
     def checks_permissions(self) -> bool:
@@ -79,8 +82,19 @@ class AdminSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_file: str = ""
 
 
-def problem(auth: AuthSection, tls: TlsSection) -> tuple[str, str] | None:
-    """What is wrong between these settings, and a hint; None when nothing is."""
+def secret_problem(text: str) -> tuple[str, str] | None:
+    """What is wrong with a join secret, and a hint; None when nothing is."""
+    if (text and text.isspace()) or any(len(word) < SECRET_CHARACTERS_MIN for word in text.split()):
+        return (
+            f"the join secret has fewer than {SECRET_CHARACTERS_MIN} characters",
+            "`openssl rand -hex 32` makes one; who watches nodes connect could find a short one by trying",
+        )
+    return None
+
+
+def problem(auth: AuthSection, tls: TlsSection, *, nodes_prove: bool) -> tuple[str, str] | None:
+    """What is wrong between these settings, and a hint; None when nothing is. `nodes_prove`: they have a join
+    secret."""
     if auth.checks_permissions and not auth.asks_password:
         return (
             "auth.authorizer checks permissions, but auth.authenticator lets everybody in without a name",
@@ -94,4 +108,11 @@ def problem(auth: AuthSection, tls: TlsSection) -> tuple[str, str] | None:
         return "tls.require_client_auth asks for certificates, and nothing says whose", "set tls.client_ca"
     if len({bool(path) for path in (tls.internode_certificate, tls.internode_key, tls.internode_ca)}) > 1:
         return "tls.internode_certificate, internode_key and internode_ca go together", "set all, or none"
+    if auth.asks_password and not nodes_prove and not tls.internode_certificate:
+        return (
+            "auth.authenticator asks clients for passwords, but nothing asks nodes: whoever reaches the "
+            "internode port could join and read all tables and password hashes",
+            "give all nodes the same cluster.join_secret_file (`openssl rand -hex 32` makes a secret), or "
+            "tls.internode_certificate, internode_key and internode_ca",
+        )
     return None

@@ -22,7 +22,7 @@ from lockstep.replication.frames import (
     encode_raw_frame,
     raw_body,
 )
-from lockstep.replication.handshake import PeerInfo
+from lockstep.replication.handshake import Hello, PeerInfo
 from lockstep.replication.raw_bytes import FileReply, RawReceiver, RawSender
 from lockstep.replication.waiters import RawWaiter
 from lockstep.runtime.ports import Runtime
@@ -75,6 +75,8 @@ class Connection(asyncio.Protocol):
         self._reason = "closed by the other side"
         #: Identity from the handshake; None until it succeeded.
         self.peer: PeerInfo | None = None
+        #: Both sides' greetings, of a connection whose dialer is to prove itself or has.
+        self.greetings: tuple[Hello, Hello] | None = None
         #: Whether it takes several requests in one frame, by its handshake.
         self.takes_shared = False
         #: Highest epoch this connection's peer has shown.

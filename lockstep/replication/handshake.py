@@ -21,7 +21,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     `replaces` is the id of the dead node whose place the sender is to take, maybe at its address; else 0.
     `purpose` is free text for logs ("node", "cli"). `address` and `port` are where the sender listens
     for other nodes and name it in fault tests. `takes_shared`: it serves several requests in one frame;
-    nodes of older versions do not say so.
+    nodes of older versions do not say so. `nonce` and `proof`: see `proving`; empty without a join secret.
     """
 
     protocol_version: int
@@ -35,6 +35,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     purpose: str = "node"
     replaces: int = 0
     takes_shared: bool = False
+    nonce: bytes = b""
+    proof: bytes = b""
 
     @property
     def endpoint(self) -> Address:

@@ -18,6 +18,7 @@ from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, SHARED, 
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of, refusal
 from lockstep.replication.lanes import Lanes
 from lockstep.replication.peer import HELLO_DECODER, Link, Peer
+from lockstep.replication.proving import Proofs, challenged, unproved
 from lockstep.replication.repeated_log import Log, RepeatedLog
 from lockstep.replication.responding import Respond
 from lockstep.replication.rivals import conflict
@@ -65,6 +66,7 @@ class Internode(Services):
         log: Log,
         duplicate: Callable[[], bool] | None = None,
         tls: Tls | None = None,
+        secrets: tuple[bytes, ...] = (),
     ) -> None:
         super().__init__()
         self.runtime = runtime
@@ -75,6 +77,7 @@ class Internode(Services):
         #: For what comes in crowds, at whichever part of this node.
         self.repeated_log = RepeatedLog(log)
         self.tls = tls
+        self.proofs = Proofs(secrets, runtime.random.bytes)
         #: Fault control: true means the frame is sent twice (and again on a later connection).
         self.duplicate = duplicate
         #: Fault control: nothing is sent to, or nothing is taken from these addresses.
@@ -234,6 +237,10 @@ class Internode(Services):
             return
         if theirs is not None and reason is None:
             reason = self.conflict(connection, theirs)
+            if reason is None and connection.peer is None and self.proofs.required:
+                if challenged(self, connection, theirs):
+                    return
+                reason = unproved(self, connection, theirs)
         if reason is not None or theirs is None:
             who = f"{theirs.address}:{theirs.port}" if theirs is not None else "unknown"
             self.log("internode.refused", peer=who, reason=reason)
@@ -242,7 +249,7 @@ class Internode(Services):
             connection.send(encode_frame(verbs.HELLO, 0, self.epoch(), ERROR, encode_error(error)))
             connection.close(f"refused: {reason}")
             return
-        introduced = connection.peer is not None
+        introduced = connection.peer is not None or connection.greetings is not None
         connection.peer = peer_of(theirs)
         connection.peer_epoch = max(connection.peer_epoch, envelope.epoch)
         if not introduced and theirs.endpoint not in self.blocked_to:

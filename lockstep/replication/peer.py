@@ -85,6 +85,7 @@ class Peer:
         self.link = Link.IDLE
         self._connection: Connection | None = None
         self._greeted: asyncio.Future[None] | None = None
+        self._greeting: Hello
         self._connecting: asyncio.Task[None] | None = None
         self._pending: dict[int, Pending] = {}
         self._queued: dict[int, bytes] = {}
@@ -160,7 +161,7 @@ class Peer:
     def introduce(self) -> None:
         """Tell an open peer this node's present identity again (it changed since the handshake)."""
         if self.link is Link.OPEN and self._connection is not None:
-            self._connection.send(_hello_frame(self._node))
+            self._connection.send(_hello_frame(self._node, self._node.hello()))
 
     def _post(self, stream: int, frame: bytes) -> None:
         if self.link is Link.OPEN:
@@ -197,7 +198,8 @@ class Peer:
                 )
                 assert isinstance(protocol, Connection), "the network returns the protocol it was given"
                 self._connection = protocol
-                protocol.send(_hello_frame(self._node))
+                self._greeting = self._node.proofs.dial(self._node.hello())
+                protocol.send(_hello_frame(self._node, self._greeting))
                 await self._greeted
         except LockstepError as error:
             self._attempt_failed(error)
@@ -245,17 +247,16 @@ class Peer:
             self._greeted.set_exception(decode_error(envelope.body))
             return
         if reason is None and hello is not None:
-            reason = node.conflict(connection, hello)
+            reason = node.conflict(connection, hello) or node.proofs.refuse_acceptor(self._greeting, hello)
         if reason is not None:
             node.log("internode.refused", peer=self._name(), reason=reason)
             self._greeted.set_exception(HandshakeRefused(f"{self._name()}: {reason}"))
             return
-        assert hello is not None, "a hello that is not refused was decoded"
-        connection.peer = peer_of(hello)
-        connection.takes_shared = hello.takes_shared
-        connection.peer_epoch = envelope.epoch
+        assert hello is not None, "what is not refused was decoded"
+        _prove(node, connection, self._greeting, hello)
+        peer = _introduced(connection, hello, envelope.epoch)
         self._opened(connection)
-        node.told_epoch(connection.peer, envelope.epoch)
+        node.told_epoch(peer, envelope.epoch)
 
     def _opened(self, connection: Connection) -> None:
         assert self._greeted is not None, "a link opens out of its handshake"
@@ -377,8 +378,21 @@ class Peer:
         return f"{self.address[0]}:{self.address[1]}"
 
 
-def _hello_frame(node: Internode) -> bytes:
-    return encode_frame(verbs.HELLO, 0, node.epoch(), REQUEST, encode(node.hello()))
+def _prove(node: Internode, connection: Connection, own: Hello, theirs: Hello) -> None:
+    """Show what the acceptor asks for before it serves anything, where there is a secret."""
+    if node.proofs.required:
+        connection.send(_hello_frame(node, node.proofs.answer(own, theirs)))
+
+
+def _introduced(connection: Connection, hello: Hello, epoch: int) -> PeerInfo:
+    """Note who is at the other end."""
+    connection.peer = peer = peer_of(hello)
+    connection.takes_shared, connection.peer_epoch = hello.takes_shared, epoch
+    return peer
+
+
+def _hello_frame(node: Internode, hello: Hello) -> bytes:
+    return encode_frame(verbs.HELLO, 0, node.epoch(), REQUEST, encode(hello))
 
 
 def _announced(pending: Pending | None, body: bytes, name: str) -> RawWaiter | None:

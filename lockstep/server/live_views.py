@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from lockstep.node.log_settings import masked
 from lockstep.schema.types import parse_uuid
 from lockstep.server.hint_views import HINT_VIEWS
 from lockstep.server.keyed_rows import KeyedRows
@@ -161,8 +162,7 @@ class LiveTables:
             }
 
     def _settings(self) -> Iterator[VirtualRow]:
-        sections: dict[str, dict[str, Any]] = msgspec.to_builtins(self._node.configuration)
-        for section, keys in sections.items():
+        for section, keys in masked(msgspec.to_builtins(self._node.configuration)).items():
             for key, value in keys.items():
                 text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
                 yield {"name": f"{section}.{key}", "value": text}

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from lockstep import __version__
-from lockstep.node.configuration import Configuration, parse
+from lockstep.node.configuration import Configuration, parse, with_join_secret
 from lockstep.node.log_settings import AuditSection, LogSection, masked
 from lockstep.node.node import Node
 from lockstep.node.processors.kinds import BUILT_IN, ENTRY_POINT_GROUP, RAFT, Factory, from_entry_points
@@ -58,6 +58,7 @@ OBJECTS_BETWEEN_COLLECTIONS: Final = 10_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node until it is told to stop; the exit code."""
+    keep_private()
     given = sys.argv[1:] if arguments is None else arguments
     said = Said(early_format(given))
     route_diagnostics(said.log)
@@ -152,12 +153,15 @@ def read_configuration(arguments: Sequence[str]) -> Configuration:
         raise ConfigurationError(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{file} is not text: {error}") from error
-    return parse(text, os.environ, source=str(file))
+    configuration = parse(text, os.environ, source=str(file))
+    secret_file = configuration.cluster.join_secret_file
+    if not secret_file:
+        return configuration
+    return with_join_secret(configuration, read_secret(secret_file, "cluster.join_secret_file"))
 
 
 def _run_alone(configuration: Configuration, said: Said) -> int:
     """Claim the directory and see that ports and certificates can be used, before anything is written."""
-    keep_private()
     network = configuration.network
     for port in (network.internode_port, network.cql_port):
         require_free(network.address, port)

@@ -8,8 +8,10 @@ node's words and ends with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,8 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from lockstep.local.admin_client import AdminClient
+from lockstep.local.clusters import JOIN_SECRET_BYTES
 from lockstep.local.credentials import NO_CREDENTIAL, Credential, of_node
 from lockstep.local.environment import node_environment
+from lockstep.local.private_files import owner_only
 from lockstep.node import toml_text
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerError
 
@@ -154,7 +158,16 @@ def translated(
         tables["auth"] = {"authenticator": "password"}
         if settings.get("authorizer", "").endswith("CassandraAuthorizer"):
             tables["auth"]["authorizer"] = "role-based"
+        cluster["join_secret_file"] = str(join_secret_file(home.parent))
     return tables
+
+
+def join_secret_file(directory: Path) -> Path:
+    """The secret of all nodes of a ccm cluster, made when the first one starts that asks for passwords."""
+    file = directory / "join.secret"
+    with contextlib.suppress(FileExistsError), open(file, "x", opener=owner_only) as made:
+        made.write(f"{secrets.token_hex(JOIN_SECRET_BYTES)}\n")
+    return file
 
 
 def data_directory(home: Path) -> Path:

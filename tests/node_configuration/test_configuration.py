@@ -63,6 +63,23 @@ def test_two_nodes_on_one_address_get_different_directories() -> None:
         (ALONE + "[network]\ncql_port = 7000\n", "two of the three ports", ""),
         (ALONE + "[raft]\nheartbeat_ticks = 10\n", "not below raft.election_ticks", ""),
         (ALONE + "[auth]\nauthorizer = 'role-based'\n", "lets everybody in", 'authenticator = "password"'),
+        (
+            ALONE + "[auth]\nauthenticator = 'password'\n",
+            "whoever reaches the internode port could join and read all tables",
+            "cluster.join_secret_file",
+        ),
+        (
+            ALONE + '[node]\ndata_directory = "/tmp/a\\u0000b"\n',
+            "node.data_directory holds a NUL",
+            "remove it",
+        ),
+        (ALONE + 'seeds = ["a\\u0000b"]\n', "cluster.seeds holds a NUL", "remove it"),
+        (
+            ALONE + "join_secret = 'short'\n",
+            "cluster.join_secret: the join secret has fewer than 16",
+            "openssl",
+        ),
+        (ALONE + "join_secret = 'a'\njoin_secret_file = 'b'\n", "are both set", "keep the file"),
         (ALONE + "[auth]\nauthenticator = 'ldap'\n", "auth.authenticator: invalid enum value", ""),
         (ALONE + "[tls]\ncertificate = 'c.pem'\n", "tls.certificate and tls.key go together", ""),
         (ALONE + "[tls]\nclient_ca = 'c.pem'\n", "tls has no certificate", ""),

@@ -30,6 +30,8 @@ T = TypeVar("T")
 CQL_PORT = 19042
 INTERNODE_PORT = 17000
 ADMIN_PORT = 17080
+#: Nodes whose clients log in need one.
+JOIN_SECRET = "the-join-secret-of-these-tests"
 _blocks = itertools.count(1)
 
 
@@ -94,6 +96,7 @@ class Nodes:
 data_directory = "{self._directory / member.address}"
 [cluster]
 {role} = {listed}
+join_secret = "{JOIN_SECRET}"
 [network]
 address = "{member.address}"
 internode_port = {INTERNODE_PORT}

@@ -27,7 +27,7 @@ from lockstep.runtime.real import RotatingFile
 from lockstep.server.audit import Audit
 from lockstep.server.log import LineLog, iso_time
 from lockstep.values.errors import LockstepError
-from tests.server.parts import ADMIN_PORT, CQL_PORT, addresses
+from tests.server.parts import ADMIN_PORT, CQL_PORT, JOIN_SECRET, addresses
 from tests.server.test_process import MAIN, configured, running
 
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -247,7 +247,10 @@ def test_an_audit_that_is_off_writes_nothing() -> None:
 @pytest.mark.cluster
 def test_changing_requests_and_failed_logins_are_in_the_audit_file(tmp_path: Path) -> None:
     address = next(addresses())
+    secret = tmp_path / "join.secret"
+    secret.write_text(JOIN_SECRET)
     file = configured(tmp_path, address, '[auth]\nauthenticator = "password"\n')
+    file.write_text(file.read_text().replace("[cluster]", f'[cluster]\njoin_secret_file = "{secret}"'))
     with running(file):
         shown = credentials.of_token_file(tmp_path / "data" / credentials.TOKEN_FILE)
         with pytest.raises(LockstepError):
