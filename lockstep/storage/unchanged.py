@@ -74,6 +74,8 @@ class Unchanged:
         self._bits: dict[int, _Bits] = {}
         #: table -> session of a repair -> buckets written to since it looked, but by that repair.
         self._touched: dict[int, dict[str, _Bits]] = {}
+        #: (table, session) -> buckets that were looked at: asking once more for them starts nothing anew.
+        self._watched: dict[tuple[int, str], _Bits] = {}
         for key, value in store.scan(_FAMILY, bytes([_FAMILY[0] + 1])):
             table_id, segment = int.from_bytes(key[1:5], "big"), key[5]
             bits = self._bits.setdefault(table_id, _Bits())
@@ -121,11 +123,15 @@ class Unchanged:
     # -- what repairs ask and say -----------------------------------------------------------------------
 
     def watch(self, session_id: str, table_id: int, ranges: Sequence[Range]) -> None:
-        """From now on note what is written to these ranges, until `equal` or `forget`."""
+        """From now on note what is written to these ranges, until `forget`. Only the first call counts for a
+        bucket: a request that is delivered again may come after digests were taken."""
         touched = self._touched.setdefault(table_id, {}).setdefault(session_id, _Bits())
+        watched = self._watched.setdefault((table_id, session_id), _Bits())
         for range_ in ranges:
             for bucket in range(bucket_of(range_.left + 1), bucket_of(range_.right) + 1):
-                touched.take(bucket)
+                if not watched.has(bucket):
+                    watched.put(bucket)
+                    touched.take(bucket)
 
     def parts(self, table_id: int, ranges: Sequence[Range]) -> tuple[Range, ...]:
         """What of the ranges may have changed; at most about REPAIR_CHANGED_RANGES_MAX pieces."""
@@ -154,6 +160,7 @@ class Unchanged:
 
     def forget(self, session_open: Callable[[str], bool]) -> None:
         """Sessions that are not open any more need not be watched for."""
+        self._watched = {of: bits for of, bits in self._watched.items() if session_open(of[1])}
         for table_id in list(self._touched):
             kept = {one: bits for one, bits in self._touched[table_id].items() if session_open(one)}
             if kept:

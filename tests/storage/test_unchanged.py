@@ -26,9 +26,9 @@ async def opened(path: Path, kind: str = "model") -> StorageEngine:
     return StorageEngine(await open_store(kind, path, runtime), runtime, background_merge=False)
 
 
-def repaired(engine: StorageEngine, ranges: list[Range]) -> None:
-    engine.unchanged.watch("s", TABLE, ranges)
-    engine._store.write(engine.unchanged.equal("s", TABLE, ranges))
+def repaired(engine: StorageEngine, ranges: list[Range], session: str = "s") -> None:
+    engine.unchanged.watch(session, TABLE, ranges)
+    engine._store.write(engine.unchanged.equal(session, TABLE, ranges))
 
 
 def changed_tokens(engine: StorageEngine, tokens: list[int]) -> set[int]:
@@ -60,7 +60,7 @@ def test_what_was_written_since_is_changed_and_little_else(seed: int, tmp_path: 
         again = Unchanged(engine._store)
         assert again.parts(TABLE, WHOLE) == engine.unchanged.parts(TABLE, WHOLE), "as a start would find it"
         half = [Range(TOKEN_MIN, 0)]
-        repaired(engine, half)
+        repaired(engine, half, "another")
         assert changed_tokens(engine, tokens) == {t for t in tokens if bucket_of(t) in buckets and t > 0}
         bounds = keys.token_bounds(TABLE, Range(TOKEN_MIN, TOKEN_MAX // 2))
         engine._store.write(engine.unchanged.changed_between(*bounds))
@@ -86,6 +86,22 @@ def test_what_is_written_while_a_repair_looks_stays_changed(tmp_path: Path) -> N
     asyncio.run(check())
 
 
+def test_a_question_that_comes_twice_forgets_nothing(tmp_path: Path) -> None:
+    """A request may be delivered a second time, after the first was answered and trees were built."""
+
+    async def check() -> None:
+        engine = await opened(tmp_path)
+        engine.unchanged.watch("s", TABLE, WHOLE)
+        engine.apply(put((5, b"k"), b"c", b"v", 1, 1))
+        engine.unchanged.watch("s", TABLE, WHOLE)
+        engine._store.write(engine.unchanged.equal("s", TABLE, WHOLE))
+        [part] = engine.unchanged.parts(TABLE, WHOLE)
+        assert part.contains(5)
+        await engine.close()
+
+    asyncio.run(check())
+
+
 def test_a_mark_goes_with_the_write_that_ends_it(tmp_path: Path) -> None:
     async def check() -> None:
         engine = await opened(tmp_path)
@@ -106,7 +122,7 @@ def test_ranges_that_end_inside_a_bucket_leave_it_changed_and_many_pieces_are_jo
         engine = await opened(tmp_path)
         repaired(engine, [Range(100, 1 << 60)])
         assert changed_tokens(engine, [101, 1 << 50, 1 << 60]) == {101, 1 << 60}
-        repaired(engine, WHOLE)
+        repaired(engine, WHOLE, "another")
         for bucket in range(0, BUCKETS, 16):
             engine.unchanged.changed(TABLE, (bucket << 48) - (1 << 63) + 7)
         parts = engine.unchanged.parts(TABLE, WHOLE)
