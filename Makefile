@@ -43,6 +43,7 @@ format: $(VENV)/.stamp-dev ## rewrite the sources in the house format
 sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on, the crash matrix, placements
 	$(BIN)/lockstep sim run --seed $(SEED) --seeds $(SEEDS) $(ARGS)
 	$(BIN)/lockstep sim matrix --seed $(SEED)
+	$(BIN)/lockstep sim cuts --seed $(SEED)
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 50 --operations 90
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 300 --operations 320 --dcs 3 --factor 3 --tokens 1 --concurrency 5
 

@@ -142,6 +142,27 @@ def matrix(only: str, seed: int, pairs: bool, trace: bool, last: int) -> int:
 
 
 @sim.command()
+@click.option("--only", default="", help="SCENARIO:PLACE:HIT, with * for any part.")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--trace", is_flag=True, help="Print who did what when; for one cut, named whole.")
+@click.option("--last", default=1_000_000, help="Only the last lines of the trace.")
+def cuts(only: str, seed: int, trace: bool, last: int) -> int:
+    """Cut a node's power after each durable step, before the one that follows it."""
+    from lockstep.sim.matrix import cuts as tool
+
+    if trace:
+        result, story = tool.told_story(only, seed, last)
+        click.echo(story)
+        click.echo(tool.failure_text(result) if result.violation else f"{result.cut.name} is survived")
+        return 1 if result.violation else 0
+    results = list(tool.run_cuts(only, seed, click.echo))
+    failed = sum(bool(result.violation) for result in results)
+    labels = len({result.cut.label for result in results})
+    click.echo(f"cuts: {len(results)} at {labels} places, {failed} not survived")
+    return 1 if failed else 0
+
+
+@sim.command()
 @click.option("--seed", default=1, show_default=True, help="First seed.")
 @click.option("--seeds", default=1, show_default=True, help="How many seeds, one after another.")
 @click.option("--statements", default=10_000, show_default=True, help="Of each seed.")

@@ -8,6 +8,7 @@ last finished sync of its directory, plus any part of later changes. A killed pr
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -320,6 +321,13 @@ class SimDisk:
         return {path: bytes(self._durable_names[path].durable) for path in sorted(self._durable_names)}
 
 
+def kind_of(path: str) -> str:
+    """What files of one kind have in common: their path without numbers and ids."""
+    return _NUMBERS.sub("#", path)
+
+
+#: Numbers, and runs of hexadecimal digits that are ids.
+_NUMBERS = re.compile(r"[0-9a-f]{12,}|[0-9]+")
 #: What is free on a disk without a capacity.
 _ROOMY = 1 << 50
 
@@ -401,16 +409,19 @@ class DiskPort:
     def rename(self, source: str, target: str) -> None:
         if not self._loop.dead:
             self._disk.rename(source, target)
+            self._probes.reach(f"disk.renamed {kind_of(target)}")
 
     def remove(self, path: str) -> None:
         if not self._loop.dead:
             self._disk.remove(path)
+            self._probes.reach(f"disk.removed {kind_of(path)}")
 
     async def sync(self, path: str) -> None:
         file = self._disk.file(path)
         sequence = file.sequence
         await self._in_flight(path)
         self._disk.finish_sync(path, file, sequence)
+        self._probes.reach(f"disk.synced {kind_of(path)}")
 
     async def append_synced(self, path: str, data: bytes) -> None:
         self.append(path, data)
@@ -428,6 +439,7 @@ class DiskPort:
         sequence = self._disk.name_sequence()
         await self._in_flight(directory)
         self._disk.finish_sync_names(directory.rstrip("/") if directory != "." else "", sequence)
+        self._probes.reach(f"disk.names_synced {kind_of(directory)}")
 
     async def _in_flight(self, what: str) -> None:
         """The time a sync takes; a crash may hit exactly here."""

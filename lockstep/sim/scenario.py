@@ -454,6 +454,8 @@ class Run:
         for side in self.sides:
             self.judged += side.judge()
         self.watch.inspect("REP-1", self.cluster.newest)
+        if self.scenario.repair_s:
+            self.watch.check_unchanged(self.cluster.newest)
         if self.schema_operators is not None:
             self.schema_operators.judge(self.watch.log.values)
         log, record = self.watch.log, self.operators.submitting.submissions

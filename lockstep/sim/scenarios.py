@@ -386,6 +386,7 @@ SCENARIOS: dict[str, Scenario] = {
             ),
             sometimes=(
                 *("repair done", "repair failed", "a repair was judged", "repair.mend.applied"),
+                "marks of repairs were judged",
                 *("a partial repair done", "a repair between some replicas done", "storage.purge.written"),
                 *("join completed", "decommission completed"),
             ),

@@ -16,7 +16,7 @@ from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.schema.model import Replication
 from lockstep.sim.checkers.consensus import CommittedMonitor
-from lockstep.sim.checkers.contents import RepairBegun, check_equal
+from lockstep.sim.checkers.contents import RepairBegun, check_equal, check_unchanged
 from lockstep.sim.checkers.log import LogMonitor
 from lockstep.sim.checkers.management import ManagementMonitor
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
@@ -140,15 +140,27 @@ class Watch:
                 self.inspected += judged
                 if judged:
                     self.cluster.fact("a repair was judged")
+                self.check_unchanged(after)
+
+    def check_unchanged(self, metadata: ClusterMetadata) -> None:
+        """What disks have marked as equal since a repair is equal."""
+        tables = [table.id for table in metadata.schema.by_name[KEYSPACE].tables]
+        judged = check_unchanged(metadata, tables, self._disks(metadata), self._purged_s())
+        self.inspected += judged
+        if judged:
+            self.cluster.fact("marks of repairs were judged")
+
+    def _purged_s(self) -> int:
+        """The wall second before which what is dead may be gone; 0 when nothing is purged."""
+        now_s = (WALL_START_US + self.cluster.world.now_ns // 1000) // 1_000_000
+        return now_s if self.cluster.purges else 0
 
     def check_equal(self, table: str) -> None:
         """After every replica was read and repaired: none lacks anything that another one holds."""
         newest = self.cluster.newest
         found = newest.schema.table(KEYSPACE, table)
         assert found is not None, "the table is there"
-        now_s = (WALL_START_US + self.cluster.world.now_ns // 1000) // 1_000_000
-        purged_s = now_s if self.cluster.purges else 0
-        self.inspected += check_equal(newest, found.id, self._disks(newest), purged_s)
+        self.inspected += check_equal(newest, found.id, self._disks(newest), self._purged_s())
 
     def _replayed(self, name: str, value: ClusterMetadata, epoch: int) -> Iterator[ClusterMetadata]:
         node = self.cluster.nodes[name]

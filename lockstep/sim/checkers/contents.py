@@ -16,6 +16,7 @@ from lockstep.sim.checkers.replicas import DurableContent
 from lockstep.sim.checkers.violation import Violation
 from lockstep.storage import keys
 from lockstep.storage.fragments import decode_header, decode_row
+from lockstep.storage.store import Family
 from lockstep.values.ids import NodeId
 from lockstep.values.rows import Row
 from lockstep.values.tokens import Range, token_of
@@ -147,6 +148,36 @@ def check_equal(
         if len(left) > 1:
             raise Violation("REP-2a", f"all replicas were repaired, and differ in {_shown(place, states)}")
     return len(places)
+
+
+def check_unchanged(
+    cluster: ClusterMetadata,
+    table_ids: Sequence[int],
+    contents: Mapping[NodeId, DurableContent],
+    purged_s: int,
+) -> int:
+    """What all replicas have marked as unchanged since a repair made it equal is equal, but for what may be
+    purged. The number of such cells; raises Violation."""
+    replicas, judged = Replicas(contents, table_ids), 0
+    for place in replicas.places():
+        if cluster.table(place[0]) is None:
+            continue
+        nodes = group_of(cluster, place[0], place[1])
+        if not all(node in contents and _is_marked(contents[node], place) for node in nodes):
+            continue
+        judged += 1
+        states = replicas.states(place, nodes)
+        left = {_NEVER if purged_s and _may_go(state, purged_s) else state for state in states.values()}
+        if len(left) > 1:
+            raise Violation("REP-3", f"marked as equal since a repair, and not: {_shown(place, states)}")
+    return judged
+
+
+def _is_marked(content: DurableContent, place: Place) -> bool:
+    """Whether the part of the place has its bit on the disk (storage.unchanged says where)."""
+    bucket = (token_of(place[1]) + (1 << 63)) >> 48
+    segment = content.get(Family.REPAIR.value + place[0].to_bytes(4, "big") + bytes([bucket // 1024]))
+    return segment is not None and bool(segment[bucket % 1024 >> 3] & 1 << (bucket & 7))
 
 
 def _may_go(state: State, purged_s: int) -> bool:

@@ -83,6 +83,9 @@ class DurableContent:
             if store_key[:1] == b"\x10" and int.from_bytes(store_key[1:5], "big") in table_ids:
                 yield store_key, value
 
+    def get(self, store_key: bytes) -> bytes | None:
+        return self._pairs.get(store_key)
+
     def refresh(self) -> None:
         files = self.disk.durable()
         generation = max(

@@ -16,6 +16,7 @@ from lockstep.sim.planted.owed import OWED
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.planted.purging import DIRECTED as _PURGING_DIRECTED
 from lockstep.sim.planted.purging import PURGING
+from lockstep.sim.planted.repairs import REPAIRS
 from lockstep.sim.planted.service import SERVICE
 from lockstep.sim.planted.sessions import DIRECTED as _DIRECTED
 from lockstep.sim.planted.sessions import SESSIONS
@@ -40,6 +41,7 @@ REGISTRY: dict[str, Planted] = {
         *VIEWS,
         *INDEXES,
         *COLUMNS,
+        *REPAIRS,
     )
 }
 #: Those that a test brings about; no seed is looked for.
