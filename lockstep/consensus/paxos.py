@@ -19,7 +19,8 @@ from lockstep.values.limits import BALLOT_CHAIN_MAX
 
 
 class Ballot(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
-    """`time_us` is above every time its node gave before, `draw` tells nodes apart that chose one time."""
+    """`time_us` is above every time that its request chose before, `draw` tells requests apart that chose
+    one time."""
 
     time_us: int
     draw: int

@@ -38,4 +38,5 @@ def conditionals_of(parts: Parts) -> Conditionals:
         parts.liveness.alive,
         parts._own_id,
         parts.new_mutation_id,
+        parts.stamps.next_us,
     )

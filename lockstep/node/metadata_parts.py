@@ -33,6 +33,7 @@ from lockstep.node.processors.kinds import Factory, chosen
 from lockstep.node.raft_transport import RaftTransport
 from lockstep.node.service_driver import ServiceDriver
 from lockstep.node.snapshot_trigger import SnapshotTrigger
+from lockstep.node.stamps import Stamps
 from lockstep.node.submission import Submitter
 from lockstep.node.topology_driver import TopologyDriver
 from lockstep.node.voters import Voters
@@ -66,6 +67,7 @@ class MetadataParts(NodeFacts, abc.ABC):
         self._breaking = False
         self.registry = kinds_of(configuration.testing)
         self.identity = IdentityFile(runtime)
+        self.stamps = Stamps(runtime, log)
         self.founders_file = FoundersFile(runtime.disk)
         self._starting: asyncio.Task[Any] | None = None
         self._build_metadata()

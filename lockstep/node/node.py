@@ -68,6 +68,7 @@ class Node(Parts):
         await settle(self.runtime.disk, JOURNALS)
         await self.state.store.settle()
         identity = await self.identity.boot()
+        await self.stamps.load()
         self.founders_file.load()
         self.members.load()
         self.state.load()
@@ -178,11 +179,18 @@ class Node(Parts):
             self.coordinator.stop()
         await self.internode.stop()
         await self.runtime.tasks.cancel_all()
+        await self._release_stamps()
         if self._engine_open:
             self._engine_open = False
             if self._request_path_built:
                 self.streams.stop()
             await self.engine.close()
+
+    async def _release_stamps(self) -> None:
+        try:
+            await self.stamps.release()
+        except (LockstepError, OSError) as error:
+            self.log("stamps.not_released", error=str(error))
 
     def _break(self, error: LockstepError) -> None:
         """Stop serving and voting at once; peers see closed connections once failed work was told of."""

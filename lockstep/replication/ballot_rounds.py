@@ -141,6 +141,7 @@ class Rounds:
     ) -> tuple[Ballot, Promises, list[ReadResult]] | None:
         """A quorum's promise with what it read, all that was decided being held by a quorum; None: again."""
         ballot = self.owner.next_ballot(self._floor_us)
+        self._floor_us = ballot.time_us
         self.did("Asking for promises and reading existing values")
         request = PrepareRequest(plan.epoch, plan.needs_epoch, self.place, ballot, command)
         canvass = self.canvass(plan, verbs.CAS_PREPARE, request, promises)

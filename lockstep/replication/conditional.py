@@ -81,6 +81,7 @@ class Conditionals:
         alive: Callable[[int], bool],
         own_id: Callable[[], int],
         new_mutation_id: Callable[[], bytes],
+        next_stamp_us: Callable[[], int],
     ) -> None:
         self.runtime = runtime
         self.internode = internode
@@ -95,7 +96,7 @@ class Conditionals:
         self.in_flight = Deadlines(runtime.clock)
         self._gates = Gates()
         self._requests = 0
-        self._last_us = 0
+        self._next_stamp_us = next_stamp_us
         self.writes_ended = ConditionalCounts()
         self.reads_ended = ConditionalCounts()
         #: Rounds planned anew.
@@ -105,9 +106,10 @@ class Conditionals:
         self.in_flight.stop()
 
     def next_ballot(self, floor_us: int) -> Ballot:
-        """Later than all that this node gave, and than `floor_us`; by the clock, if that is."""
-        self._last_us = max(self.runtime.clock.wall_us(), self._last_us + 1, floor_us + 1)
-        return Ballot(self._last_us, self.runtime.random.below(1 << 62))
+        """By this node's timestamps, if those are later than `floor_us`. A floor that is ahead of them moves
+        no other partition's ballots: one clock that is wrong would take all others along."""
+        time_us = max(self._next_stamp_us(), floor_us + 1)
+        return Ballot(time_us, self.runtime.random.below(1 << 62))
 
     async def write(
         self,

@@ -90,7 +90,6 @@ class Executor:
         self._runtime = node.runtime
         self._write_ms = node.configuration.timeouts.write_ms
         self._writes = BatchWrites(node)
-        self._last_timestamp_us = 0
         self.catalogs = Catalogs(lambda: node.cluster.schema, virtual.schema)
         self.statements = Statements(self.catalogs.current)
         self._functions = UserFunctions(node)
@@ -103,9 +102,7 @@ class Executor:
     # -- time and identity ------------------------------------------------------------------------
 
     def context(self, parameters: QueryParameters) -> Context:
-        now_us = self._runtime.clock.wall_us()
-        # Strictly rising, so that the later of two writes through this node wins whatever the clock does.
-        stamp = self._last_timestamp_us = max(now_us, self._last_timestamp_us + 1)
+        now_us, stamp = self._runtime.clock.wall_us(), self._node.stamps.next_us()
         given = parameters.timestamp_us
         now_s = parameters.now_s
         return Context(

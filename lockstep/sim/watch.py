@@ -29,6 +29,7 @@ from lockstep.sim.checkers.replicas import (
 from lockstep.sim.checkers.schema import check_schema
 from lockstep.sim.checkers.service import check_entry, check_voters
 from lockstep.sim.checkers.shut_out import Apart, Exclusions, check_released
+from lockstep.sim.checkers.stamps import GivenStamps
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.clock import WALL_START_US
 from lockstep.sim.cluster import SimCluster
@@ -58,6 +59,7 @@ class Watch:
         self._repairs: dict[int, RepairBegun] = {}
         self.exclusions = Exclusions()
         self.apart = Apart()
+        self.stamps = GivenStamps()
         self._rows = rows
         cluster.history.listeners.append(self._answered)
         self._contents: dict[str, DurableContent] = {}
@@ -69,6 +71,10 @@ class Watch:
             driver = self.cluster.nodes[label.rpartition(".")[0]].driver
             leads = driver is not None and driver.is_leader
             self.consensus.committed(label, facts["entries"], driver.raft if driver and leads else None)
+            return
+        if kind == "stamp.given":
+            name = label.rpartition(".")[0]
+            self.stamps.given(name, self.cluster.nodes[name].identity.value.host_id, facts["stamp_us"])
             return
         if kind == "metadata.applied" and facts["installed"] and label in self.log.incarnations:
             self.cluster.fact("gap crossed by a snapshot")

@@ -3,6 +3,8 @@
 A register is one row that is always written whole: a mark that no other write has, and a value or its
 deletion. Its coordinator gave the write a timestamp, by a clock that may be off; so a register's state is the
 (timestamp, mark) of the write that won. Invariant: a mark that no coordinator stamped was applied nowhere.
+
+STAMP-1: timestamps given by one node rise, over its restarts too, whatever its clock does.
 """
 
 from __future__ import annotations
@@ -17,6 +19,20 @@ from lockstep.sim.history import Change, Event, Look, Outcome
 
 #: (mark, whether the value is there, the timestamp that the server tells).
 StampedRow = tuple[bytes, bool, int]
+
+
+class GivenStamps:
+    """A monitor of what nodes give. Who loses its disk is another node afterwards."""
+
+    def __init__(self) -> None:
+        #: The last one by host id.
+        self._last_us: dict[str, int] = {}
+
+    def given(self, name: str, host_id: str, stamp_us: int) -> None:
+        last_us = self._last_us.get(host_id, 0)
+        if stamp_us <= last_us:
+            raise Violation("STAMP-1", f"{name} gave timestamp {stamp_us} after {last_us}")
+        self._last_us[host_id] = stamp_us
 
 
 class Stamped(msgspec.Struct, frozen=True):

@@ -1,0 +1,125 @@
+"""The timestamps that this node gives to writes, in microseconds.
+
+Invariant: each is above every one that this node gave before, also before a restart, whatever its wall clock
+does; as long as nothing forces them apart it is what the clock shows. None is given at or above the bound in
+the file, which is durable before it counts; so a node that starts goes on from the bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from lockstep.runtime.ports import Runtime
+from lockstep.values.clock_limits import (
+    STAMPS_KEPT_BACK_US,
+    STAMPS_RENEWED_BELOW_US,
+    STAMPS_RESERVED_US,
+    STAMPS_RETRY_MS,
+)
+from lockstep.values.codec import UNREADABLE, decoder, encode, frame_record, scan_records
+from lockstep.values.errors import CorruptFile, DiskRefused, LockstepError
+
+STAMPS_PATH: Final = "stamps"
+_NEW_PATH: Final = "stamps.new"
+_RECORD_BYTES_MAX: Final = 1024
+
+
+class Reservation(msgspec.Struct, frozen=True, array_like=True):
+    """What is stored: every timestamp given so far is below `bound_us`."""
+
+    bound_us: int
+
+
+_DECODER = decoder(Reservation)
+
+
+class Stamps:
+    """`load` comes first. In a clean stop `release` gives back what was reserved in vain."""
+
+    def __init__(self, runtime: Runtime, log: Callable[..., None]) -> None:
+        self._runtime = runtime
+        self._wall_us = runtime.clock.wall_us
+        self._log = log
+        self._last_us = 0
+        #: Durable; nothing at or above it is given.
+        self._bound_us = 0
+        self._reserving = False
+
+    @property
+    def ahead_us(self) -> int:
+        """How far the timestamps are ahead of the wall clock, because that was set back."""
+        return max(0, self._last_us - self._wall_us())
+
+    async def load(self) -> None:
+        """Go on from what the file says. Waits until the clock has passed what a crash left reserved, unless
+        it is so far behind that it was set back. CorruptFile, DiskRefused."""
+        self._last_us = self._stored_us()
+        await self._save(max(self._wall_us(), self._last_us) + STAMPS_RESERVED_US)
+        ahead_us = self.ahead_us
+        if 0 < ahead_us <= STAMPS_RESERVED_US:
+            await asyncio.sleep(ahead_us / 1e6)
+
+    def next_us(self) -> int:
+        """The next timestamp. DiskRefused when the disk has not taken a reservation for so long that none is
+        left."""
+        wall_us = self._wall_us()
+        stamp_us = max(self._last_us + 1, min(wall_us, self._bound_us - STAMPS_KEPT_BACK_US))
+        if stamp_us >= self._bound_us:
+            raise DiskRefused("the disk does not store which timestamps this node may give")
+        self._last_us = stamp_us
+        if stamp_us > self._bound_us - STAMPS_RENEWED_BELOW_US and not self._reserving:
+            self._reserving = True
+            self._runtime.tasks.spawn(self._reserve(), "stamps.reserve")
+        self._runtime.probes.observe("stamp.given", stamp_us=stamp_us)
+        return stamp_us
+
+    async def release(self) -> None:
+        """Give none any more; who starts next need not wait. DiskRefused."""
+        if self._bound_us:
+            self._bound_us = 0
+            await self._write(self._last_us + 1)
+
+    # -- the file ---------------------------------------------------------------------------------
+
+    def _stored_us(self) -> int:
+        disk = self._runtime.disk
+        if not disk.exists(STAMPS_PATH):
+            return 0
+        data = disk.read(STAMPS_PATH)
+        bodies = [body for _, body in scan_records(STAMPS_PATH, data, record_bytes_max=_RECORD_BYTES_MAX)]
+        if len(bodies) != 1:
+            raise CorruptFile(STAMPS_PATH, 0, "it does not hold one whole record")
+        try:
+            return _DECODER.decode(bodies[0]).bound_us
+        except UNREADABLE as error:
+            raise CorruptFile(STAMPS_PATH, 0, f"it cannot be read: {error}") from error
+
+    async def _reserve(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._save(max(self._wall_us(), self._last_us) + STAMPS_RESERVED_US)
+                    return
+                except (LockstepError, OSError) as error:
+                    self._log("stamps.not_reserved", error=str(error))
+                    await asyncio.sleep(STAMPS_RETRY_MS / 1000)
+        finally:
+            self._reserving = False
+
+    async def _save(self, bound_us: int) -> None:
+        await self._write(bound_us)
+        self._bound_us = max(self._bound_us, bound_us)
+
+    async def _write(self, bound_us: int) -> None:
+        """Durable on return; a crash leaves the old bound or the new one."""
+        disk = self._runtime.disk
+        if disk.exists(_NEW_PATH):
+            disk.remove(_NEW_PATH)
+        await disk.append_synced(_NEW_PATH, frame_record(encode(Reservation(bound_us))))
+        disk.rename(_NEW_PATH, STAMPS_PATH)
+        self._runtime.probes.reach("stamps.renamed")
+        await disk.sync_names("")

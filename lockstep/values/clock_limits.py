@@ -1,0 +1,18 @@
+"""Limits of clocks: of the timestamps that a node gives, and of what it knows of other nodes' clocks.
+
+Invariant: each number is named once, with its reason; nothing here depends on anything.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: How far ahead of its clock a node reserves timestamps. After a crash it waits until they have passed, so
+#: longer would keep it away; shorter would let a slow disk hold timestamps back.
+STAMPS_RESERVED_US: Final = 2_000_000
+#: With less than this reserved, more is: one small write to the disk in half a second at most.
+STAMPS_RENEWED_BELOW_US: Final = 1_500_000
+#: What is left of a reservation when the clock is at its end, until more is durable: as many timestamps.
+STAMPS_KEPT_BACK_US: Final = 500_000
+#: Pause before timestamps are reserved again after the disk refused.
+STAMPS_RETRY_MS: Final = 500
