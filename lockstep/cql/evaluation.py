@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from lockstep.cql.context import Context
-from lockstep.cql.keys import routing_key
+from lockstep.cql.keys import derived_key
 from lockstep.cql.signatures import Function, Run
 from lockstep.cql.terms import Values
 from lockstep.schema.types import (
@@ -126,7 +126,7 @@ def token_of_key(parts: Sequence[Evaluate]) -> Evaluate:
         key = [part for part in found if part is not None]
         if len(key) != len(found):
             return None
-        return token_of(routing_key(key)).to_bytes(8, "big", signed=True)
+        return token_of(derived_key(key)).to_bytes(8, "big", signed=True)
 
     return evaluate
 

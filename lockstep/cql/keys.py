@@ -15,11 +15,18 @@ KEY_BYTES_MAX = 65_535
 
 
 def routing_key(parts: Sequence[bytes]) -> bytes:
-    """The serialised key; InvalidRequest for an empty or too long one."""
+    """The serialised key that a request gives; InvalidRequest for an empty or too long one."""
+    key = derived_key(parts)
+    if not key:
+        raise InvalidRequest("Key may not be empty")
+    return key
+
+
+def derived_key(parts: Sequence[bytes]) -> bytes:
+    """As `routing_key`, for a key made of stored values: as in Cassandra, a view has rows whose key is one
+    empty value, which scans alone find."""
     if len(parts) == 1:
         key = parts[0]
-        if not key:
-            raise InvalidRequest("Key may not be empty")
     else:
         if (size := sum(map(len, parts))) > KEY_BYTES_MAX:
             raise _too_long(size)

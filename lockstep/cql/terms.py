@@ -13,7 +13,7 @@ from lockstep.cql.arithmetic import negation, operand_types, operation
 from lockstep.cql.casts import cast_function
 from lockstep.cql.context import Context
 from lockstep.cql.functions import family, overloads
-from lockstep.cql.keys import routing_key
+from lockstep.cql.keys import derived_key
 from lockstep.cql.literals import FITTING, literal_bytes, natural_type
 from lockstep.cql.naming import shown
 from lockstep.cql.prepared import Scope
@@ -284,7 +284,7 @@ def _token_call(term: tree.Call, scope: Scope) -> TermPlan:
             if not isinstance(part, bytes):
                 raise InvalidRequest("Invalid null or unset value in call to function token")
             parts.append(part)
-        return token_of(routing_key(parts)).to_bytes(8, "big", signed=True)
+        return token_of(derived_key(parts)).to_bytes(8, "big", signed=True)
 
     return Computed(compute)
 

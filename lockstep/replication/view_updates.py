@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from lockstep.cql.keys import routing_key, split_key
+from lockstep.cql.keys import derived_key, split_key
 from lockstep.cql.view_filter import filter_of
 from lockstep.schema.clustering import decode, encode_prefix
 from lockstep.schema.model import Keyspace, Table
@@ -184,9 +184,9 @@ class ViewOf:
             if not self._in_view(values):
                 return None
             try:
-                view_key = routing_key([values[column] for column in self._key])
+                view_key = derived_key([values[column] for column in self._key])
             except InvalidRequest:
-                return None  # Nobody could ask for a key that is empty or too long.
+                return None  # Nobody could ask for a key that is too long.
             ordered = [values[column] for column in self._clustering]
             return view_key, encode_prefix(self._types, self._descending, ordered) if ordered else b""
 

@@ -47,5 +47,10 @@ class SimClock:
         self._base_world_ns = self._now_ns()
         self.rate = rate
 
+    @property
+    def wall_error_us(self) -> int:
+        """By how much steps have set wall time off."""
+        return self._wall_offset_us
+
     def jump_wall(self, seconds: float) -> None:
         self._wall_offset_us += round(seconds * 1_000_000)

@@ -172,7 +172,25 @@ def clock_drift(nemesis: Nemesis, draw: Stream) -> None:
 def wall_jump(nemesis: Nemesis, draw: Stream) -> None:
     name = nemesis.some_live(draw)
     if name:
-        nemesis.cluster.processes[name].jump_wall(draw.choice((-3600.0, -5.0, 5.0, 3600.0)))
+        _jump(nemesis, name, draw.choice((-3600.0, -5.0, 5.0, 3600.0)), "jumps")
+
+
+def step_clock(nemesis: Nemesis, draw: Stream) -> None:
+    """The clock of a node, be it up or down, steps and mostly is set right after a while; or it goes wrong
+    slowly."""
+    name = draw.choice(nemesis.cluster.in_service())
+    if draw.random() < 0.2:
+        nemesis.cluster.processes[name].drift_clock(draw.choice((0.99, 0.9995, 1.0005, 1.01)))
+        return
+    step_s = draw.choice((-3600.0, -30.0, -5.0, -0.7, -0.1, 0.1, 0.7, 5.0, 30.0, 3600.0))
+    _jump(nemesis, name, step_s, "steps")
+    if draw.random() < 0.7:
+        nemesis.later(0.2 + draw.random() * 4, lambda: _jump(nemesis, name, -step_s, "steps back"))
+
+
+def _jump(nemesis: Nemesis, name: str, seconds: float, how: str) -> None:
+    nemesis.cluster.processes[name].jump_wall(seconds)
+    nemesis.tell(f"the clock of {name} {how} by {seconds:g} s")
 
 
 # ---- disks

@@ -15,7 +15,7 @@ from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.processors.gated import Gate, Held
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.cluster import SimCluster
-from lockstep.sim.faults import LAG_PROBE, STAGE_FAULTS, TIMED, Fault
+from lockstep.sim.faults import LAG_PROBE, STAGE_FAULTS, TIMED, Fault, step_clock
 from lockstep.sim.network import Fabric
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
@@ -25,6 +25,10 @@ from lockstep.topology.stages import TABLES
 
 #: Half of the kinds a scenario allows are on in a seed: too many at once hide each other.
 KIND_ON = 0.4
+#: In this share of the seeds clocks step, of nodes that run and of those that are down.
+CLOCKS_STEP = 0.4
+#: Mean time between two steps in such a seed.
+CLOCK_PAUSE_S = 3.0
 #: How what a gate held passes.
 Order = Callable[[Sequence[Held]], Sequence[Held]]
 _PAUSES_S = (0.15, 0.5, 1.5)
@@ -51,6 +55,9 @@ class Nemesis:
         self._faults: list[Fault] = [TIMED[kind] for kind in swarm.kinds if kind in TIMED]
         self._draw = cluster.world.stream("nemesis")
         self._stages = cluster.world.stream("nemesis/stages")
+        self._clocks = cluster.world.stream("nemesis/clocks")
+        #: Clocks step in every scenario that has faults, beside the kinds that the seed suffers.
+        self._clocks_step = bool(swarm.kinds) and self._clocks.random() < CLOCKS_STEP
         self._active = False
         self._rules: list[CrashRule | DelayRule] = []
         if any(kind in STAGE_FAULTS for kind in swarm.kinds):
@@ -60,6 +67,8 @@ class Nemesis:
         self._active = True
         if self._faults:
             self._plan()
+        if self._clocks_step:
+            self._plan_clock()
 
     def stop(self) -> None:
         """Undo everything: links, disks, clocks, speeds, rules, pauses."""
@@ -73,6 +82,7 @@ class Nemesis:
             process.resume()
             if process.clock.rate != 1.0:
                 process.drift_clock(1.0)
+            process.set_wall_right()
             if process.loop is not None:
                 process.loop.crash_in = 0
         for name, node in self.cluster.nodes.items():
@@ -89,6 +99,15 @@ class Nemesis:
         self.cluster.world.note("nemesis", fault.name)
         fault.strike(self, self._draw)
         self._plan()
+
+    def _plan_clock(self) -> None:
+        delay_s = self._clocks.expovariate(1 / CLOCK_PAUSE_S)
+        self.cluster.world.after(delay_s, self._step_clock, label="nemesis clock")
+
+    def _step_clock(self) -> None:
+        if self._active:
+            step_clock(self, self._clocks)
+            self._plan_clock()
 
     # ---- what faults use
 

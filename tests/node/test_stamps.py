@@ -97,7 +97,9 @@ def test_a_jump_ahead_waits_for_the_disk() -> None:
         stamps = await loaded(runtime)
         first = stamps.next_us()
         world.process("n").jump_wall(3600)
-        assert first < stamps.next_us() < first + STAMPS_RESERVED_US
+        for _ in range(3):
+            assert first < stamps.next_us() < first + STAMPS_RESERVED_US
+            await asyncio.sleep(0)
         await asyncio.sleep(0.1)
         assert abs(stamps.next_us() - runtime.clock.wall_us()) < 10_000
 

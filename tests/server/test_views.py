@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cassandra import AlreadyExists, ConsistencyLevel, InvalidRequest
 from cassandra.cluster import Session
+from cassandra.query import SimpleStatement
 
 from lockstep.node.view_builds import Build
 from tests.server.parts import Nodes
@@ -136,6 +137,25 @@ def test_a_view_is_built_from_what_is_there(session: Session) -> None:
     session.execute("DROP MATERIALIZED VIEW by_v")
     assert _rows(session, built) == []
     session.execute("DROP TABLE t")
+
+
+@pytest.mark.parametrize("fetch_size", [1, 2, 3])
+def test_pages_and_token_ranges_go_over_rows_with_an_empty_key(session: Session, fetch_size: int) -> None:
+    session.execute(BY_V)
+    for b in range(5):
+        session.execute("INSERT INTO t (a, b, v) VALUES (1, %s, %s)", (b, "" if b < 3 else "full"))
+    scan = SimpleStatement("SELECT v, b FROM by_v", fetch_size=fetch_size)
+    wanted = [("", 0), ("", 1), ("", 2), ("full", 3), ("full", 4)]
+    assert sorted(tuple(row) for row in session.execute(scan)) == wanted
+    token = session.execute("SELECT token(v) FROM by_v").one()[0]
+    bounds = f"token(v) >= {token} AND token(v) <= {token}"
+    assert _rows(session, f"SELECT v, b FROM by_v WHERE {bounds}")[0][0] in ("", "full")
+    above = _rows(session, "SELECT v, b FROM by_v WHERE token(v) > token('')")
+    below = _rows(session, "SELECT v, b FROM by_v WHERE token(v) <= token('')")
+    assert sorted(above + below) == wanted
+    assert ("", 0) in below
+    with pytest.raises(InvalidRequest, match="Key may not be empty"):
+        session.execute("SELECT * FROM by_v WHERE v = ''")
 
 
 def test_drivers_know_views_and_descriptions_make_them_again(session: Session) -> None:

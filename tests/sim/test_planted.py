@@ -22,7 +22,14 @@ from lockstep.sim import runner
 from lockstep.sim.planted import DIRECTED, REGISTRY
 from lockstep.sim.report import noticed_by
 from lockstep.sim.scenarios import SCENARIOS
-from tests.node import test_batches, test_failed_work, test_hints, test_old_decisions, test_purging
+from tests.node import (
+    test_batches,
+    test_failed_work,
+    test_hints,
+    test_old_decisions,
+    test_purging,
+    test_stamps,
+)
 from tests.node import test_views as test_node_views
 from tests.replication import test_fences, test_streaming, test_view_updates
 from tests.server import test_ballots_move
@@ -47,6 +54,7 @@ BROUGHT_ABOUT: dict[str, Callable[[], None]] = {
     "purge_in_sessions": test_purging.hold_by_a_session,
     "hints_of_former_replicas_dropped": test_hints.remove_the_only_one_that_has_a_hint,
     "batch_log_waits_for_the_first": test_batches.write_batches_while_one_node_is_silent,
+    "stamps_unsynced": test_stamps.test_a_jump_ahead_waits_for_the_disk,
     "hint_dropped_unmarked": (test_hints.test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked),
 }
 #: How a test ends that does not find what it looks for, or waits for it in vain.

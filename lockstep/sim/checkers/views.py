@@ -30,4 +30,4 @@ def _ordered(rows: Rows) -> list[tuple[bytes, ...]]:
 
 
 def _shown(row: tuple[bytes | None, ...]) -> str:
-    return "/".join("-" if part is None else str(int.from_bytes(part, "big", signed=True)) for part in row)
+    return "/".join("-" if part is None else part.hex() or "empty" for part in row)

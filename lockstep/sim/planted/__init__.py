@@ -21,6 +21,8 @@ from lockstep.sim.planted.service import SERVICE
 from lockstep.sim.planted.sessions import DIRECTED as _DIRECTED
 from lockstep.sim.planted.sessions import SESSIONS
 from lockstep.sim.planted.sharing import SHARING
+from lockstep.sim.planted.stamps import DIRECTED as _STAMPS_DIRECTED
+from lockstep.sim.planted.stamps import STAMPS
 from lockstep.sim.planted.topology import TOPOLOGY
 from lockstep.sim.planted.views import DIRECTED as _VIEWS_DIRECTED
 from lockstep.sim.planted.views import VIEWS
@@ -34,6 +36,7 @@ REGISTRY: dict[str, Planted] = {
         *TOPOLOGY,
         *SESSIONS,
         *SHARING,
+        *STAMPS,
         *LOG,
         *SERVICE,
         *PURGING,
@@ -47,7 +50,14 @@ REGISTRY: dict[str, Planted] = {
 #: Those that a test brings about; no seed is looked for.
 DIRECTED: dict[str, Planted] = {
     planted.name: planted
-    for planted in (*_DIRECTED, *_DECISIONS_DIRECTED, *_PURGING_DIRECTED, *_OWED_DIRECTED, *_VIEWS_DIRECTED)
+    for planted in (
+        *_DIRECTED,
+        *_DECISIONS_DIRECTED,
+        *_PURGING_DIRECTED,
+        *_OWED_DIRECTED,
+        *_STAMPS_DIRECTED,
+        *_VIEWS_DIRECTED,
+    )
 }
 
 __all__ = ["DIRECTED", "REGISTRY", "Planted"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from lockstep.cql.keys import routing_key
 from lockstep.node.view_builds import ViewBuilds
-from lockstep.replication import view_log, view_pairs
+from lockstep.replication import view_log, view_pairs, view_updates
 from lockstep.replication.view_log import Updates, ViewLog
 from lockstep.replication.view_updates import ViewOf
 from lockstep.sim.planted.plant import Planted
@@ -71,7 +72,13 @@ def _not_built() -> contextlib.AbstractContextManager[None]:
     return replaced((ViewBuilds, "_next", lambda self, table_id: None))
 
 
+def _empty_keys_skipped() -> contextlib.AbstractContextManager[None]:
+    """A view has no rows whose key no request can name."""
+    return replaced((view_updates, "derived_key", routing_key))
+
+
 VIEWS = (
+    Planted("view_empty_key", "a view lacks rows whose key is empty", "views", _empty_keys_skipped),
     Planted("view_old_row_kept", "a row is at two keys of a view", "views", _old_row_kept),
     Planted("view_one_pair", "a replica of a view lacks rows", "views", _one_pair_for_all),
     Planted("view_not_built", "a view lacks rows that are older than it", "views", _not_built),
