@@ -179,18 +179,12 @@ class Node(Parts):
             self.coordinator.stop()
         await self.internode.stop()
         await self.runtime.tasks.cancel_all()
-        await self._release_stamps()
+        await self.stamps.release()
         if self._engine_open:
             self._engine_open = False
             if self._request_path_built:
                 self.streams.stop()
             await self.engine.close()
-
-    async def _release_stamps(self) -> None:
-        try:
-            await self.stamps.release()
-        except (LockstepError, OSError) as error:
-            self.log("stamps.not_released", error=str(error))
 
     def _break(self, error: LockstepError) -> None:
         """Stop serving and voting at once; peers see closed connections once failed work was told of."""

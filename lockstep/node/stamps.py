@@ -78,10 +78,13 @@ class Stamps:
         return stamp_us
 
     async def release(self) -> None:
-        """Give none any more; who starts next need not wait. DiskRefused."""
+        """Give none any more; who starts next need not wait, if the disk lets that be written."""
         if self._bound_us:
             self._bound_us = 0
-            await self._write(self._last_us + 1)
+            try:
+                await self._write(self._last_us + 1)
+            except (LockstepError, OSError) as error:
+                self._log("stamps.not_released", error=str(error))
 
     # -- the file ---------------------------------------------------------------------------------
 
