@@ -8,7 +8,8 @@ NODES_LET_GO_TOLD_MAX to nodes that the metadata just let go; all epochs of one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from lockstep.gossip.dissemination import Tree, receivers
 from lockstep.metadata.cluster import ClusterMetadata
@@ -16,13 +17,33 @@ from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.node.messages import Announce
 from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
+from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import ANNOUNCEMENTS_MAX, NODES_LET_GO_TOLD_MAX
 
+#: Between two greetings of a node whose new address the metadata does not have yet.
+GREETING_MS: Final = 500
+
 
 def announcement(cluster: ClusterMetadata) -> Announce:
     return Announce(cluster.epoch, cluster.hash)
+
+
+async def greet(
+    addresses: Sequence[Address],
+    internode: Internode,
+    cluster: Callable[[], ClusterMetadata],
+    has_moved: Callable[[], bool],
+) -> None:
+    """After a move, tell the nodes that the configuration names where this one is now.
+
+    So voters that moved together find each other although no metadata can be changed yet.
+    """
+    while has_moved():
+        for address in addresses:
+            internode.send(address, verbs.ANNOUNCE, announcement(cluster()))
+        await asyncio.sleep(GREETING_MS / 1000)
 
 
 class Announcer:

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from lockstep.consensus.messages import Entry
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.features import refuse_lacking
-from lockstep.node.announcing import announcement
-from lockstep.node.configuration import split_address
+from lockstep.node.announcing import greet
 from lockstep.node.founders_file import FOUNDERS_PATH
 from lockstep.node.identity import refuse_lost_store
 from lockstep.node.journal import settle
@@ -23,15 +22,12 @@ from lockstep.node.parts import Parts
 from lockstep.node.raft_journal import journal_path
 from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
 from lockstep.node.recovering import refuse_half_recovered
-from lockstep.replication import verbs
 from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
 from lockstep.replication.shut_out import ShutOut
 from lockstep.storage.engine import StorageEngine
 from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
 from lockstep.values.limits import TABLES_DROPPED_AT_ONCE_MAX
 
-#: Between two greetings of a node whose new address the metadata does not have yet.
-GREETING_MS = 500
 #: Files that are loaded when a node starts.
 JOURNALS = ("identity", FOUNDERS_PATH, journal_path(METADATA_GROUP), journal_path(MANAGEMENT_GROUP))
 
@@ -98,7 +94,10 @@ class Node(Parts):
         self.voters.seen(identity.host_id, self.address)
         self._start_consensus()
         self.management.start()
-        self.runtime.tasks.spawn(self._greet_configured(), "node.greet")
+        others = [address for address in self._configured() if address != self.address]
+        self.runtime.tasks.spawn(
+            greet(others, self.internode, self._cluster_now, self._has_moved), "node.greet"
+        )
         self.liveness.start()
         self.gossip.start()
         self.hint_delivery.start()
@@ -156,19 +155,9 @@ class Node(Parts):
             if self._end(error):
                 self.log("node.moved_away", node=info.id, to=where)
 
-    async def _greet_configured(self) -> None:
-        """After a move, tell the nodes that the configuration names where this one is now.
-
-        So voters that moved together find each other although no metadata can be changed yet.
-        """
-        port = self.configuration.network.internode_port
-        named = (*self.configuration.cluster.founders, *self.configuration.cluster.seeds)
-        addresses = [split_address(text, port) for text in named]
-        while (info := self.info) is not None and (info.address, info.internode_port) != self.address:
-            for address in addresses:
-                if address != self.address:
-                    self.internode.send(address, verbs.ANNOUNCE, announcement(self.cluster))
-            await asyncio.sleep(GREETING_MS / 1000)
+    def _has_moved(self) -> bool:
+        info = self.info
+        return info is not None and (info.address, info.internode_port) != self.address
 
     async def stop(self) -> None:
         """Stop serving and end every task; what was acknowledged is durable already."""
