@@ -34,6 +34,7 @@ from lockstep.schema.type_changes import AddTypeField, CreateType, DropType, Ren
 from lockstep.schema.types import parse_uuid, uuid_text
 from lockstep.schema.view_changes import ViewChange
 from lockstep.values.errors import ConfigurationInvalid, InvalidRequest, SyntaxError_
+from lockstep.values.request_limits import TABLE_COLUMNS_MAX, USER_TYPE_FIELDS_MAX
 
 
 def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
@@ -58,6 +59,8 @@ def schema_change(prepared: Prepared, context: Context) -> SchemaChange:
     if isinstance(statement, tree.Truncate):
         return EmptyTable(prepared.keyspace, prepared.table)
     if isinstance(statement, tree.CreateTypeStatement):
+        if len(statement.fields) > USER_TYPE_FIELDS_MAX:
+            raise InvalidRequest(f"A user-defined type has at most {USER_TYPE_FIELDS_MAX} fields")
         return CreateType(prepared.keyspace, prepared.table, statement.fields, statement.if_not_exists)
     if isinstance(statement, tree.AlterTypeStatement):
         return _alter_type(statement, prepared.keyspace)
@@ -103,10 +106,14 @@ def _create_table(statement: tree.CreateTableStatement, keyspace: str, context: 
         **{column: (ColumnKind.PARTITION_KEY, position) for position, column in enumerate(key.partition)},
         **{column: (ColumnKind.CLUSTERING, position) for position, column in enumerate(key.clustering)},
     }
-    declared = [column.name for column in statement.columns]
-    for column in declared:
-        if declared.count(column) > 1:
-            raise InvalidRequest(f"Duplicate column '{column}' declaration for table '{name}'")
+    if len(statement.columns) > TABLE_COLUMNS_MAX:
+        many = f"Table '{name}' has {len(statement.columns)} columns"
+        raise InvalidRequest(f"{many}, more than {TABLE_COLUMNS_MAX}")
+    declared: dict[str, None] = {}
+    for definition in statement.columns:
+        if definition.name in declared:
+            raise InvalidRequest(f"Duplicate column '{definition.name}' declaration for table '{name}'")
+        declared[definition.name] = None
     for column in (*key.partition, *key.clustering):
         if column not in declared:
             raise InvalidRequest(f"Unknown column '{column}' referenced in PRIMARY KEY for table '{name}'")

@@ -23,7 +23,7 @@ from lockstep.values.errors import InvalidRequest, SyntaxError_
 from lockstep.values.limits import CQL_NESTING_MAX
 
 _UNSUPPORTED: Final = re.compile(
-    r"\s*(?P<what>(?:create|drop)\s+trigger)\b",
+    r"\s*+(?P<what>(?:create|drop)\s+trigger)\b",
     re.IGNORECASE,
 )
 _LITERAL_TERMINALS: Final = frozenset(

@@ -48,6 +48,7 @@ from lockstep.server.login import Login
 from lockstep.server.outbox import Outbox
 from lockstep.server.permits import Session
 from lockstep.server.plan_payload import PayloadNotes, answered_payload, notes_for
+from lockstep.server.planning_aside import is_long
 from lockstep.server.responses_owed import Responses
 from lockstep.server.tracing import Trace
 from lockstep.server.turns import work_of_texts
@@ -240,11 +241,11 @@ class CqlConnection(asyncio.Protocol):
             raise ProtocolViolation("Unexpected message STARTUP: this connection has started already")
         elif isinstance(request, AuthResponse):
             raise ProtocolViolation("Unexpected message AUTH_RESPONSE: no authentication was asked for")
-        elif isinstance(request, Prepare):
+        elif isinstance(request, Prepare) and not is_long(request.text):
             self._answer(stream, self._server.executor.prepare(session, request))
         else:
             self._flow.begin(len(envelope.body))
-            traced = bool(envelope.flags & FLAG_TRACING)
+            traced = bool(envelope.flags & FLAG_TRACING) and not isinstance(request, Prepare)
             payload = custom_payload(envelope.flags, envelope.body)
             mirror = self._server.mirrors_payloads
             notes = notes_for(payload, mirror=mirror) if has_warnings(self._version) else None

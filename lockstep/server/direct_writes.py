@@ -47,7 +47,7 @@ class DirectWrites:
         Raises what is known before anything was sent; it is not counted then."""
         self._flow.begin(size)
         try:
-            mutation = self._executor.plan_write(session, request)
+            mutation = self._executor.plan_write(session, request, size)
         except BaseException:
             self._flow.end(size)
             raise

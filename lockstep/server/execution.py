@@ -22,7 +22,6 @@ from lockstep.cql.wire import responses
 from lockstep.cql.wire.constants import BATCH_LOGGED, BATCH_NAMES
 from lockstep.cql.wire.messages import (
     Batch,
-    BatchStatement,
     Execute,
     Prepare,
     Query,
@@ -37,6 +36,8 @@ from lockstep.server.catalogs import Catalogs
 from lockstep.server.conditional import run_conditional
 from lockstep.server.counter_writes import at_server_time, change_counters, counts, tables_of
 from lockstep.server.permits import Permits, Session
+from lockstep.server.planning_aside import is_long
+from lockstep.server.request_statements import RequestStatements
 from lockstep.server.role_statements import RoleStatements
 from lockstep.server.schema_statements import SchemaStatements
 from lockstep.server.selects import Selects
@@ -58,7 +59,11 @@ from lockstep.values.limits import (
     REQUEST_PLANS_MAX,
     TRACE_PARAMETER_CHARACTERS_MAX,
 )
-from lockstep.values.request_limits import BATCH_TEXT_CHARACTERS_MAX
+from lockstep.values.request_limits import (
+    BATCH_TEXT_CHARACTERS_MAX,
+    STATEMENT_INLINE_CHARACTERS,
+    VALUES_INLINE_BYTES,
+)
 from lockstep.values.rows import Mutation
 
 if TYPE_CHECKING:
@@ -93,6 +98,7 @@ class Executor:
         self.catalogs = Catalogs(lambda: node.cluster.schema, virtual.schema)
         self.statements = Statements(self.catalogs.current)
         self._functions = UserFunctions(node)
+        self._requested = RequestStatements(self.statements, self._functions.aside)
         self.selects = Selects(node, virtual, self._functions)
         self._schema = schema_statements
         self._roles = roles
@@ -123,24 +129,24 @@ class Executor:
         if self._permits is not None:
             self._permits.admit(session)
         statement = self.statements.prepare(request.text, request.keyspace or session.keyspace)
-        prepared = statement.prepared
-        body = responses.prepared(
-            session.version,
-            statement.id,
-            prepared.bind_columns,
-            prepared.partition_key_indexes,
-            prepared.result_columns,
-            statement.result_id,
-        )
-        return Answer(body)
+        return _prepared(session, statement)
 
-    def plan_write(self, session: Session, request: Execute) -> Mutation | None:
-        """Bind a prepared write of one partition; None when the request needs `run`. Raises what is known
-        before anything is sent."""
+    async def prepare_long(self, session: Session, request: Prepare) -> Answer:
+        """As `prepare`, of a text that is not read on the loop."""
+        if self._permits is not None:
+            self._permits.admit(session)
+        keyspace = request.keyspace or session.keyspace
+        return _prepared(session, await self._requested.prepared(request.text, keyspace))
+
+    def plan_write(self, session: Session, request: Execute, size: int) -> Mutation | None:
+        """Bind a prepared write of one partition, of `size` bytes; None when the request needs `run`. Raises
+        what is known before anything is sent."""
         statement = self.statements.by_id(request.statement_id)
         parameters = request.parameters
         if not statement.is_direct or parameters.names is not None:
             return None
+        if size > VALUES_INLINE_BYTES or len(statement.text) > STATEMENT_INLINE_CHARACTERS:
+            return None  # it is planned beside the loop
         if self._permits is not None:
             self._permits.require(session, statement.needs)
         if parameters.consistency in WRITE_LEVELS_REFUSED:
@@ -168,7 +174,8 @@ class Executor:
             self.tracer.end(trace, outcome)
 
     async def run(self, session: Session, request: Request, *, begun: bool = False) -> Answer:
-        """Answer QUERY, EXECUTE or BATCH. RequestError, or a MetadataError of a schema change.
+        """Answer QUERY, EXECUTE, BATCH or a long PREPARE. RequestError, or a MetadataError of a schema
+        change.
 
         `begun`: an earlier attempt at the request may have written something.
         """
@@ -197,13 +204,15 @@ class Executor:
     async def _run_once(self, session: Session, request: Request, begun: bool) -> Answer:
         if isinstance(request, Query):
             keyspace = request.parameters.keyspace or session.keyspace
-            statement = self.statements.by_text(request.text, keyspace)
+            statement = await self._requested.of_query(request, keyspace)
             return await self._run(session, statement, request.parameters, None)
         if isinstance(request, Execute):
-            statement = self._executed(request.statement_id, begun)
+            statement = self._requested.executed(request.statement_id, begun)
             return await self._run(session, statement, request.parameters, request)
         if isinstance(request, Batch):
             return await self._run_batch(session, request, begun)
+        if isinstance(request, Prepare):
+            return await self.prepare_long(session, request)
         raise ProtocolViolation(f"Unexpected message {type(request).__name__.upper()}")
 
     async def _run(
@@ -283,7 +292,10 @@ class Executor:
             return await self._count(changes, parameters.consistency)
         lists = await self.selects.lists([(prepared, values)], context, parameters.consistency)
         mutations = await self._functions.settled(
-            context, prepared.called, lambda moment: plan_modification(prepared, values, moment, lists)
+            context,
+            prepared.called,
+            lambda moment: plan_modification(prepared, values, moment, lists),
+            is_long=is_long(statement.text, values),
         )
         if statement.captured:
             refuse_uncapturable(self._node.cluster.generations, statement.captured, mutations, context.now_us)
@@ -318,17 +330,13 @@ class Executor:
         await change_counters(self._node, changes, consistency, self._write_ms)
         return Answer(responses.VOID, warnings) if warnings else _VOID
 
-    def _executed(self, statement_id: bytes, begun: bool) -> Statement:
-        """What was begun is ended here: its client is not sent away to prepare it again."""
-        return self.statements.planned_anew(statement_id) if begun else self.statements.by_id(statement_id)
-
     async def _run_batch(self, session: Session, batch: Batch, begun: bool) -> Answer:
         if len(batch.statements) > BATCH_STATEMENTS_MAX:
             raise InvalidRequest(f"A batch holds at most {BATCH_STATEMENTS_MAX} statements")
         if sum(map(len, {one.statement for one in batch.statements})) > BATCH_TEXT_CHARACTERS_MAX:
             raise InvalidRequest("Batch too large")
         keyspace = batch.parameters.keyspace or session.keyspace
-        parts = [self._batched(entry, keyspace, begun) for entry in batch.statements]
+        parts = await self._requested.of_batch(batch, keyspace, begun)
         if self._permits is not None:
             self._permits.require_all(session, [part.needs for part in parts])
         entries = [(part.prepared, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
@@ -345,7 +353,10 @@ class Executor:
             return await self._count(changes, batch.parameters.consistency)
         lists = await self.selects.lists(entries, context, batch.parameters.consistency)
         mutations = await self._functions.settled(
-            context, called, lambda moment: plan_batch(entries, moment, lists)
+            context,
+            called,
+            lambda moment: plan_batch(entries, moment, lists),
+            is_long=any(is_long(part.text, values) for part, (_, values) in zip(parts, entries, strict=True)),
         )
         captured = [part.captured for part in parts if part.captured]
         if captured:
@@ -356,10 +367,18 @@ class Executor:
         warnings = await self._writes.batch(mutations, batch.parameters.consistency, logged=logged, once=once)
         return Answer(responses.VOID, warnings) if warnings else _VOID
 
-    def _batched(self, entry: BatchStatement, keyspace: str | None, begun: bool) -> Statement:
-        if isinstance(entry.statement, str):
-            return self.statements.by_text(entry.statement, keyspace)
-        return self._executed(entry.statement, begun)
+
+def _prepared(session: Session, statement: Statement) -> Answer:
+    prepared = statement.prepared
+    body = responses.prepared(
+        session.version,
+        statement.id,
+        prepared.bind_columns,
+        prepared.partition_key_indexes,
+        prepared.result_columns,
+        statement.result_id,
+    )
+    return Answer(body)
 
 
 def _unknown(request: Request, error: LockstepError) -> WriteTimeout:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lockstep.cql import list_reads, paging
 from lockstep.cql.catalog import TableShape
 from lockstep.cql.context import Context, Lists
+from lockstep.cql.grouping import ResultRow
 from lockstep.cql.list_reads import reads_lists
 from lockstep.cql.prepared import Prepared
 from lockstep.cql.results import PageBuilder
@@ -21,6 +23,7 @@ from lockstep.cql.wire.constants import has_metadata_id
 from lockstep.cql.wire.messages import Execute, QueryParameters, Value
 from lockstep.replication.notes import NOTES, Notes
 from lockstep.schema.user_types import types_of_table
+from lockstep.server.planning_aside import is_long
 from lockstep.server.read_warnings import size_warning, tombstone_warning, worded
 from lockstep.server.serial_levels import SERIAL_LEVELS, check_one_partition, read_at, serial_write
 from lockstep.server.statements import Statement
@@ -31,7 +34,7 @@ from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ReadFailure
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import PARTITION_READS_AT_ONCE_MAX
-from lockstep.values.request_limits import ROWS_A_TURN
+from lockstep.values.request_limits import ROW_CELLS_INLINE, ROWS_A_TURN
 from lockstep.values.rows import ReadCommand, ReadResult
 
 if TYPE_CHECKING:
@@ -114,6 +117,8 @@ class Selects:
             page = paging.decode(parameters.paging_state, select.shape.table.uuid)
         page_size = parameters.page_size or -1
 
+        heavy = is_long(statement.text, values)
+
         def plan(moment: Context) -> SelectPlan:
             found = plan_select(prepared, values, moment, page, page_size)
             if parameters.consistency in SERIAL_LEVELS and not prepared.is_virtual:
@@ -135,9 +140,14 @@ class Selects:
         if prepared.called:
             found = await page_with_calls(self._functions, context, plan, read)
         else:
-            builder = PageBuilder(plan(context))
+            chosen = await self._functions.settled(context, (), plan, is_long=heavy)
+            builder = PageBuilder(chosen)
             while commands := builder.commands():
-                for _ in builder.adding(await read(commands)):
+                results = await read(commands)
+                if _has_large_row(results):
+                    await self._functions.aside.run(partial(builder.add, results))
+                    continue
+                for _ in builder.adding(results):
                     await asyncio.sleep(0)
             found = builder.page()
         if not prepared.is_virtual:
@@ -145,14 +155,9 @@ class Selects:
         new_id = None
         if execute is not None and has_metadata_id(version):
             new_id = statement.result_id if execute.result_metadata_id != statement.result_id else None
-        encoded: list[bytes] = []
-        for at in range(0, len(found.rows), ROWS_A_TURN):
-            if at:
-                await asyncio.sleep(0)
-            encoded.append(responses.encode_rows(found.rows[at : at + ROWS_A_TURN]))
         return responses.rows_encoded(
             statement.metadata(version),
-            encoded,
+            await _encoded(found.rows),
             len(found.rows),
             paging_state=found.paging_state,
             skip_metadata=parameters.skip_metadata
@@ -220,6 +225,26 @@ class Selects:
             return await read_at(self._node, command, consistency, timeout_ms)
         except LockstepError as error:
             return error
+
+
+async def _encoded(rows: Sequence[ResultRow]) -> list[bytes]:
+    """In parts, with turns for others between them."""
+    parts: list[bytes] = []
+    for at in range(0, len(rows), ROWS_A_TURN):
+        if at:
+            await asyncio.sleep(0)
+        parts.append(responses.encode_rows(rows[at : at + ROWS_A_TURN]))
+    return parts
+
+
+def _has_large_row(results: Sequence[ReadResult]) -> bool:
+    """Whether making one row of it takes long."""
+    return any(
+        len(row.cells) > ROW_CELLS_INLINE
+        for result in results
+        for partition in result.partitions
+        for row in (*partition.rows, *((partition.static,) if partition.static is not None else ()))
+    )
 
 
 def _check_level(consistency: Consistency) -> None:

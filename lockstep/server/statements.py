@@ -23,6 +23,7 @@ from lockstep.schema.user_types import types_of_table
 from lockstep.server.capture import captured_tables
 from lockstep.server.permission_needs import needs_of
 from lockstep.server.permits import Needs
+from lockstep.server.planning_aside import PlanningAside
 from lockstep.values.errors import InvalidRequest, Unprepared
 from lockstep.values.limits import (
     PREPARED_STATEMENTS_MAX,
@@ -170,6 +171,14 @@ def _names_its_keyspace(statement: tree.Statement) -> bool:
     return isinstance(named, tree.TableName) and named.keyspace is not None
 
 
+def _require_size(text: str) -> None:
+    if len(text) > PREPARED_CHARACTERS_MAX:
+        raise InvalidRequest(
+            f"Prepared statement of size {len(text)} bytes is larger than allowed maximum of "
+            f"{PREPARED_CHARACTERS_MAX >> 20} MB: {text[:200]}..."
+        )
+
+
 class _Recent:
     """A bounded map that forgets what was used least recently. `characters`: of all texts."""
 
@@ -214,13 +223,25 @@ class Statements:
 
     def prepare(self, text: str, keyspace: str | None) -> Statement:
         """Plan and keep a statement. SyntaxError_ or InvalidRequest."""
-        if len(text) > PREPARED_CHARACTERS_MAX:
-            raise InvalidRequest(
-                f"Prepared statement of size {len(text)} bytes is larger than allowed maximum of "
-                f"{PREPARED_CHARACTERS_MAX >> 20} MB: {text[:200]}..."
-            )
+        _require_size(text)
+        return self._keep(self._made(text, keyspace, self._catalog()))
+
+    async def prepare_long(self, text: str, keyspace: str | None, aside: PlanningAside) -> Statement:
+        """As `prepare`, beside the loop."""
+        _require_size(text)
         catalog = self._catalog()
-        statement = Statement(text, keyspace, prepare(text, keyspace, catalog), catalog)
+        return self._keep(await aside.run(lambda: self._made(text, keyspace, catalog)))
+
+    async def by_long_text(self, text: str, keyspace: str | None, aside: PlanningAside) -> Statement:
+        """As `by_text`, beside the loop."""
+        catalog = self._catalog()
+        return await aside.run(lambda: self._made(text, keyspace, catalog))
+
+    @staticmethod
+    def _made(text: str, keyspace: str | None, catalog: Catalog) -> Statement:
+        return Statement(text, keyspace, prepare(text, keyspace, catalog), catalog)
+
+    def _keep(self, statement: Statement) -> Statement:
         known = self._prepared.get(statement.id)
         if known is not None:
             if known.result_id != statement.result_id:
@@ -266,7 +287,7 @@ class Statements:
             if found.catalog is catalog:
                 return found
             self._texts.drop(key)
-        statement = Statement(text, keyspace, prepare(text, keyspace, catalog), catalog)
+        statement = self._made(text, keyspace, catalog)
         # Statements about roles may hold passwords.
         if len(text) <= TEXT_STATEMENT_CHARACTERS_MAX and statement.prepared.kind != "ROLE":
             self._texts.put(key, statement)

@@ -18,6 +18,7 @@ from lockstep.cql.user_code import compiled
 from lockstep.runtime.ports import WorkersRefused
 from lockstep.schema.changes import SchemaChange
 from lockstep.schema.function_changes import CreateAggregate, CreateFunction
+from lockstep.server.planning_aside import PlanningAside
 from lockstep.values import codec
 from lockstep.values.errors import FunctionFailure, InvalidRequest, LockstepError, Overloaded
 from lockstep.values.limits import USER_CALL_ROUNDS_MAX
@@ -37,6 +38,7 @@ class UserFunctions:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._settings = node.configuration.functions
+        self.aside = PlanningAside(node.runtime.tasks)
 
     def check(self, change: SchemaChange) -> None:
         """InvalidRequest for a function or aggregate that could not be evaluated, as far as can be told."""
@@ -61,12 +63,20 @@ class UserFunctions:
                 f"{error.message}"
             ) from None
 
-    async def settled(self, context: Context, called: Sequence[object], work: Callable[[Context], T]) -> T:
+    async def settled(
+        self,
+        context: Context,
+        called: Sequence[object],
+        work: Callable[[Context], T],
+        *,
+        is_long: bool = False,
+    ) -> T:
         """What `work` gives with the results of all calls that it makes. `called` empty: it makes none.
+        `is_long`: it is not done on the loop.
 
         The errors of `work`, FunctionFailure, Overloaded."""
         if not called:
-            return work(context)
+            return await self.aside.run(lambda: work(context)) if is_long else work(context)
         return await self.settled_with(UserCalls(), context, work)
 
     async def settled_with(self, calls: UserCalls, context: Context, work: Callable[[Context], T]) -> T:

@@ -7,9 +7,24 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Tokens of one statement: read and planned in one go, which takes a core two seconds. A map literal of
-#: 65,535 entries has 262,000, and clients send such.
+#: Tokens of one statement that changes rows: read and planned beside the loop, which takes a core two
+#: seconds. A map literal of 65,535 entries has 262,000, and clients send such.
 STATEMENT_TOKENS_MAX: Final = 300_000
+#: Tokens of any other statement: IN with as many values as a query may combine has 20,000.
+PLAIN_STATEMENT_TOKENS_MAX: Final = 32_768
+#: Characters of the text of such a statement.
+PLAIN_STATEMENT_CHARACTERS_MAX: Final = 1024 * 1024
+#: Columns of a table that CREATE TABLE makes: every change of its keyspace looks at all of them, some ten
+#: microseconds each.
+TABLE_COLUMNS_MAX: Final = 2_500
+#: Fields of a type that CREATE TYPE makes, some hundred microseconds each.
+USER_TYPE_FIELDS_MAX: Final = 400
+#: Characters of a text that is read and planned on the loop, some 20 ms at worst; a longer one beside it.
+STATEMENT_INLINE_CHARACTERS: Final = 8 * 1024
+#: Bytes of values that are looked at on the loop: collections of some thousand entries, a few milliseconds.
+VALUES_INLINE_BYTES: Final = 64 * 1024
+#: Long statements that wait for the one that is planned; each may take two seconds.
+PLANNED_ASIDE_QUEUED_MAX: Final = 64
 #: Characters of a statement that are as much work as a statement more: some 300 tokens.
 TEXT_CHARACTERS_A_STATEMENT: Final = 1024
 #: Characters of the statements that a batch brings as text; the values of a batch are bound far lower.
@@ -51,3 +66,5 @@ CLIENT_SLOW_MS_MAX: Final = 2_000
 RESPONSE_SIZES_KEPT_MAX: Final = 1024
 #: Rows made or encoded for one answer before the loop gets a turn: some 10 ms.
 ROWS_A_TURN: Final = 2000
+#: Cells of one row that is made on the loop: some 10 ms.
+ROW_CELLS_INLINE: Final = 4096

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.cql import grammar, tree
 from lockstep.cql.grammar_table import PACKED
+from lockstep.cql.lexer import tokenize
 from lockstep.cql.parser import parse
 from lockstep.cql.prepare import prepare
 from lockstep.values.errors import InvalidRequest, SyntaxError_
@@ -174,8 +175,24 @@ def test_time_grows_with_the_length_of_a_list_and_not_with_its_square() -> None:
 
 
 def test_a_statement_that_takes_long_to_read_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="at most 32768 words"):
+        parse(f"SELECT * FROM t WHERE k IN ({'1,' * 16_384}1)")
     with pytest.raises(InvalidRequest, match="at most 300000 words"):
-        parse(f"SELECT * FROM t WHERE k IN ({'1,' * 150_000}1)")
+        parse(f"UPDATE t SET l = [{'1,' * 150_000}1] WHERE k = 1")
+    with pytest.raises(InvalidRequest, match="at most 1048576 characters"):
+        parse(f"/* */ SELECT /* {'x' * (1 << 20)} */ v FROM t")
+    with pytest.raises(InvalidRequest, match="at most 65000 digits"):
+        parse(f"SELECT v FROM t WHERE k = -{'9' * 65_000}")
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_doubled_quotes_are_one_each_and_the_next_single_one_ends(quote: str) -> None:
+    inside = f"a{quote}{quote}b{quote}{quote}{quote}{quote}c"
+    tokens = tokenize(f"x {quote}{inside}{quote} y")
+    assert [token.value for token in tokens[:-1]] == ["x", inside.replace(quote * 2, quote), "y"]
+    for text in (f"x {quote}{inside}", f"x {quote}{quote}{quote}", f"x {quote}a{quote}{quote}"):
+        with pytest.raises(SyntaxError_, match="mismatched character '<EOF>'"):
+            tokenize(text)
 
 
 def test_a_literal_of_as_many_entries_as_clients_send_is_read() -> None:
