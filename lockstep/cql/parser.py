@@ -17,6 +17,7 @@ import msgspec
 from lockstep.cql import reductions, reductions_ddl, reductions_objects, reductions_roles
 from lockstep.cql.grammar import unpacked
 from lockstep.cql.grammar_table import PACKED
+from lockstep.cql.hidden_passwords import without_passwords
 from lockstep.cql.lexer import END, Token, place, terminal_of, tokenize
 from lockstep.cql.tree import Bind, Statement
 from lockstep.values.errors import InvalidRequest, SyntaxError_
@@ -155,7 +156,7 @@ def _unexpected(
         what = " ".join(unsupported["what"].upper().split())
         return InvalidRequest(f"{what} statements are not supported")
     token = tokens[number]
-    shown = "<EOF>" if terminal == END else text[token.start : token.end]
+    shown = "<EOF>" if terminal == END else without_passwords(text, token.start, token.end)
     expected = [symbol for symbol in row if symbol.isupper() or symbol == END or symbol.startswith("__ANON")]
     where = place(text, token.start)
     if len(expected) == 1:
@@ -180,7 +181,7 @@ def _snippet(text: str, tokens: list[Token], number: int) -> str:
     if token.terminal == END:
         return ""
     first = max(0, number - _SNIPPET_TOKENS)
-    before = text[tokens[first].start : token.start]
+    before = without_passwords(text, tokens[first].start, token.start)
     dots_before = "..." if first > 0 else ""
     dots_after = "..." if tokens[number + 1].terminal != END else ""
-    return f" ({dots_before}{before}[{text[token.start : token.end]}]{dots_after})"
+    return f" ({dots_before}{before}[{without_passwords(text, token.start, token.end)}]{dots_after})"

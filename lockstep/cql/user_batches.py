@@ -139,5 +139,12 @@ def _fold(asked: Fold) -> Outcome:
 
 def described(error: Exception) -> str:
     """What went wrong, for a client: errors of functions have no long texts."""
-    text = error.message if isinstance(error, InvalidRequest) else f"{type(error).__name__}: {error}"
-    return text[:1000]
+    if isinstance(error, InvalidRequest):
+        text = error.message
+    else:
+        try:
+            text = f"{type(error).__name__}: {error}"
+        except Exception:
+            text = type(error).__name__  # It does not even tell about itself.
+    # Half a character is text to Python, and cannot be sent.
+    return text[:1000].encode("utf-8", "backslashreplace").decode("utf-8")

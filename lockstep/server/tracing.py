@@ -7,12 +7,12 @@ complete; a trace that cannot be stored never harms the request.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from lockstep.cql.context import Context
 from lockstep.cql.functions import timeuuid
+from lockstep.cql.hidden_passwords import without_passwords
 from lockstep.cql.modify import plan_batch
 from lockstep.cql.wire.messages import Batch, Execute, Query, QueryParameters, Request, Value
 from lockstep.replication.notes import NOTES
@@ -42,8 +42,6 @@ _EVENT: Final = (
     f"INSERT INTO {KEYSPACE}.events (session_id, event_id, activity, source, source_port, "
     f"source_elapsed, thread) VALUES (?, ?, ?, ?, ?, ?, ?) {_KEPT}"
 )
-#: What follows PASSWORD in statements about roles, as a string of either form.
-_PASSWORD: Final = re.compile(r"(password\s*=?\s*)('(?:[^']|'')*'|\$\$.*?\$\$)", re.IGNORECASE | re.DOTALL)
 _TEXT: Final = parse_type("text")
 _INT: Final = parse_type("int")
 _INET: Final = parse_type("inet")
@@ -190,11 +188,7 @@ def texts_of(request: Request, statements: Statements) -> list[str]:
     elif isinstance(request, Batch):
         parts = [part.statement for part in request.statements[:TRACED_STATEMENTS_MAX]]
         found = [part if isinstance(part, str) else statements.by_id(part).text for part in parts]
-    return [_without_passwords(text) for text in found]
-
-
-def _without_passwords(text: str) -> str:
-    return _PASSWORD.sub(r"\1'***'", text)
+    return [without_passwords(text) for text in found]
 
 
 def _names(request: Request) -> tuple[str, str]:
@@ -210,7 +204,7 @@ def _described(trace: Trace) -> dict[object, object]:
     parameters = getattr(trace.request, "parameters", None)
     found: dict[object, object] = {}
     if isinstance(trace.request, Query):
-        found["query"] = _without_passwords(trace.request.text)[:TRACE_PARAMETER_CHARACTERS_MAX]
+        found["query"] = without_passwords(trace.request.text)[:TRACE_PARAMETER_CHARACTERS_MAX]
     if isinstance(parameters, QueryParameters):
         found["consistency_level"] = parameters.consistency.name
         if parameters.page_size is not None:

@@ -422,11 +422,49 @@ def test_roles_need_no_replication(place: Place, root: Session) -> None:
     denied(place.session("meddler"), text, DENIED.format("meddler", "ALTER", "<keyspace system_auth>"))
 
 
-def test_passwords_are_not_traced(root: Session) -> None:
-    statement = "CREATE ROLE traced WITH PASSWORD = 'very-secret' AND LOGIN = true"
-    trace = root.execute(statement, trace=True).get_query_trace(10)
-    told = str(trace.parameters) + "".join(event.description for event in trace.events)
-    assert "very-secret" not in told and "'***'" in told
+def traced(root: Session, statement: Any) -> str:
+    """What is told of a statement by its trace, and by its error."""
+    found = root.execute_async(statement, trace=True)
+    told = ""
+    try:
+        found.result()
+    except Exception as error:
+        told = str(error)
+    trace = found.get_query_trace(10)
+    return told + str(trace.parameters) + "".join(event.description for event in trace.events)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE ROLE traced WITH PASSWORD = 'very-secret' AND LOGIN = true",
+        "ALTER ROLE traced WITH PASSWORD = $$very-secret$$",
+        "CREATE ROLE x WITH PASSWORD 'very-secret'",
+        "CREATE ROLE x WITH PASSWORD = 'very-secret' AND LOGN = true",
+        "CREATE ROLE x WITH PASWORD = 'very-secret'",
+        "CREATE ROLE x WITH PASSWORD = very-secret",
+        "CREATE ROLE x WITH PASSWORD = 'very-secret",
+        "CREATE USER x WITH PASSWRD 'very-secret'",
+        "SELECT * FROM users WHERE password = 'very-secret'",
+    ],
+)
+def test_passwords_are_not_traced(root: Session, statement: str) -> None:
+    told = traced(root, statement)
+    assert "very" not in told and "'***'" in told
+
+
+def test_passwords_of_batches_and_prepared_statements_are_not_traced(place: Place, root: Session) -> None:
+    batch = BatchStatement()
+    batch.add("CREATE ROLE x WITH PASSWORD = 'very-secret'")
+    assert "very" not in traced(root, batch)
+    assert "very" not in traced(
+        root, root.prepare("ALTER ROLE traced WITH PASSWORD = 'very-secret'").bind(())
+    )
+    with pytest.raises(SyntaxException) as refused:
+        root.prepare("CREATE ROLE x WITH PASSWORD 'very-secret'")
+    assert "very" not in str(refused.value)
+    logs = [str(entry) for member in place.cluster.members for entry in member.log]
+    assert not any("very-secret" in entry for entry in logs)
 
 
 def test_a_client_of_jobs_logs_in_over_tls(place: Place, root: Session) -> None:

@@ -167,6 +167,12 @@ def test_failures_are_told_with_the_function_and_the_node_goes_on(session: Sessi
         session.execute("SELECT broken(c) FROM t")
     assert failed.value.keyspace == session.keyspace
     assert (failed.value.function, list(failed.value.arg_types)) == ("broken", ["int"])
+    create(session, "unsayable", "a int", "int", "raise Exception('half: \\ud800')")
+    with pytest.raises(FunctionFailure, match=r"failed: Exception: half: .ud800"):
+        session.execute("SELECT unsayable(c) FROM t")
+    create(session, "halves", "a int", "text", "return '\\ud800'")
+    with pytest.raises(FunctionFailure, match="String didn't validate"):
+        session.execute("SELECT halves(c) FROM t")
     create(session, "endless", "a int", "int", "while True:\n  pass")
     with pytest.raises(FunctionFailure, match="ran longer than 700ms"):
         session.execute("SELECT endless(c) FROM t WHERE k = 1")
