@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from lockstep.placement.placements import ReplicaGroup
 from lockstep.placement.quorums import (
+    Passing,
     Requirement,
     adjacent_safe,
     intersects,
     intersects_by_search,
     reads_like_writes,
     required_reads,
+    required_while_filling,
     required_writes,
 )
 from lockstep.schema.model import Replication
@@ -110,13 +112,33 @@ def test_a_counterexample_names_choices_that_really_miss_each_other() -> None:
 
 
 def test_a_quorum_within_a_data_centre_is_proved_by_itself() -> None:
-    replication = Replication("NetworkTopologyStrategy", (("dc1", 3), ("dc2", 3)))
-    before = group([10, 11, 12, 20, 21, 22], [10, 11, 12, 20, 21, 22])
-    after = group([10, 13, 14, 20, 21, 22], [10, 13, 14, 20, 21, 22])
-    found = adjacent_safe(before, after, replication, by_tens)
+    """No other pair of levels shows it: SimpleStrategy has no EACH_QUORUM of its own."""
+    before, after = group([11, 13, 20], [11, 13, 20]), group([10, 12], [10, 12, 13, 22])
+    later = Replication("SimpleStrategy", (("", 3),))
+    found = adjacent_safe(
+        before, after, Replication("NetworkTopologyStrategy", (("dc1", 3), ("dc2", 3))), by_tens, later
+    )
     assert found is not None
-    local = [node for node in (*found.readers, *found.writers) if found.dc in ("", by_tens(node))]
-    assert local
+    assert (found.levels, found.dc) == ("LOCAL_QUORUM-LOCAL_QUORUM", "dc1")
+    assert {by_tens(node) for node in (*found.readers, *found.writers)} == {"dc1"}
+
+
+def test_a_read_is_like_a_write_only_while_replicas_are_pending() -> None:
+    settled, pending = group([1, 2, 3], [1, 2, 3]), group([1, 2, 3], [1, 2, 3, 4])
+    assert not any(reads_like_writes(level, RF3, settled) for level in Consistency)
+    assert reads_like_writes(Consistency.QUORUM, RF3, pending)
+    assert not reads_like_writes(Consistency.ONE, RF3, pending)
+    assert not reads_like_writes(Consistency.ALL, RF3, pending)
+
+
+def test_a_local_write_while_filling_hears_a_quorum_of_its_own_data_centre() -> None:
+    whole = [11, 12, 13, 21, 22]
+    later = Passing([NodeId(node) for node in whole], TWO_DCS)
+    for dc, count in (("dc1", 2), ("dc2", 2)):
+        needs = required_while_filling(
+            Consistency.LOCAL_QUORUM, TWO_DCS, dc, group(whole, whole), by_tens, later
+        )
+        assert needs == (Requirement(dc, count),)
 
 
 @settings(max_examples=200, deadline=None)
