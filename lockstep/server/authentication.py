@@ -6,11 +6,13 @@ until `login` has returned its role.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from lockstep.metadata.role_changes import ChangeRole, CreateRole
+from lockstep.server.login_delays import LoginDelays
 from lockstep.server.passwords import Passwords
-from lockstep.values.errors import BadCredentials, LockstepError, Rejected
+from lockstep.values.errors import BadCredentials, LockstepError, Overloaded, Rejected
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -27,13 +29,30 @@ class Authentication:
     def __init__(self, node: Node, passwords: Passwords) -> None:
         self._node = node
         self._passwords = passwords
+        self._delays = LoginDelays()
 
     async def login(self, token: bytes | None, address: str) -> str:
         """The role that a SASL PLAIN token from this address belongs to. BadCredentials or Overloaded."""
         return await self.login_as(*_plain(token), address)
 
     async def login_as(self, name: str, password: str, address: str) -> str:
-        """The role, when the password is its. BadCredentials or Overloaded."""
+        """The role, when the password is its; who failed before waits first. BadCredentials or Overloaded."""
+        clock, delays = self._node.runtime.clock, self._delays
+        wait_s = delays.begin(name, address, clock.monotonic_s())
+        if wait_s is None:
+            raise Overloaded(f"Too many logins of {name} from {address} failed lately; try again in a minute")
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        try:
+            await self._judge(name, password)
+        except BadCredentials:
+            delays.failed(name, address, clock.monotonic_s())
+            raise
+        delays.succeeded(name, address)
+        return name
+
+    async def _judge(self, name: str, password: str) -> None:
+        """BadCredentials unless this is the password of a role that may log in."""
         role = self._node.cluster.access.role(name)
         salted_hash = role.salted_hash if role is not None else ""
         if not await self._passwords.is_of(password, salted_hash):
@@ -41,7 +60,6 @@ class Authentication:
         now = self._node.cluster.access.role(name)
         if now is None or not now.login:
             raise BadCredentials(f"{name} is not permitted to log in")
-        return name
 
     async def make_first_role(self) -> None:
         """Make the default superuser in a cluster without roles. Not being able to is no error: another node

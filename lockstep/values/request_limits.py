@@ -68,3 +68,7 @@ RESPONSE_SIZES_KEPT_MAX: Final = 1024
 ROWS_A_TURN: Final = 2000
 #: Cells of one row that is made on the loop: some 10 ms.
 ROW_CELLS_INLINE: Final = 4096
+#: Failed logins that a node remembers of each kind (role at an address, address, role): a few megabytes.
+LOGIN_FAILURES_KEPT_MAX: Final = 10_000
+#: A login that would wait longer for its turn behind failed ones is refused: drivers give up by then.
+LOGIN_WAIT_S_MAX: Final = 10.0
