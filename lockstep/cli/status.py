@@ -11,18 +11,25 @@ from lockstep.cli import client, options, render
 from lockstep.cli.plans import title
 
 SCHEMA = "status/1"
+#: With --exit-code. Above the codes that every command has, so that neither is taken for the other.
+EXIT_CODES = {"healthy": 0, "degraded": 10, "unavailable": 11}
 _COLOURS = {"healthy": "green", "degraded": "yellow", "unavailable": "red"}
 
 
 @click.command()
+@click.option("--exit-code", is_flag=True, help="Exit with 10 when degraded, 11 when unavailable.")
 @options.of_call
-def status(host: str, call_timeout_s: float, output: str) -> None:
-    """Show whether the cluster is healthy, its nodes, and its running operations."""
+def status(exit_code: bool, host: str, call_timeout_s: float, output: str) -> int:
+    """Show whether the cluster is healthy, what is wrong, its nodes, and its running operations.
+
+    Exits with 0 whatever the verdict is, unless --exit-code asks for it; 4 when the node does not answer.
+    """
     answer = client.connect(host, call_timeout_s).status()
     if output == "json":
         render.json_out(answer, SCHEMA)
-        return
-    show(answer)
+    else:
+        show(answer)
+    return EXIT_CODES.get(str(answer.get("level")), EXIT_CODES["unavailable"]) if exit_code else 0
 
 
 def show(answer: Mapping[str, Any]) -> None:

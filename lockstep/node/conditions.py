@@ -8,7 +8,7 @@ however often it is reported; a report that finds no room is counted and shown a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -64,6 +64,15 @@ class Conditions:
             self.report(code, subject, detail)
         else:
             self.clear(code, subject)
+
+    def follow_all(self, code: str, details: Mapping[str, str]) -> None:
+        """Of this code exactly these hold: subject -> detail."""
+        wanted = {cut_text(subject, CONDITION_SUBJECT_BYTES_MAX): text for subject, text in details.items()}
+        for _, subject in [key for key in self._held if key[0] == code]:
+            if subject not in wanted:
+                self.clear(code, subject)
+        for subject, text in wanted.items():
+            self.report(code, subject, text)
 
     def watch(self, look: Callable[[], None]) -> None:
         """`look` reports and clears; it is called whenever somebody wants to know, once a second at least."""

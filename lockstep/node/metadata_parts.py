@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.consensus.messages import Entry
 from lockstep.node.announcing import Announcer
 from lockstep.node.catch_up import CatchUp
-from lockstep.node.condition_watches import watch_metadata
+from lockstep.node.condition_watches import watch_groups, watch_metadata
 from lockstep.node.conditions import Conditions
 from lockstep.node.configuration import Configuration, split_address
 from lockstep.node.facts import NodeFacts
@@ -81,7 +81,9 @@ class MetadataParts(NodeFacts, abc.ABC):
         self.state = MetadataState(
             runtime, self.registry, self._break, log, Retention(kept.retain_entries, kept.retain_snapshots)
         )
-        self.conditions.watch(watch_metadata(self.conditions, self.state))
+        self.conditions.watch(
+            watch_metadata(self.conditions, self.state, lambda: self.leader_id, runtime.clock)
+        )
         self.guards = SessionGuards(self._cluster_now)
         self.voters = Voters(self.state, self.founders_file)
         self.internode = Internode(
@@ -211,6 +213,9 @@ class MetadataParts(NodeFacts, abc.ABC):
             follows=self.management.unsettled,
             replace_after_ms=self.configuration.cms.replace_after_ms,
             log=log,
+        )
+        self.conditions.watch(
+            watch_groups(self.conditions, self.management, self.topology, self.service, runtime.clock)
         )
 
     def _configured(self) -> tuple[Address, ...]:

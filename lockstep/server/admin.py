@@ -18,6 +18,7 @@ from lockstep.server.admin_access import CHALLENGE, Access, AdminAccess, status_
 from lockstep.server.answers import get, integer, later, now, required
 from lockstep.server.backups import BackupRequests
 from lockstep.server.cms_operations import ServiceOperations
+from lockstep.server.condition_views import health_operations
 from lockstep.server.cql_server import CqlServer
 from lockstep.server.exclude import BODY as EXCLUDE_BODY
 from lockstep.server.exclude import PATH as EXCLUDED_PATH
@@ -236,6 +237,7 @@ class Admin:
             *self._recovery_operations(),
             *drain_operations.operations(self._cql),
             *self._service.operations(),
+            *health_operations(node),
             get("/openapi.json", "This document", now(lambda *_: self.registry.openapi())),
             Operation(
                 "GET",

@@ -6,6 +6,7 @@ Invariant: one list of findings serves every place that shows them; it is made w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from lockstep.metadata.directory import NodeState
@@ -27,7 +28,14 @@ def found_by(node: Node) -> tuple[Finding, ...]:
         if other != own and known is not None and alive(other):
             reported[other] = known.state.conditions
     living = frozenset(other for other in present if alive(other))
-    return findings(node.cluster, View(own, living, reported))
+    return findings(node.cluster, View(own, living, reported, _not_serving(node, living)))
+
+
+def _not_serving(node: Node, living: AbstractSet[int]) -> frozenset[int]:
+    """Those that say so; who was not heard of yet says nothing."""
+    known = ((other, node.gossip.known(other)) for other in sorted(living) if other != node.node_id)
+    others = {other for other, said in known if said is not None and not said.state.ready}
+    return frozenset(others if node.ready else {*others, node.node_id})
 
 
 def document(finding: Finding, own: int) -> dict[str, Any]:
@@ -42,7 +50,7 @@ def document(finding: Finding, own: int) -> dict[str, Any]:
         "detail": condition.detail,
         "summary": finding.sentence(own),
         "at_risk": kind.at_risk,
-        "hint": kind.hint,
+        "hint": finding.hint,
         "page": f"docs/operate/{kind.page}.md",
     }
 
@@ -54,6 +62,12 @@ def condition_samples(node: Node) -> Iterator[Sample]:
         "0 healthy, 1 degraded, 2 unavailable, as this node sees the cluster",
         "gauge",
         level_of(found_by(node)),
+    )
+    yield Sample(
+        "lockstep_topology_degraded_ranges",
+        "Ranges that may lack writes since a node was given up by force",
+        "gauge",
+        len(node.cluster.degraded),
     )
     for condition in node.conditions.current():
         yield Sample(

@@ -38,6 +38,7 @@ class Draining:
         server = self._server
         if self.state == "serving":
             self.state = "draining"
+            self._node.conditions.report("NODE_DRAINED")
         server.stop()
         try:
             async with asyncio.timeout(limit_ms / 1000):

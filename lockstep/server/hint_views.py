@@ -69,7 +69,7 @@ def dropped_rows(node: Node) -> Iterator[VirtualRow]:
         }
 
 
-class HintView(msgspec.Struct, frozen=True):
+class LiveView(msgspec.Struct, frozen=True):
     name: str
     columns: str
     partition: tuple[str, ...]
@@ -79,7 +79,7 @@ class HintView(msgspec.Struct, frozen=True):
 
 
 HINT_VIEWS = (
-    HintView(
+    LiveView(
         "pending_hints",
         PENDING_COLUMNS,
         ("host_id",),
@@ -87,7 +87,7 @@ HINT_VIEWS = (
         pending_rows,
         "Writes that this node keeps for replicas that did not acknowledge them",
     ),
-    HintView(
+    LiveView(
         "dropped_hints",
         DROPPED_COLUMNS,
         ("keyspace_name", "table_name"),

@@ -13,6 +13,7 @@ import msgspec
 
 from lockstep.node.log_settings import masked
 from lockstep.schema.types import parse_uuid
+from lockstep.server.condition_views import CONDITION_VIEWS
 from lockstep.server.hint_views import HINT_VIEWS
 from lockstep.server.keyed_rows import KeyedRows
 from lockstep.server.repair_views import REPAIRED, REPAIRS, repair_rows, repaired_rows
@@ -67,7 +68,7 @@ class LiveTables:
             ),
             *(
                 view(one.name, one.columns, one.partition, one.clustering, partial(one.rows, node), one.text)
-                for one in HINT_VIEWS
+                for one in (*HINT_VIEWS, *CONDITION_VIEWS)
             ),
             view(
                 "streams",

@@ -15,9 +15,14 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.degraded import Degraded
+from lockstep.metadata.directory import OWNING_STATES, NodeState
+from lockstep.schema.model import Keyspace
 from lockstep.values.conditions import Condition, ConditionKind, Level, kind_of
 from lockstep.values.ids import NodeId
 
+#: Conditions that say already why a node serves no clients.
+_NOT_SERVING = frozenset(("NODE_DRAINED", "METADATA_STOPPED"))
 #: Findings of which the sentence of a verdict speaks; all are listed below it.
 _TOLD_MAX = 3
 
@@ -33,6 +38,10 @@ class Finding(msgspec.Struct, frozen=True):
     def kind(self) -> ConditionKind:
         return kind_of(self.condition)
 
+    @property
+    def hint(self) -> str:
+        return self.kind.hint.format(id=self.node, subject=self.condition.subject)
+
     def sentence(self, own: int) -> str:
         node = "this node" if self.node == own else f"node {self.node}"
         said = self.condition
@@ -41,20 +50,20 @@ class Finding(msgspec.Struct, frozen=True):
 
 class View(msgspec.Struct, frozen=True):
     """What the node `own` (0: no id yet) knows of the others. `alive`: who seems alive, itself included.
-    `reported`: the conditions that living nodes report of themselves."""
+    `reported`: the conditions that living nodes report of themselves. `not_serving`: living nodes that say
+    that they serve no clients."""
 
     own: int
     alive: AbstractSet[int]
     reported: Mapping[int, Sequence[Condition]]
+    not_serving: AbstractSet[int] = frozenset()
 
 
 def findings(cluster: ClusterMetadata, view: View) -> tuple[Finding, ...]:
     """Everything that is wrong, the worst first."""
     found = [*_of_nodes(cluster, view)]
     found += _of_quorums(cluster, found)
-    living = sum(1 for voter in cluster.voters if voter in view.alive)
-    if cluster.voters and 2 * living <= len(cluster.voters):
-        found.append(_finding(0, Condition("METADATA_NO_MAJORITY"), view.own))
+    found += (_finding(0, condition, view.own) for condition in _of_metadata(cluster, view))
     return tuple(sorted(found, key=lambda one: -one.level))
 
 
@@ -85,24 +94,65 @@ def _finding(node: int, condition: Condition, own: int) -> Finding:
 def _of_nodes(cluster: ClusterMetadata, view: View) -> Iterator[Finding]:
     excluded = {one.node: one for one in cluster.excluded}
     for info in cluster.directory.nodes:
+        if info.state is NodeState.LEFT:
+            continue
         if info.id in excluded:
             yield _finding(info.id, Condition("NODE_EXCLUDED", detail=excluded[info.id].reason), view.own)
-        elif info.owns_tokens and info.id not in view.alive:
-            yield _finding(info.id, Condition("NODE_DOWN"), view.own)
+        elif info.id not in view.alive:
+            if info.state in OWNING_STATES or info.id in cluster.service.members:
+                yield _finding(info.id, Condition("NODE_DOWN"), view.own)
+            elif info.id in cluster.requests.by_node:
+                yield _finding(info.id, Condition("JOINER_DOWN"), view.own)
         else:
             reported = view.reported.get(info.id, ())
             yield from (_finding(info.id, condition, view.own) for condition in reported)
+            said = {condition.code for condition in reported}
+            if info.id in view.not_serving and info.state in OWNING_STATES and not said & _NOT_SERVING:
+                yield _finding(info.id, Condition("NODE_NOT_SERVING"), view.own)
+
+
+def _of_metadata(cluster: ClusterMetadata, view: View) -> Iterator[Condition]:
+    """What the metadata value itself says is wrong."""
+    living = sum(1 for voter in cluster.voters if voter in view.alive)
+    if cluster.voters and 2 * living <= len(cluster.voters):
+        yield Condition("METADATA_NO_MAJORITY")
+    if cluster.service.frozen:
+        yield Condition("METADATA_FROZEN", detail=cluster.service.frozen)
+    for keyspace in cluster.schema.keyspaces if cluster.degraded else ():
+        lines = degraded_of(cluster, keyspace)
+        if lines:
+            lacking = sorted({node for line in lines for node in line.lacking})
+            who = f"nodes {', '.join(map(str, lacking))} may lack" if lacking else "nobody may have"
+            since = min(line.since_epoch for line in lines)
+            count = f"{len(lines)} range{'s' if len(lines) > 1 else ''}"
+            detail = f"{count}, where {who} writes of before epoch {since}"
+            yield Condition("RANGES_DEGRADED", keyspace.name, detail=detail)
+
+
+def degraded_of(cluster: ClusterMetadata, keyspace: Keyspace) -> tuple[Degraded, ...]:
+    """The degraded ranges of one keyspace."""
+    return tuple(
+        line
+        for line in cluster.degraded
+        if line.replication == keyspace.replication and line.is_about(keyspace.name)
+    )
 
 
 def _of_quorums(cluster: ClusterMetadata, of_nodes: Sequence[Finding]) -> Iterator[Finding]:
     gone = frozenset(NodeId(one.node) for one in of_nodes if one.kind.withholds == "everything")
     full = gone | {NodeId(one.node) for one in of_nodes if one.kind.withholds == "writes"}
     for keyspace in cluster.schema.keyspaces if full else ():
-        groups = [placed.group for placed in cluster.placements.ring(keyspace.replication).ranges]
-        if any(_without_quorum(group.reads, gone) for group in groups):
+        reads = [placed.group.reads for placed in cluster.placements.ring(keyspace.replication).ranges]
+        if any(_without_quorum(replicas, gone) for replicas in reads):
             yield _finding(0, Condition("NO_QUORUM", keyspace.name), 0)
-        elif any(_without_quorum(group.reads, full) for group in groups):
+        elif any(_without_quorum(replicas, full) for replicas in reads):
             yield _finding(0, Condition("NO_WRITE_QUORUM", keyspace.name), 0)
+        else:
+            dc_of = cluster.directory.dc_by_id
+            for dc in sorted({dc_of[node] for node in full if node in dc_of}):
+                local = [tuple(node for node in replicas if dc_of[node] == dc) for replicas in reads]
+                if any(replicas and _without_quorum(replicas, full) for replicas in local):
+                    yield _finding(0, Condition("NO_LOCAL_QUORUM", f"{dc}, keyspace {keyspace.name}"), 0)
 
 
 def _without_quorum(replicas: Sequence[NodeId], gone: AbstractSet[NodeId]) -> bool:

@@ -48,8 +48,8 @@ class Condition(msgspec.Struct, frozen=True, array_like=True):
 
 class ConditionKind(msgspec.Struct, frozen=True):
     """`summary` is a clause that may name {node}, {subject} and {detail}. `at_risk`: what can still be lost.
-    `hint`: the next command or step. `page`: below docs/operate, without its ending.
-    `withholds`: what of a replica's work the node does not do while the condition lasts."""
+    `hint`: the next command or step, which may name {id} (of the node) and {subject}. `page`: below
+    docs/operate, without its ending. `withholds`: what of a replica's work the node does not do meanwhile."""
 
     code: str
     level: Level
@@ -75,7 +75,7 @@ _ROWS: Final = (
         Level.UNAVAILABLE,
         "{node} is excluded",
         "nothing while a quorum of each range is up; the others refuse its requests for data",
-        "lockstep topology exclude ID --undo, once it has caught up",
+        "lockstep topology exclude {id} --undo, once it has caught up",
         "node-is-refused",
         withholds="everything",
     ),
@@ -145,6 +145,86 @@ _ROWS: Final = (
         "lockstep backup restore, or lockstep node scrub --give-up",
         "damaged-table-file",
     ),
+    ConditionKind(
+        "JOINER_DOWN",
+        Level.DEGRADED,
+        "{node} died while it joined",
+        "nothing; its request waits, and others may wait behind it",
+        "start it with the same data directory, or lockstep topology cancel ID",
+        "dead-joining-node",
+    ),
+    ConditionKind(
+        "NODE_NOT_SERVING",
+        Level.DEGRADED,
+        "{node} serves no clients",
+        "nothing; clients use other nodes",
+        "lockstep why {id}; its log says whether it starts or stops",
+        "node-does-not-start",
+    ),
+    ConditionKind(
+        "NODE_DRAINED",
+        Level.DEGRADED,
+        "{node} was drained and serves no clients",
+        "nothing; it is a replica as before, and clients use other nodes",
+        "start it again, or stop it",
+        "node-down",
+    ),
+    ConditionKind(
+        "NO_LOCAL_QUORUM",
+        Level.DEGRADED,
+        "no quorum within data centre {subject} for some ranges",
+        "nothing that is on the disks of the nodes that are down; requests at LOCAL_QUORUM there fail",
+        "start the nodes that are down",
+        "lost-data-centre",
+    ),
+    ConditionKind(
+        "RANGES_DEGRADED",
+        Level.DEGRADED,
+        "{subject} has ranges that may lack writes: {detail}",
+        "acknowledged writes that only the node given up by force had, or too few others",
+        "lockstep repair {subject}",
+        "node-down",
+    ),
+    ConditionKind(
+        "OPERATION_STUCK",
+        Level.DEGRADED,
+        "{subject} does not go on: {detail}",
+        "nothing; what it changes stays as it is",
+        "lockstep topology watch shows what it waits for",
+        "operation-waits",
+    ),
+    ConditionKind(
+        "VOTERS_STUCK",
+        Level.DEGRADED,
+        "the voters of the metadata group wait: {detail}",
+        "the metadata may survive fewer losses than the cluster has nodes for",
+        "lockstep cms reconfigure --status",
+        "change-the-voters",
+    ),
+    ConditionKind(
+        "METADATA_FROZEN",
+        Level.DEGRADED,
+        "the metadata is frozen: {detail}",
+        "nothing; schema and topology cannot be changed",
+        "lockstep cms thaw",
+        "metadata-frozen",
+    ),
+    ConditionKind(
+        "METADATA_NO_LEADER",
+        Level.DEGRADED,
+        "{node} knows no leader of the metadata group",
+        "nothing; schema and topology cannot be changed",
+        "lockstep cms describe",
+        "metadata-leader-lost",
+    ),
+    ConditionKind(
+        "MANAGEMENT_STOPPED",
+        Level.DEGRADED,
+        "{node} takes part in the management group no more: {detail}",
+        "nothing while most of its members are up; without them no node can join",
+        "lockstep recovery cluster states cmg --global",
+        "management-group-lost",
+    ),
 )
 #: Code -> what is told of it.
 CONDITIONS: Final = {kind.code: kind for kind in _ROWS}
@@ -161,7 +241,7 @@ def kind_of(condition: Condition) -> ConditionKind:
         Level.DEGRADED,
         "{node} reports " + condition.code + " {subject} {detail}",
         "unknown to this release",
-        "ask the node itself: lockstep status --host",
+        "ask node {id} itself: lockstep status --host",
         "README",
     )
 

@@ -97,6 +97,14 @@ def test_a_full_disk_shows_in_status_why_and_metrics(cluster: Nodes) -> None:
         _, body = raw(cluster, "GET", "/metrics")
         assert b'lockstep_node_condition{code="DISK_FULL",subject=""} 1' in body
         assert b"lockstep_cluster_level 1" in body
+        code = CliRunner().invoke(root, ["status", "--exit-code", "--host", host]).exit_code
+        assert code == 10 and CliRunner().invoke(root, ["status", "--host", host]).exit_code == 0
+        status, answer = raw(cluster, "GET", "/health/ready")
+        assert status == 200 and json.loads(answer)["level"] == "degraded", "it still reads"
+        with WireClient(member.address, CQL_PORT, 5) as client:
+            client.startup()
+            asked = "SELECT code, node_id, level FROM system_views.conditions"
+            assert "DISK_FULL" in str(client.query(asked))
     finally:
         space.reserve_bytes = reserve_bytes
     until(lambda: admin(cluster, 3).get("/v1/status")["level"] == "healthy")

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.excluded import ExcludeNodes
+from lockstep.metadata.membership import ServiceWish, SetService
+from lockstep.metadata.operations import OperationKind
+from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.health import View, findings, level_of, verdict
+from lockstep.topology.requests import EnqueueRequest
 from lockstep.values.conditions import CONDITIONS, Condition, Level
+from lockstep.values.ids import NodeId
 from tests.metadata.histories import simple, started
+from tests.topology.drills import register
 
 FULL = Condition("DISK_FULL", since_us=1)
 
@@ -58,6 +70,104 @@ def test_a_condition_of_a_newer_release_is_not_healthy() -> None:
 
 def test_every_row_makes_a_sentence_and_says_what_to_do() -> None:
     for code, kind in CONDITIONS.items():
-        assert kind.summary.format(node="node 1", subject="s", detail="d") and kind.at_risk and kind.hint, (
-            code
-        )
+        assert kind.summary.format(node="node 1", subject="s", detail="d") and kind.at_risk, code
+        assert kind.hint.format(id=1, subject="s"), code
+
+
+# -- nobody is told healthy when it is not
+
+
+def degraded_cluster() -> ClusterMetadata:
+    history = started([(100,), (200,), (300,), (400,)], ("ks", simple(2)))
+    history.submit(ForceRemove(NodeId(4), "its disk burnt"))
+    return history.now
+
+
+def test_ranges_that_may_lack_writes_are_a_finding_until_they_are_repaired() -> None:
+    now = degraded_cluster()
+    (one,) = findings(now, View(1, frozenset((1, 2, 3)), {}))
+    assert (one.condition.code, one.condition.subject, one.level) == ("RANGES_DEGRADED", "ks", Level.DEGRADED)
+    assert one.condition.detail.startswith("2 ranges, where nodes 1, 2 may lack writes")
+    assert findings(msgspec.structs.replace(now, degraded=()), View(1, frozenset((1, 2, 3)), {})) == ()
+
+
+def test_a_newcomer_that_died_a_drained_and_a_silent_node_are_findings() -> None:
+    history = started([(100,), (200,), (300,)], ("ks", simple(3)))
+    history.submit(register(4, "dc1", "r1"))
+    history.submit(EnqueueRequest(OperationKind.BOOTSTRAP, NodeId(4), (400,), actor="node 4"))
+    everyone = frozenset((1, 2, 3))
+    (joiner,) = findings(history.now, View(1, everyone, {}))
+    assert (joiner.condition.code, joiner.node) == ("JOINER_DOWN", 4)
+    plain = cluster()
+    (silent,) = findings(plain, View(1, everyone, {}, frozenset((2,))))
+    assert (silent.condition.code, silent.node) == ("NODE_NOT_SERVING", 2)
+    drained = {2: (Condition("NODE_DRAINED"),)}
+    assert [one.condition.code for one in findings(plain, View(1, everyone, drained, frozenset((2,))))] == [
+        "NODE_DRAINED"
+    ]
+
+
+def test_a_frozen_metadata_is_a_finding() -> None:
+    history = started([(100,), (200,), (300,)], ("ks", simple(3)))
+    history.submit(SetService(ServiceWish.FREEZE, text="upgrade"))
+    (one,) = findings(history.now, View(1, frozenset((1, 2, 3)), {}))
+    assert one.sentence(1) == "the metadata is frozen: upgrade"
+
+
+def level_by_hand(now: ClusterMetadata, view: View) -> Level:
+    """The slow twin: every key of every keyspace is asked for, and everything that can be wrong is listed."""
+    out, full, wrong = set[int](), set[int](), bool(now.degraded or now.service.frozen)
+    own_serves = True
+    for info in now.directory.nodes:
+        codes = {condition.code for condition in view.reported.get(info.id, ())}
+        if info.state is NodeState.LEFT:
+            continue
+        shut_out = any(one.node == info.id for one in now.excluded)
+        stopped = "METADATA_STOPPED" in codes and info.id in view.alive
+        if info.id not in view.alive or shut_out or stopped:
+            wrong = True
+            out.add(info.id)
+            own_serves = own_serves and info.id != view.own
+        elif codes or info.id in view.not_serving:
+            wrong = True
+            if "DISK_FULL" in codes:
+                full.add(info.id)
+    if 2 * len([v for v in now.voters if v in view.alive]) <= len(now.voters):
+        wrong = True
+    for keyspace in now.schema.keyspaces:
+        for token in range(50, 500, 100):
+            replicas = now.placements.ring(keyspace.replication).group_for(token).reads
+            for gone in (out, out | full):
+                if len([one for one in replicas if one not in gone]) < len(replicas) // 2 + 1:
+                    return Level.UNAVAILABLE
+    if not own_serves:
+        return Level.UNAVAILABLE
+    return Level.DEGRADED if wrong else Level.HEALTHY
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_the_level_is_that_of_a_slow_twin_for_any_state(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 5))
+    factor = data.draw(st.integers(1, count))
+    history = started([(100 * n,) for n in range(1, count + 1)], ("ks", simple(factor)), ("one", simple(1)))
+    if count > 2 and data.draw(st.booleans()):
+        history.tried(ForceRemove(NodeId(count), "its disk burnt"))
+    if data.draw(st.booleans()):
+        history.tried(ExcludeNodes((NodeId(data.draw(st.integers(1, count))),), "suspect"))
+    if data.draw(st.integers(0, 4)) == 0:
+        history.submit(SetService(ServiceWish.FREEZE, text="upgrade"))
+    nodes = st.sets(st.integers(1, count), max_size=count)
+    alive = frozenset(range(1, count + 1)) - data.draw(nodes.filter(lambda down: 1 not in down))
+    reported = {
+        node: tuple(Condition(code) for code in sorted(data.draw(st.sets(st.sampled_from(REPORTED)))))
+        for node in sorted(alive & data.draw(nodes))
+    }
+    view = View(1, alive, reported, frozenset(alive & data.draw(nodes)))
+    found = findings(history.now, view)
+    assert level_of(found) is level_by_hand(history.now, view), found
+    assert verdict(found, 1, running=False).startswith(level_of(found).word)
+
+
+#: Of each severity, and one that this release does not know.
+REPORTED = ("DISK_FULL", "METADATA_STOPPED", "NODE_DRAINED", "OPERATION_STUCK", "LEAKS_OIL")
