@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -28,6 +29,8 @@ from lockstep.server.admin import Admin
 from lockstep.server.admin_access import Access
 from lockstep.server.auth_views import AuthTables
 from lockstep.server.distributed_views import distributed_tables
+from lockstep.server.latencies import BOUNDS_S, OPERATIONS
+from lockstep.server.metric_table import METRICS
 from lockstep.server.system_local import SystemTables
 from lockstep.server.system_schema import SchemaTables
 from lockstep.server.system_views import ViewTables
@@ -38,6 +41,7 @@ from lockstep.topology.stages import TABLES, mermaid
 from lockstep.values.conditions import CONDITIONS
 from lockstep.values.errors import RequestError
 from lockstep.values.limits import REQUESTS_PASSED_MAX
+from lockstep.values.log_limits import LATENCY_SERIES_MAX
 
 HERE = Path(__file__).parent
 WIDTH = 110
@@ -157,6 +161,9 @@ def pages() -> dict[str, str]:
         "stages.md": stages(),
         "exclusions.md": exclusions(),
         "cql.md": cql(),
+        "metrics.md": metrics(),
+        "../monitoring/grafana-dashboard.json": _beside("monitoring").dashboard(),
+        "../monitoring/alert-rules.yml": _beside("monitoring").alert_rules(),
     }
 
 
@@ -367,13 +374,45 @@ def conditions() -> str:
 
 
 def cql() -> str:
-    """Made by the module beside this one, wherever this one was loaded from."""
-    spec = importlib.util.spec_from_file_location("cql_page", HERE / "cql_page.py")
+    made: str = _beside("cql_page").page(table, _joined, NOTE)
+    return made
+
+
+def _beside(name: str) -> ModuleType:
+    """The module beside this one, wherever this one was loaded from."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made: str = module.page(table, _joined, NOTE)
-    return made
+    return module
+
+
+# -- metrics --------------------------------------------------------------------------------------------
+
+
+def metrics() -> str:
+    rows = [
+        (f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.meaning)
+        for one in METRICS.values()
+    ]
+    bounds = ", ".join(f"{bound:g}" for bound in BOUNDS_S)
+    operations = ", ".join(f"`{name}`" for name in OPERATIONS)
+    return _joined(
+        [
+            "# Metrics",
+            NOTE,
+            "`GET /metrics` at `network.admin_port` of every node, in Prometheus text format. Each node "
+            "tells of itself; counters begin anew when it starts. A Grafana dashboard and alert rules that "
+            "are made from this table lie in [docs/monitoring](../monitoring/README.md).",
+            table(["name", "type", "labels", "means"], rows),
+            f"`lockstep_server_request_duration_seconds`: `operation` is one of {operations}; `read` is of "
+            "partitions and `range` over ranges of tokens, `cas_read` is a serial read and `cas_write` a "
+            "conditional write, `schema` has TRUNCATE, and `other` is of roles, USE, DESCRIBE and what could "
+            "not be read. `consistency` is the request's level. `table_class` is `system` for keyspaces of "
+            f"the system and `user` for all others. There are at most {LATENCY_SERIES_MAX} combinations, and "
+            f"those that occurred are told. Buckets end at {bounds} s.",
+        ]
+    )
 
 
 # -- virtual tables -------------------------------------------------------------------------------------

@@ -19,40 +19,17 @@ def conditional_samples(node: Node) -> Iterator[Sample]:
     conditionals = node.conditionals
     for kind, counts in (("write", conditionals.writes_ended), ("read", conditionals.reads_ended)):
         yield from _samples(kind, counts)
-    yield Sample(
-        "lockstep_conditional_replans_total",
-        "Rounds of ballots planned again because something that matters changed",
-        "counter",
-        conditionals.replans,
-    )
+    yield Sample("lockstep_conditional_replans_total", conditionals.replans)
 
 
 def _samples(kind: str, counts: ConditionalCounts) -> Iterator[Sample]:
     labels = (("kind", kind),)
     for outcome, count in counts.outcomes.items():
-        yield Sample(
-            "lockstep_conditional_requests_total",
-            "Conditional writes and serial reads, by how they ended",
-            "counter",
-            count,
-            (*labels, ("outcome", outcome)),
-        )
-    yield Sample(
-        "lockstep_conditional_unfinished_total",
-        "Proposals of others that were in progress, and were finished first",
-        "counter",
-        counts.finished,
-        labels,
+        yield Sample("lockstep_conditional_requests_total", count, (*labels, ("outcome", outcome)))
+    yield Sample("lockstep_conditional_unfinished_total", counts.finished, labels)
+    yield from histogram(
+        "lockstep_conditional_duration_seconds", (BOUNDS_S, counts.took, counts.took_s), labels
     )
     yield from histogram(
-        "lockstep_conditional_duration_seconds",
-        "How long they took",
-        (BOUNDS_S, counts.took, counts.took_s),
-        labels,
-    )
-    yield from histogram(
-        "lockstep_conditional_contentions",
-        "How often others were promised a later ballot meanwhile",
-        (BOUNDS_BEATEN, counts.beaten, counts.beaten_total),
-        labels,
+        "lockstep_conditional_contentions", (BOUNDS_BEATEN, counts.beaten, counts.beaten_total), labels
     )

@@ -57,23 +57,11 @@ def document(finding: Finding, own: int) -> dict[str, Any]:
 
 def condition_samples(node: Node) -> Iterator[Sample]:
     """The node's own conditions, for every node is scraped, and the level of the cluster as it sees it."""
-    yield Sample(
-        "lockstep_cluster_level",
-        "0 healthy, 1 degraded, 2 unavailable, as this node sees the cluster",
-        "gauge",
-        level_of(found_by(node)),
-    )
-    yield Sample(
-        "lockstep_topology_degraded_ranges",
-        "Ranges that may lack writes since a node was given up by force",
-        "gauge",
-        len(node.cluster.degraded),
-    )
+    yield Sample("lockstep_cluster_level", level_of(found_by(node)))
+    yield Sample("lockstep_topology_degraded_ranges", len(node.cluster.degraded))
     for condition in node.conditions.current():
         yield Sample(
             "lockstep_node_condition",
-            "What is wrong with this node: 1 degrades the cluster, 2 keeps this node from serving",
-            "gauge",
             kind_of(condition).level,
             (("code", condition.code), ("subject", condition.subject)),
         )

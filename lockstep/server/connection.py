@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
+
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.compression import ALGORITHMS, LZ4
 from lockstep.cql.wire.constants import (
@@ -30,6 +32,7 @@ from lockstep.cql.wire.messages import (
     Execute,
     Options,
     Prepare,
+    Query,
     Register,
     Request,
     Startup,
@@ -77,6 +80,19 @@ _EXECUTE: Final = int(Opcode.EXECUTE)
 _TRACING_WARNING: Final = "Tracing is not possible now: the request was executed without it"
 
 
+class _Given(msgspec.Struct, eq=False):
+    """A request that is run; `began_s`: when it was read. See `CqlConnection._spawn` for the others."""
+
+    session: Session
+    stream: int
+    request: Request
+    size: int
+    traced: bool
+    begun: bool
+    notes: PayloadNotes | None
+    began_s: float
+
+
 class CqlConnection(asyncio.Protocol):
     """A connection of the server's CQL port. `session` is None until STARTUP was answered and the client has
     logged in where it must; `_login` is there while it must."""
@@ -93,7 +109,7 @@ class CqlConnection(asyncio.Protocol):
         self._turns = server.turns
         self.responses = Responses(server.responses, self._outbox, lambda why: server.close_unread(self, why))
         self._intake = Intake(server.turns, self._flow, self.responses, self._received, self._end_if_answered)
-        self._writes = DirectWrites(self, self._flow, server.executor)
+        self._writes = DirectWrites(self, self._flow, server.executor, server.latencies)
         self._finishing = self._ended = False  # Ended: what is read is dropped.
         self.session: Session | None = None
         self._login: Login | None = None
@@ -253,11 +269,12 @@ class CqlConnection(asyncio.Protocol):
                 self._turns.batch_begun(len(request.statements))
             self._spawn(session, stream, request, len(envelope.body), traced, notes=notes)
 
-    def again(self, stream: int, request: Execute, size: int, begun: bool) -> None:
+    def again(self, stream: int, request: Execute, size: int, begun: bool, began_s: float) -> None:
         """Run a request whose table was emptied, dropped or lost columns meanwhile: under the present schema
-        it reaches the table, or is refused for what it is. `begun`: as in `Executor.run`."""
+        it reaches the table, or is refused for what it is. `begun`: as in `Executor.run`; `began_s`: when it
+        was read."""
         assert self.session is not None
-        self._spawn(self.session, stream, request, size, begun=begun)
+        self._spawn(self.session, stream, request, size, begun=begun, began_s=began_s)
 
     def _spawn(
         self,
@@ -268,44 +285,43 @@ class CqlConnection(asyncio.Protocol):
         traced: bool = False,
         begun: bool = False,
         notes: PayloadNotes | None = None,
+        began_s: float = 0.0,
     ) -> None:
         """Run a request that is counted as in flight. With `notes` its answer has a payload."""
-        work = self._run(session, stream, request, size, traced, begun, notes)
-        self._server.runtime.tasks.spawn(work, "cql.request")
+        began_s = began_s or self._server.latencies.now_s()
+        given = _Given(session, stream, request, size, traced, begun, notes, began_s)
+        self._server.runtime.tasks.spawn(self._run(given), "cql.request")
 
-    async def _run(
-        self,
-        session: Session,
-        stream: int,
-        request: Request,
-        size: int,
-        traced: bool,
-        begun: bool,
-        notes: PayloadNotes | None,
-    ) -> None:
-        executor = self._server.executor
+    async def _run(self, given: _Given) -> None:
+        executor, stream, request, notes = self._server.executor, given.stream, given.request, given.notes
         NOTES.set(notes)  # a task has a context of its own
         trace: Trace | None = None
+        failure: Exception | None = None
         try:
-            if traced:
+            if given.traced:
                 trace = await executor.tracer.begin(request, self.peer[0])
             if trace is not None:
-                self._answer(stream, await executor.run_traced(session, request, trace), trace.id, notes)
+                answer = await executor.run_traced(given.session, request, trace)
+                self._answer(stream, answer, trace.id, notes)
                 return
-            answer = await executor.run(session, request, begun=begun)
-            warned = Answer(answer.body, (*answer.warnings, _TRACING_WARNING)) if traced else answer
+            answer = await executor.run(given.session, request, begun=given.begun)
+            warned = Answer(answer.body, (*answer.warnings, _TRACING_WARNING)) if given.traced else answer
             self._answer(stream, warned, None, notes)
         except LockstepError as error:
+            failure = error
             body = responses.error(self._version, error)
             trace_id = trace.id if trace is not None else None
             flags, body = responses.with_prefix(body, trace_id=trace_id, payload=answered_payload(notes))
             self._send(_ERROR, stream, body, flags)
         except Exception as error:
+            failure = error
             self._fault(stream, error)
         finally:
+            assert isinstance(request, Query | Execute | Batch), "the others are answered at once"
+            self._server.latencies.ended(request.parameters.consistency, given.began_s, failure)
             if isinstance(request, Batch):
                 self._turns.batch_ended(len(request.statements))
-            self.ended(size)
+            self.ended(given.size)
 
     def ended(self, size: int) -> None:
         """A request of `size` bytes has its answer."""

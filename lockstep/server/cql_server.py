@@ -21,6 +21,7 @@ from lockstep.server.draining import Draining
 from lockstep.server.events import Events
 from lockstep.server.execution import Executor
 from lockstep.server.flow import NodeLoad
+from lockstep.server.latencies import Latencies
 from lockstep.server.passwords import Passwords
 from lockstep.server.permits import Permits
 from lockstep.server.responses_owed import NodeResponses
@@ -56,6 +57,7 @@ class CqlServer:
         self.load = NodeLoad()
         self.responses = NodeResponses(runtime.clock)
         self.turns = Turns()
+        self.latencies = Latencies(runtime.clock.monotonic_s)
         self.connections_refused = 0
         self.faults = 0
         self.requests_served = 0

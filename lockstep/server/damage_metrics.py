@@ -13,21 +13,6 @@ if TYPE_CHECKING:
 
 def damage_samples(node: Node) -> Iterator[Sample]:
     damaged = node.store.damaged
-    yield Sample(
-        "lockstep_storage_damaged_files",
-        "Table files found damaged since the start",
-        "gauge",
-        len(damaged.known),
-    )
-    yield Sample(
-        "lockstep_storage_damage_met_total",
-        "Reads, merges, streams and checks that met a damaged table file",
-        "counter",
-        damaged.count,
-    )
-    yield Sample(
-        "lockstep_storage_lacking_stretches",
-        "Stretches of the store that were lost and are not filled again",
-        "gauge",
-        len(node.lacking.current),
-    )
+    yield Sample("lockstep_storage_damaged_files", len(damaged.known))
+    yield Sample("lockstep_storage_damage_met_total", damaged.count)
+    yield Sample("lockstep_storage_lacking_stretches", len(node.lacking.current))

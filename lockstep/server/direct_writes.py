@@ -14,6 +14,7 @@ import msgspec
 from lockstep.cql.wire.messages import Execute
 from lockstep.replication.writes import Begun
 from lockstep.server.flow import Flow
+from lockstep.server.latencies import WRITE, Latencies, Latency
 from lockstep.server.permits import Session
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError
 
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
 class DirectWrites:
     """Of one connection. Inside `with` writes are gathered; they begin at its end."""
 
-    def __init__(self, connection: CqlConnection, flow: Flow, executor: Executor) -> None:
+    def __init__(
+        self, connection: CqlConnection, flow: Flow, executor: Executor, latencies: Latencies
+    ) -> None:
         self._connection = connection
         self._flow = flow
         self._executor = executor
+        self._latencies = latencies
         self._gathers = False
         self._gathered: list[Begun] = []
 
@@ -53,8 +57,11 @@ class DirectWrites:
             raise
         if mutation is None:
             return False
-        told = _Written(self._connection, stream, request, size)
-        write = Begun(mutation, request.parameters.consistency, told)
+        level, latencies = request.parameters.consistency, self._latencies
+        told = _Written(
+            self._connection, stream, request, size, latencies, latencies.of_write(level), latencies.now_s()
+        )
+        write = Begun(mutation, level, told)
         if self._gathers:
             self._gathered.append(write)
         else:
@@ -69,14 +76,20 @@ class _Written(msgspec.Struct, eq=False):
     _stream: int
     _request: Execute
     _size: int
+    _latencies: Latencies
+    _latency: Latency
+    _began_s: float
 
     def __call__(self, error: LockstepError | None) -> None:
         connection = self._connection
         try:
             if isinstance(error, InvalidRequest):
                 begun = isinstance(error, ColumnsGone) and error.begun
-                connection.again(self._stream, self._request, self._size, begun)
+                connection.again(self._stream, self._request, self._size, begun, self._began_s)
                 return
+            self._latency.note(self._latencies.now_s() - self._began_s)
+            if error is not None:
+                self._latencies.failed(WRITE, error)
             connection.written(self._stream, error)
             connection.ended(self._size)
         except Exception as defect:

@@ -35,6 +35,7 @@ from lockstep.server.capture import refuse_uncapturable
 from lockstep.server.catalogs import Catalogs
 from lockstep.server.conditional import run_conditional
 from lockstep.server.counter_writes import at_server_time, change_counters, counts, tables_of
+from lockstep.server.latencies import BATCHES, CONDITIONAL_BATCHES, COUNTER_BATCHES, OPERATION
 from lockstep.server.permits import Permits, Session
 from lockstep.server.planning_aside import is_long
 from lockstep.server.request_statements import RequestStatements
@@ -219,6 +220,7 @@ class Executor:
         self, session: Session, statement: Statement, parameters: QueryParameters, execute: Execute | None
     ) -> Answer:
         prepared = statement.prepared
+        OPERATION.set(statement.operation)
         if self._permits is not None:
             self._permits.require(session, statement.needs)
         values = _positional(prepared, parameters)
@@ -341,12 +343,15 @@ class Executor:
             self._permits.require_all(session, [part.needs for part in parts])
         entries = [(part.prepared, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
         context = self.context(batch.parameters)
+        OPERATION.set(BATCHES)
         called = called_by(prepared for prepared, _ in entries)
         check_batch(BATCH_NAMES[batch.kind], tables_of(parts))
         if any(is_conditional(part.prepared) for part in parts):
+            OPERATION.set(CONDITIONAL_BATCHES)
             pairs = [(part, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
             return await self._decide(session, pairs, context, batch.parameters, is_batch=True)
         if any(counts(part.prepared) for part in parts):
+            OPERATION.set(COUNTER_BATCHES)
             changes = await self._functions.settled(
                 at_server_time(context), called, lambda moment: plan_batch(entries, moment)
             )

@@ -124,15 +124,10 @@ class GossipTable:
 
 
 def gossip_samples(node: Node) -> Iterator[Sample]:
-    yield Sample("lockstep_gossip_rounds_total", "Rounds of gossip begun", "counter", node.gossip.rounds)
-    yield Sample("lockstep_gossip_messages_total", "Gossip messages sent", "counter", node.gossip.sent)
-    yield Sample(
-        "lockstep_gossip_failures_total",
-        "Exchanges without an answer",
-        "counter",
-        node.gossip.failures,
-    )
+    yield Sample("lockstep_gossip_rounds_total", node.gossip.rounds)
+    yield Sample("lockstep_gossip_messages_total", node.gossip.sent)
+    yield Sample("lockstep_gossip_failures_total", node.gossip.failures)
     for info in _present(node):
         labels = (("node", str(info.id)), ("address", info.address))
         phi = round(node.liveness.phi(info.id), _PHI_DIGITS)
-        yield Sample("lockstep_gossip_phi", "How strongly a node is suspected", "gauge", phi, labels)
+        yield Sample("lockstep_gossip_phi", phi, labels)

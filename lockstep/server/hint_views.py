@@ -102,27 +102,14 @@ def hint_samples(node: Node) -> Iterator[Sample]:
     hints, delivery = node.hints, node.hint_delivery
     for target, pending in list(hints.store.pending.items()):
         labels = (("node", str(target)),)
-        yield Sample("lockstep_hints_pending", "Hints kept for a node", "gauge", pending.count, labels)
-        yield Sample("lockstep_hints_pending_bytes", "Their size", "gauge", pending.bytes, labels)
-    yield Sample("lockstep_hints_left_total", "Hints kept since the start", "counter", hints.left)
-    yield Sample("lockstep_hints_delivered_total", "Hints brought", "counter", delivery.delivered)
-    yield Sample("lockstep_hints_failed_total", "Attempts that failed", "counter", delivery.failed)
-    yield Sample(
-        "lockstep_batches_kept", "Logged batches kept for coordinators", "gauge", len(node.batch_store)
-    )
-    yield Sample("lockstep_batches_kept_bytes", "Their size", "gauge", node.batch_store.bytes)
-    yield Sample("lockstep_batches_replayed_total", "Of those replayed", "counter", node.batch_store.replayed)
-    yield Sample(
-        "lockstep_batches_replay_failures_total",
-        "Replays to be tried again",
-        "counter",
-        node.batch_store.replay_failures,
-    )
+        yield Sample("lockstep_hints_pending", pending.count, labels)
+        yield Sample("lockstep_hints_pending_bytes", pending.bytes, labels)
+    yield Sample("lockstep_hints_left_total", hints.left)
+    yield Sample("lockstep_hints_delivered_total", delivery.delivered)
+    yield Sample("lockstep_hints_failed_total", delivery.failed)
+    yield Sample("lockstep_batches_kept", len(node.batch_store))
+    yield Sample("lockstep_batches_kept_bytes", node.batch_store.bytes)
+    yield Sample("lockstep_batches_replayed_total", node.batch_store.replayed)
+    yield Sample("lockstep_batches_replay_failures_total", node.batch_store.replay_failures)
     for reason, count in hints.dropped.items():
-        yield Sample(
-            "lockstep_hints_dropped_total",
-            "Hints that were not kept, or were given up",
-            "counter",
-            count,
-            (("reason", reason),),
-        )
+        yield Sample("lockstep_hints_dropped_total", count, (("reason", reason),))

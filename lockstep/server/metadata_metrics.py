@@ -24,12 +24,12 @@ _COMMIT = "lockstep_metadata_commit_duration_seconds"
 
 def metadata_samples(node: Node) -> Iterator[Sample]:
     cluster = node.cluster
-    yield Sample("lockstep_metadata_epoch_entries", "Entries applied", "gauge", cluster.epoch)
-    yield Sample("lockstep_metadata_leader_bool", "Whether this node leads the log", "gauge", node.is_leader)
+    yield Sample("lockstep_metadata_epoch_entries", cluster.epoch)
+    yield Sample("lockstep_metadata_leader_bool", node.is_leader)
     broken = node.state.broken is not None
-    yield Sample("lockstep_metadata_stopped_bool", "1 when an entry cannot be applied", "gauge", broken)
+    yield Sample("lockstep_metadata_stopped_bool", broken)
     frozen = bool(cluster.service.frozen)
-    yield Sample("lockstep_metadata_frozen_bool", "1 while changes are refused", "gauge", frozen)
+    yield Sample("lockstep_metadata_frozen_bool", frozen)
     yield from _lags(node)
     yield from _log_and_snapshots(node)
     yield from _commits(node)
@@ -44,34 +44,25 @@ def _lags(node: Node) -> Iterator[Sample]:
         if other.state is not NodeState.LEFT:
             labels = (("node", str(other.id)), ("address", other.address))
             behind = max(0, newest - seen_epoch(node, other.id))
-            yield Sample(
-                "lockstep_metadata_lag_epochs",
-                "Epochs that a node is behind the newest one heard of here",
-                "gauge",
-                behind,
-                labels,
-            )
+            yield Sample("lockstep_metadata_lag_epochs", behind, labels)
 
 
 def _log_and_snapshots(node: Node) -> Iterator[Sample]:
     state, service = node.state, node.cluster.service
-    yield Sample(
-        "lockstep_metadata_oldest_epoch", "First epoch whose entry is kept here", "gauge", state.first_epoch
-    )
+    yield Sample("lockstep_metadata_oldest_epoch", state.first_epoch)
     since = state.store.log_bytes if state.epoch > service.snapshot_epoch else 0
-    yield Sample("lockstep_metadata_log_bytes", "Log on disk since the last snapshot", "gauge", since)
+    yield Sample("lockstep_metadata_log_bytes", since)
     latest = state.latest_snapshot()
     if latest is not None:
         age_s = max(0.0, (node.runtime.clock.wall_us() - latest.entry.commit_time_us) / 1e6)
-        yield Sample("lockstep_metadata_snapshot_epoch", "Newest snapshot here", "gauge", latest.epoch)
-        yield Sample("lockstep_metadata_snapshot_age_seconds", "Since its entry", "gauge", age_s)
-        yield Sample("lockstep_metadata_snapshot_bytes", "Its size", "gauge", latest.size_bytes)
+        yield Sample("lockstep_metadata_snapshot_epoch", latest.epoch)
+        yield Sample("lockstep_metadata_snapshot_age_seconds", age_s)
+        yield Sample("lockstep_metadata_snapshot_bytes", latest.size_bytes)
 
 
 def _commits(node: Node) -> Iterator[Sample]:
-    words = "Metadata changes submitted at this node, by how they ended"
     for outcome, times in node.submitter.times.by_outcome.items():
-        yield from histogram(_COMMIT, words, (BOUNDS_S, times.counts, times.total_s), (("outcome", outcome),))
+        yield from histogram(_COMMIT, (BOUNDS_S, times.counts, times.total_s), (("outcome", outcome),))
 
 
 def _catch_up(node: Node) -> Iterator[Sample]:
@@ -81,38 +72,16 @@ def _catch_up(node: Node) -> Iterator[Sample]:
         ("served", catch_up.entries_served, catch_up.bytes_served, catch_up.snapshots_served),
     ):
         label = (("way", way),)
-        yield Sample(
-            "lockstep_metadata_catch_up_entries_total", "Entries from and to peers", "counter", entries, label
-        )
-        yield Sample(
-            "lockstep_metadata_catch_up_bytes_total", "Entries and snapshots in bytes", "counter", size, label
-        )
-        yield Sample(
-            "lockstep_metadata_catch_up_snapshots_total", "Snapshots as a whole", "counter", snapshots, label
-        )
-    yield Sample(
-        "lockstep_metadata_gaps_refused_total",
-        "Answers of peers that would have left a gap",
-        "counter",
-        catch_up.gaps_refused,
-    )
-    yield Sample(
-        "lockstep_metadata_forks_total",
-        "Contradictions between a peer's history and this node's",
-        "counter",
-        node.histories.forks_seen,
-    )
+        yield Sample("lockstep_metadata_catch_up_entries_total", entries, label)
+        yield Sample("lockstep_metadata_catch_up_bytes_total", size, label)
+        yield Sample("lockstep_metadata_catch_up_snapshots_total", snapshots, label)
+    yield Sample("lockstep_metadata_gaps_refused_total", catch_up.gaps_refused)
+    yield Sample("lockstep_metadata_forks_total", node.histories.forks_seen)
 
 
 def _announcements(node: Node) -> Iterator[Sample]:
     for origin, count in (("own", node.announcer.sent), ("forwarded", node.announcer.forwarded)):
-        yield Sample(
-            "lockstep_gossip_announcements_total",
-            "Messages that tell of a new epoch, of epochs made here as the leader (own) or elsewhere",
-            "counter",
-            count,
-            (("origin", origin),),
-        )
+        yield Sample("lockstep_gossip_announcements_total", count, (("origin", origin),))
 
 
 def _groups(node: Node) -> Iterator[Sample]:
@@ -125,26 +94,13 @@ def _groups(node: Node) -> Iterator[Sample]:
         peers, (voters, outgoing) = node.groups.peers(group), node.groups.configuration(group)
         members = len({*voters, *outgoing})
         lost = sum(not node.liveness.alive(voter) for voter in sorted({*voters, *outgoing}))
-        yield Sample("lockstep_consensus_voters_count", "Voters of a group", "gauge", members, label)
-        yield Sample(
-            "lockstep_consensus_voters_unreachable_count", "Those that seem down here", "gauge", lost, label
-        )
-        words = f"the {'management' if name == 'cmg' else 'metadata'} group"
-        yield Sample(
-            f"{name}_available", f"1 while a majority of {words} is available", "gauge", peers.available
-        )
-        yield Sample(f"{name}_availablePeers", f"Available voters of {words}", "gauge", peers.count)
+        yield Sample("lockstep_consensus_voters_count", members, label)
+        yield Sample("lockstep_consensus_voters_unreachable_count", lost, label)
+        yield Sample(f"{name}_available", peers.available)
+        yield Sample(f"{name}_availablePeers", peers.count)
         driver = drivers[name]
         if driver is not None:
             status = driver.raft.status()
-            yield Sample("lockstep_consensus_term_number", "Raft term", "gauge", status.term, label)
-            yield Sample(
-                "lockstep_consensus_commit_index", "Raft commit index", "gauge", status.commit_index, label
-            )
-            yield Sample(
-                "lockstep_consensus_leader_bool",
-                "Whether this node leads the group",
-                "gauge",
-                driver.is_leader,
-                label,
-            )
+            yield Sample("lockstep_consensus_term_number", status.term, label)
+            yield Sample("lockstep_consensus_commit_index", status.commit_index, label)
+            yield Sample("lockstep_consensus_leader_bool", driver.is_leader, label)

@@ -72,17 +72,14 @@ def repaired_rows(node: Node) -> Iterator[VirtualRow]:
 
 def repair_samples(node: Node) -> Iterator[Sample]:
     running = sum(repair.driver == node.node_id for repair in node.cluster.repairs.running)
-    yield Sample("lockstep_repair_running", "Repairs that this node drives", "gauge", running)
+    yield Sample("lockstep_repair_running", running)
     driven, taken = node.comparison.total, node.repair_participant.counts
-    for name, words, value in (
-        ("leaves_compared", "Leaves of trees that this node compared", driven.leaves),
-        ("leaves_different", "Leaves that were not the same everywhere", driven.leaves_different),
-        ("changes_sent", "Changes sent to replicas that lacked them", driven.changes_sent),
-        ("bytes_sent", "Bytes of these changes", driven.bytes_sent),
-        ("trees_built", "Trees of what this node holds", taken.trees),
-        ("changes_taken", "Changes that this node lacked", taken.changes_taken),
-    ):
-        yield Sample(f"lockstep_repair_{name}_total", words, "counter", value)
+    yield Sample("lockstep_repair_leaves_compared_total", driven.leaves)
+    yield Sample("lockstep_repair_leaves_different_total", driven.leaves_different)
+    yield Sample("lockstep_repair_changes_sent_total", driven.changes_sent)
+    yield Sample("lockstep_repair_bytes_sent_total", driven.bytes_sent)
+    yield Sample("lockstep_repair_trees_built_total", taken.trees)
+    yield Sample("lockstep_repair_changes_taken_total", taken.changes_taken)
 
 
 def purge_samples(node: Node) -> Iterator[Sample]:
@@ -92,16 +89,8 @@ def purge_samples(node: Node) -> Iterator[Sample]:
         if table is None:
             continue
         labels = (("keyspace", table.keyspace), ("table", table.name))
-        for name, words, value in (
-            ("passes", "Times that a table was gone through", counts.passes),
-            ("fragments_seen", "Fragments that these passes looked at", counts.fragments),
-            ("places_merged", "Rows whose fragments became one or none", counts.merged_places),
-            ("fragments_dropped", "Fragments fewer by that, deletions included", counts.dropped),
-        ):
-            yield Sample(f"lockstep_storage_purge_{name}_total", words, "counter", value, labels)
-    yield Sample(
-        "lockstep_storage_purge_held_back_total",
-        "Passes put off since something might still deliver older data",
-        "counter",
-        node.tombstone_purge.held_back,
-    )
+        yield Sample("lockstep_storage_purge_passes_total", counts.passes, labels)
+        yield Sample("lockstep_storage_purge_fragments_seen_total", counts.fragments, labels)
+        yield Sample("lockstep_storage_purge_places_merged_total", counts.merged_places, labels)
+        yield Sample("lockstep_storage_purge_fragments_dropped_total", counts.dropped, labels)
+    yield Sample("lockstep_storage_purge_held_back_total", node.tombstone_purge.held_back)

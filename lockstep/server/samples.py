@@ -1,6 +1,7 @@
 """One value of the metrics, and the Prometheus text of many.
 
-Invariant: all samples of a name stand together under one HELP and one TYPE line, whatever order they come in.
+Invariant: a sample is of a metric in METRICS and has its labels; all samples of a name stand together under
+one HELP and one TYPE line, whatever order they come in.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from itertools import accumulate
 
 import msgspec
 
+from lockstep.server.metric_table import METRICS
+
 
 class Sample(msgspec.Struct, frozen=True):
-    """One value; `kind` is counter, gauge or histogram. `suffix` is that of a histogram's series."""
+    """One value of a metric in METRICS. `suffix` is that of a histogram's series."""
 
     name: str
-    help: str
-    kind: str
     value: float
     labels: tuple[tuple[str, str], ...] = ()
     suffix: str = ""
@@ -24,16 +25,15 @@ class Sample(msgspec.Struct, frozen=True):
 
 def histogram(
     name: str,
-    text: str,
     of: tuple[Sequence[float], Sequence[int], float],
     labels: tuple[tuple[str, str], ...],
 ) -> Iterator[Sample]:
     """`of`: upper bounds, counts of what is in each and of what is above all, and the sum."""
     bounds, counts, total = of
     for end, below in zip((*map(str, bounds), "+Inf"), accumulate(counts), strict=True):
-        yield Sample(name, text, "histogram", below, (*labels, ("le", end)), "_bucket")
-    yield Sample(name, text, "histogram", total, labels, "_sum")
-    yield Sample(name, text, "histogram", sum(counts), labels, "_count")
+        yield Sample(name, below, (*labels, ("le", end)), "_bucket")
+    yield Sample(name, total, labels, "_sum")
+    yield Sample(name, sum(counts), labels, "_count")
 
 
 def text_of(samples: Iterable[Sample]) -> bytes:
@@ -41,8 +41,9 @@ def text_of(samples: Iterable[Sample]) -> bytes:
     families: dict[str, list[str]] = {}
     for sample in samples:
         lines = families.setdefault(sample.name, [])
+        metric = METRICS[sample.name]
         if not lines:
-            lines += (f"# HELP {sample.name} {sample.help}", f"# TYPE {sample.name} {sample.kind}")
+            lines += (f"# HELP {metric.name} {metric.meaning}", f"# TYPE {metric.name} {metric.kind}")
         labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels)
         series = sample.name + sample.suffix
         lines.append(

@@ -21,6 +21,7 @@ from lockstep.cql.wire.constants import VERSION_MAX
 from lockstep.cql.wire.responses import RowsMetadata, encode_rows_metadata
 from lockstep.schema.user_types import types_of_table
 from lockstep.server.capture import captured_tables
+from lockstep.server.latencies import SYSTEM, operation_of
 from lockstep.server.permission_needs import needs_of
 from lockstep.server.permits import Needs
 from lockstep.server.planning_aside import PlanningAside
@@ -43,6 +44,7 @@ def digest16(data: bytes) -> bytes:
 class Statement:
     """One statement and what is encoded of it once. `shape_changed`: its result columns have changed since
     it was first prepared here, so clients may hold outdated ones. `is_direct`: a write of one partition.
+    `operation`: what its latency is counted as.
     `is_outdated`: it must be prepared again before it is executed. `captured`: the tables it writes to whose
     changes are captured."""
 
@@ -55,6 +57,7 @@ class Statement:
         "is_direct",
         "is_outdated",
         "keyspace",
+        "operation",
         "prepared",
         "result_id",
         "shape_changed",
@@ -90,11 +93,12 @@ class Statement:
         self._metadata: dict[int, RowsMetadata] = {}
         self.result_id = digest16(self.metadata(VERSION_MAX).columns if prepared.result_columns else b"")
         plan = prepared.plan
+        self.operation = operation_of(prepared)
         self.captured = captured_tables(plan)
         self.is_direct = (
             isinstance(plan, ModificationPlan)
             and plan.steps is not None
-            and not (self.captured or prepared.called)
+            and not (self.captured or prepared.called or self.operation.table_class == SYSTEM)
         )
 
     def metadata(self, version: int) -> RowsMetadata:

@@ -58,33 +58,15 @@ def stream_samples(node: Node) -> Iterator[Sample]:
     running = [view.direction for view in _views(node)]
     for direction, counts in ends:
         label = (("direction", direction),)
-        yield Sample(
-            "lockstep_streaming_streams_open", "Range streams", "gauge", running.count(direction), label
-        )
-        yield Sample(
-            "lockstep_streaming_streams_total", "Range streams begun", "counter", counts.streams, label
-        )
-        yield Sample("lockstep_streaming_bytes_total", "Bytes of files moved", "counter", counts.bytes, label)
-        yield Sample("lockstep_streaming_files_total", "Files done with", "counter", counts.files, label)
+        yield Sample("lockstep_streaming_streams_open", running.count(direction), label)
+        yield Sample("lockstep_streaming_streams_total", counts.streams, label)
+        yield Sample("lockstep_streaming_bytes_total", counts.bytes, label)
+        yield Sample("lockstep_streaming_files_total", counts.files, label)
     incoming, throttle = node.stream_client.counts, node.streams.throttle
-    yield Sample(
-        "lockstep_streaming_damaged_files_total", "Files that arrived damaged", "counter", incoming.damaged
-    )
-    yield Sample(
-        "lockstep_streaming_resumes_total", "Streams gone on with after a break", "counter", incoming.resumed
-    )
-    yield Sample(
-        "lockstep_streaming_throughput_limit_bytes",
-        "Bytes a second that this node sends at most; 0 for no bound",
-        "gauge",
-        throttle.rate_bytes_s,
-    )
-    yield Sample(
-        "lockstep_streaming_throttled_seconds_total",
-        "Time that parts were held back by that bound, all streams together",
-        "counter",
-        throttle.waited_s,
-    )
+    yield Sample("lockstep_streaming_damaged_files_total", incoming.damaged)
+    yield Sample("lockstep_streaming_resumes_total", incoming.resumed)
+    yield Sample("lockstep_streaming_throughput_limit_bytes", throttle.rate_bytes_s)
+    yield Sample("lockstep_streaming_throttled_seconds_total", throttle.waited_s)
 
 
 def _views(node: Node) -> list[StreamView]:

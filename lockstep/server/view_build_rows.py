@@ -98,24 +98,11 @@ def _status_there(node: Node, info: NodeInfo, view_id: int, since_epoch: int) ->
 def view_samples(node: Node) -> Iterator[Sample]:
     log = node.view_log
     for target, count in (("paired", log.paired), ("all", log.spread)):
-        yield Sample(
-            "lockstep_views_updates_total",
-            "Updates of views derived here, and sent to one replica or to all",
-            "counter",
-            count,
-            (("replicas", target),),
-        )
-    yield Sample(
-        "lockstep_views_records_in_flight", "Writes whose view updates are being sent", "gauge", log.in_flight
-    )
-    yield Sample(
-        "lockstep_views_left_to_replay_total",
-        "Of those, left to the batch log",
-        "counter",
-        log.left_to_replay,
-    )
+        yield Sample("lockstep_views_updates_total", count, (("replicas", target),))
+    yield Sample("lockstep_views_records_in_flight", log.in_flight)
+    yield Sample("lockstep_views_left_to_replay_total", log.left_to_replay)
     building = sum(not build.done for _, build in _builds(node))
-    yield Sample("lockstep_views_building", "Views that this node builds", "gauge", building)
+    yield Sample("lockstep_views_building", building)
 
 
 def _builds(node: Node) -> list[tuple[Table, Build]]:

@@ -1,4 +1,4 @@
-"""Limits of what a node writes for its operators: its log and its audit file."""
+"""Limits of what a node tells its operators: its log, its audit file and its metrics."""
 
 from __future__ import annotations
 
@@ -16,3 +16,6 @@ AUDIT_TEXT_CHARACTERS_MAX: Final = 4096
 REPEATED_LOG_MS: Final = 60_000
 #: Kinds of such events that are told apart: some for each of a cluster's nodes.
 REPEATED_LOG_KINDS_MAX: Final = 1000
+#: Latency histograms of one node: nine operations at eleven levels, of user and of system tables. Of each 18
+#: series go to whoever scrapes, if requests of its kind were made.
+LATENCY_SERIES_MAX: Final = 200
