@@ -150,8 +150,11 @@ class ClusterClient(msgspec.Struct, frozen=True):
             offset, size = offset + len(data), int(piece["size_bytes"])
 
     def at(self, address: str, admin_port: int) -> ClusterClient:
-        """The same operations at another node."""
-        return ClusterClient(self.admin.at(address, admin_port))
+        """The same operations at another node: a role shows the same there, a token is of one node alone."""
+        shown = self.admin.credential
+        if not shown.is_of_role:
+            shown = found_for(address, admin_port, shown.ca_file)
+        return ClusterClient(AdminClient(address, admin_port, self.admin.timeout_s, shown))
 
     def log_entries(self, first: int, last: int, *, available: bool = False) -> list[dict[str, Any]]:
         """All entries from `first` (with `available`: or the oldest that is kept) to `last`, fetched in

@@ -51,10 +51,6 @@ class AdminClient:
         self.timeout_s = timeout_s
         self.credential = credential
 
-    def at(self, host: str, port: int) -> AdminClient:
-        """Calls to another node, with what is shown to this one."""
-        return AdminClient(host, port, self.timeout_s, self.credential)
-
     def get(self, path: str, **query: str | int | None) -> dict[str, Any]:
         given = {key: value for key, value in query.items() if value is not None}
         return self.call("GET", f"{path}?{urlencode(given)}" if given else path)

@@ -17,6 +17,7 @@ from lockstep.values.errors import ConfigurationError
 
 #: Of a node, in its data directory.
 TOKEN_FILE: Final = "admin.token"
+_OF_ROLE: Final = "Basic "
 
 
 class Credential(msgspec.Struct, frozen=True):
@@ -25,6 +26,10 @@ class Credential(msgspec.Struct, frozen=True):
 
     authorization: str = ""
     ca_file: str = ""
+
+    @property
+    def is_of_role(self) -> bool:
+        return self.authorization.startswith(_OF_ROLE)
 
     def connection(self, host: str, port: int, timeout_s: float) -> http.client.HTTPConnection:
         """A connection that is not open yet. ConfigurationError when the certificate cannot be read."""
@@ -60,7 +65,7 @@ def of_node(data_directory: Path, ca_file: str = "") -> Credential:
 def of_role(name: str, password: str, ca_file: str = "") -> Credential:
     """A role and its password."""
     encoded = base64.b64encode(f"{name}:{password}".encode()).decode("ascii")
-    return Credential(f"Basic {encoded}", ca_file)
+    return Credential(_OF_ROLE + encoded, ca_file)
 
 
 def _trusting(ca_file: str) -> ssl.SSLContext:
