@@ -97,7 +97,7 @@ class Internode(Services):
     async def start(self, host: str, port: int) -> None:
         """Listen for peers. ConfigurationError when the address is in use."""
         listen = self.runtime.network.listen
-        self._server = await listen(host, port, self._incoming_connection, self.tls)
+        self._server = await listen(host, port, self._incoming_connection, self.tls, self._tls_refused)
         self._running = True
 
     async def stop(self) -> None:
@@ -214,6 +214,9 @@ class Internode(Services):
         limit_s = PEER_CONNECT_TIMEOUT_MS / 1000
         self._incoming[connection] = loop.call_later(limit_s, self._greeting_missed, connection)
         return connection
+
+    def _tls_refused(self, reason: str) -> None:
+        self.repeated_log.note("internode.tls_refused", reason, facts=lambda: {"reason": reason})
 
     def _greeting_missed(self, connection: Connection) -> None:
         self._incoming[connection] = None

@@ -146,9 +146,15 @@ class Network(Protocol):
     """Reliable ordered byte streams that may stall, break, or go silent for any length of time."""
 
     async def listen(
-        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: Tls | None = None
+        self,
+        host: str,
+        port: int,
+        protocol: Callable[[], asyncio.Protocol],
+        tls: Tls | None = None,
+        refused: Callable[[str], None] | None = None,
     ) -> Server:
-        """ConfigurationError when the address is in use, or a file of `tls` cannot be used."""
+        """ConfigurationError when the address is in use, or a file of `tls` cannot be used. `refused` hears
+        why TLS does not let a connection in."""
         ...
 
     async def connect(

@@ -21,12 +21,14 @@ from typing import Final
 import msgspec
 
 from lockstep import __version__
+from lockstep.node.certificate_watch import watch_certificates
 from lockstep.node.configuration import Configuration, parse, with_join_secret
 from lockstep.node.log_settings import AuditSection, LogSection, masked
 from lockstep.node.node import Node
 from lockstep.node.processors.kinds import BUILT_IN, ENTRY_POINT_GROUP, RAFT, Factory, from_entry_points
-from lockstep.runtime.ports import Runtime
+from lockstep.runtime.ports import Runtime, Tls
 from lockstep.runtime.real import (
+    Certificate,
     ConfinedWorkers,
     HelperProcesses,
     RealClock,
@@ -34,8 +36,10 @@ from lockstep.runtime.real import (
     claim,
     facts_of,
     keep_private,
+    own_certificate,
     read_secret,
     real_runtime,
+    refuse_ended,
     require_free,
     require_usable,
     route_diagnostics,
@@ -166,21 +170,34 @@ def _run_alone(configuration: Configuration, said: Said) -> int:
     for port in (network.internode_port, network.cql_port):
         require_free(network.address, port)
     require_free(configuration.admin_host, network.admin_port)
-    for tls in (configuration.tls.files, configuration.tls.internode_files):
-        if tls is not None:
-            require_usable(tls)
+    files = (configuration.tls.files, configuration.tls.internode_files)
+    certificates = [_certificate(tls) for tls in files if tls is not None]
     token_file = configuration.admin.token_file
     token = checked(read_secret(token_file, "admin.token_file"), token_file) if token_file else ""
     held = claim(configuration.node.data_directory)
     try:
         audit = open_audit(configuration)
         banner(said.log, configuration)
-        return run(lambda: _serve(configuration, said, token, audit))
+        return run(lambda: _serve(configuration, said, token, audit, certificates))
     finally:
         os.close(held)
 
 
-async def _serve(configuration: Configuration, said: Said, token: str, audit: RotatingFile | None) -> int:
+def _certificate(tls: Tls) -> Certificate:
+    """What this side shows. ConfigurationError when it cannot be used, or not any more."""
+    require_usable(tls)
+    found = own_certificate(tls)
+    refuse_ended(found, RealClock().wall_us())
+    return found
+
+
+async def _serve(
+    configuration: Configuration,
+    said: Said,
+    token: str,
+    audit: RotatingFile | None,
+    certificates: Sequence[Certificate],
+) -> int:
     functions = configuration.functions
     workers = (
         ConfinedWorkers(WORKERS_HANDLER, unfiltered=functions.unfiltered_workers_allowed)
@@ -200,6 +217,7 @@ async def _serve(configuration: Configuration, said: Said, token: str, audit: Ro
     path = os.path.join(configuration.node.data_directory, STORE_DIRECTORY)
     processors = _installed_processors(configuration.cms.processor)
     node = Node(runtime, configuration, lambda _runtime: _open_store(path, runtime), log, processors)
+    node.conditions.watch(watch_certificates(node.conditions, runtime.clock, certificates))
     life = asyncio.current_task()
     assert life is not None, "the process runs as one task"
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -305,7 +305,14 @@ class NetworkPort:
         self._dialing = fabric.dialing
         self._loop = loop
 
-    async def listen(self, host: str, port: int, protocol: Factory, tls: Tls | None = None) -> SimServer:
+    async def listen(
+        self,
+        host: str,
+        port: int,
+        protocol: Factory,
+        tls: Tls | None = None,
+        refused: Callable[[str], None] | None = None,
+    ) -> SimServer:
         """`tls` has no meaning here, nor in `connect`: nobody listens in."""
         return self._dialing.listen(self._loop, host, port, protocol)
 

@@ -225,6 +225,14 @@ _ROWS: Final = (
         "lockstep recovery cluster states cmg --global",
         "management-group-lost",
     ),
+    ConditionKind(
+        "CERTIFICATE_EXPIRES",
+        Level.DEGRADED,
+        "the certificate {subject} of {node} {detail}",
+        "nothing; from that day on no new connection to it is made, and it does not start again",
+        "renew the file, and restart the node",
+        "certificate-expires",
+    ),
 )
 #: Code -> what is told of it.
 CONDITIONS: Final = {kind.code: kind for kind in _ROWS}

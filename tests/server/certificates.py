@@ -22,12 +22,20 @@ class Authority:
         into = ("-keyout", str(self._key), "-out", str(self.certificate))
         _openssl("req", "-x509", *key, *into, "-days", "2", "-subj", f"/CN={name}")
 
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """(certificate, key)."""
+    def issue(self, name: str, days: int = 2) -> tuple[Path, Path]:
+        """(certificate, key); the certificate ends after so many days; below 0 it has ended."""
         request, key = self._directory / f"{name}.csr", self._directory / f"{name}.key"
         certificate = self._directory / f"{name}.pem"
         new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
         _openssl("req", *new, "-keyout", str(key), "-out", str(request), "-subj", f"/CN={name}")
-        signed = ("-CA", str(self.certificate), "-CAkey", str(self._key), "-CAcreateserial", "-days", "2")
+        signed = (
+            "-CA",
+            str(self.certificate),
+            "-CAkey",
+            str(self._key),
+            "-CAcreateserial",
+            "-days",
+            str(days),
+        )
         _openssl("x509", "-req", "-in", str(request), *signed, "-out", str(certificate))
         return certificate, key

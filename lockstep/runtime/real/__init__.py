@@ -5,6 +5,7 @@ Owns: everything of the operating system that a node touches. Invariant: it prom
 tests) import it, and the simulator reuses its task owner.
 """
 
+from lockstep.runtime.real.certificates import Certificate, own_certificate, refuse_ended
 from lockstep.runtime.real.clock import RealClock
 from lockstep.runtime.real.diagnostics import facts_of, route_diagnostics
 from lockstep.runtime.real.directory import claim
@@ -16,6 +17,7 @@ from lockstep.runtime.real.rotating_file import RotatingFile
 from lockstep.runtime.real.workers import ConfinedWorkers
 
 __all__ = [
+    "Certificate",
     "ConfinedWorkers",
     "HelperProcesses",
     "RealClock",
@@ -23,8 +25,10 @@ __all__ = [
     "claim",
     "facts_of",
     "keep_private",
+    "own_certificate",
     "read_secret",
     "real_runtime",
+    "refuse_ended",
     "require_free",
     "require_usable",
     "route_diagnostics",

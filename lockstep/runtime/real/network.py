@@ -68,10 +68,19 @@ class RealNetwork:
         self._buffers = Buffers()
 
     async def listen(
-        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], tls: Tls | None = None
+        self,
+        host: str,
+        port: int,
+        protocol: Callable[[], asyncio.Protocol],
+        tls: Tls | None = None,
+        refused: Callable[[str], None] | None = None,
     ) -> RealServer:
         loop = asyncio.get_running_loop()
         secured = _context(tls, listens=True) if tls is not None else None
+        if secured is not None and refused is not None:
+            from lockstep.runtime.real.handshakes import tell_refusals
+
+            tell_refusals(secured, refused)
         try:
             return RealServer(await loop.create_server(protocol, host, port, ssl=secured), host)
         except OSError as error:
