@@ -116,6 +116,10 @@ MEANINGS = {
     "purge.interval_ms": "shortest time between two passes over a table that merge and purge it",
     "topology.barrier_minimum_level": "`quorum`: a barrier may let go of quorums within data centres",
     "topology.barrier_relax_after_ms": "how long it waits before it does",
+    "clock.skew_warn_ms": "this node's clock is further than that from the middle of all nodes' clocks: a "
+    "condition of the node",
+    "clock.skew_fail_ms": "further than that from every member, a new node does not join; further from the "
+    "middle, the node's clients are warned of writes that leave their timestamps to it",
     "gossip.phi_threshold": "how unlikely a silence must be (one in ten to this power) before its node is "
     "suspected; 10 to 12 suits machines that pause",
     "functions.user_defined_functions_enabled": "whether user functions can be made and called here",

@@ -200,6 +200,15 @@ class GossipSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phi_threshold: Annotated[float, msgspec.Meta(ge=1, le=30)] = 8.0
 
 
+class ClockSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Clocks of nodes that differ. `skew_warn_ms`: further from the middle of all clocks is a condition of
+    the node; NTP keeps clocks much closer. `skew_fail_ms`: a new node that is further from every member does
+    not join, and clients of a node that is further from the middle are warned."""
+
+    skew_warn_ms: Annotated[int, msgspec.Meta(ge=10, le=3_600_000)] = 500
+    skew_fail_ms: Annotated[int, msgspec.Meta(ge=100, le=86_400_000)] = 10_000
+
+
 class TopologySection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What barriers of topology operations may let go. `barrier_minimum_level`: with quorum, a barrier that
     has waited for `barrier_relax_after_ms` for nothing but quorums within data centres goes on with the one
@@ -261,6 +270,7 @@ class Configuration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     storage: StorageSection = StorageSection()
     hints: HintsSection = HintsSection()
     gossip: GossipSection = GossipSection()
+    clock: ClockSection = ClockSection()
     topology: TopologySection = TopologySection()
     functions: FunctionsSection = FunctionsSection()
     testing: TestingSection = TestingSection()

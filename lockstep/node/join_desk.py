@@ -44,6 +44,7 @@ class JoinDesk:
         histories: Histories,
         submitter: Submitter,
         host_id: Callable[[], str],
+        wall_us: Callable[[], int],
         log: Callable[..., None],
     ) -> None:
         self._state = state
@@ -51,6 +52,7 @@ class JoinDesk:
         self._histories = histories
         self._submitter = submitter
         self._host_id = host_id
+        self._wall_us = wall_us
         self._log = log
         internode.register(verbs.JOIN_ASK, AskJoin, JoinTerms, self._tell)
         internode.register(verbs.JOIN_PRESENT, Presentation, JoinAnswer, self.judge)
@@ -65,6 +67,7 @@ class JoinDesk:
             cluster.features_enabled,
             tuple((voter.address, voter.internode_port) for voter in voters),
             unfit(cluster, self._host_id()),
+            self._wall_us(),
         )
 
     async def judge(self, peer: PeerInfo, presented: Presentation) -> JoinAnswer:

@@ -14,6 +14,7 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.management_commands import Host
 from lockstep.metadata.transformations import Register
 from lockstep.node.catch_up import CatchUp
+from lockstep.node.clocks import Clocks, shown
 from lockstep.node.configuration import Configuration, split_address
 from lockstep.node.identity import IdentityFile
 from lockstep.node.management import Management
@@ -76,6 +77,7 @@ class Joiner:
         members: Members,
         catch_up: CatchUp,
         describe: Callable[[], SelfDescription],
+        clocks: Clocks,
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
@@ -87,6 +89,9 @@ class Joiner:
         self._members = members
         self._catch_up = catch_up
         self._describe = describe
+        self._clocks = clocks
+        #: What is wrong with the clocks of members that answered in this round, empty for those that fit.
+        self._clock_problems: list[str] = []
         self._log = log
         self._said: dict[Address, str] = {}
         #: When a seed first refused to talk, on the monotonic clock.
@@ -108,6 +113,7 @@ class Joiner:
             )
         state = first_attempt(self._identity.value.generation)
         while True:
+            self._clock_problems = []
             for address in self._members.addresses():
                 state = self.progress = await self._attempt(state, address)
                 if state.phase is Phase.REFUSED and state.refusal is not None:
@@ -116,6 +122,7 @@ class Joiner:
                 if state.phase is Phase.JOINED:
                     await self._accepted(state, address)
                     return
+            self._refuse_clock()
             await asyncio.sleep(RETRY_MS / 1000)
 
     async def _accepted(self, state: JoinState, address: Address) -> None:
@@ -133,13 +140,18 @@ class Joiner:
     async def _attempt(self, state: JoinState, address: Address) -> JoinState:
         """Where an attempt through the member at `address` leads; ASKING when it came to nothing."""
         try:
-            question = AskJoin(self._configuration.cluster.name)
+            question, asked_us = AskJoin(self._configuration.cluster.name), self._clocks.asks()
             terms: JoinTerms = await self._ask(address, verbs.JOIN_ASK, question, ASK_TIMEOUT_MS)
         except PeerError as error:
             self._unanswered(address, error)
             return state
         if terms.unfit:
             self._say(address, "join.seed_skipped", terms.unfit)
+            return state
+        problem = self._clock_problem(address, asked_us, terms.wall_us)
+        self._clock_problems.append(problem)
+        if problem:
+            self._say(address, "join.clock_differs", problem)
             return state
         state = told_terms(state)
         try:
@@ -250,6 +262,25 @@ class Joiner:
             raise PreconditionError(
                 f"node {wanted} is alive: only a dead node is replaced",
                 hint=f"stop it first, or join without [cluster] replaces and decommission node {wanted}",
+            )
+
+    # -- clocks --------------------------------------------------------------------------------------
+
+    def _clock_problem(self, address: Address, asked_us: int, wall_us: int) -> str:
+        """Why this node does not join through a member; empty when their clocks are near each other."""
+        if not wall_us:
+            return ""
+        offset = self._clocks.measured(asked_us, wall_us)
+        if not self._clocks.too_far(offset):
+            return ""
+        return f"this node's clock is {shown(-offset.offset_us)} that of {address[0]}:{address[1]}"
+
+    def _refuse_clock(self) -> None:
+        """PreconditionError when no member that answered has a clock near this node's."""
+        if self._clock_problems and all(self._clock_problems):
+            raise PreconditionError(
+                f"{self._clock_problems[0]}: a node so far off is not let in",
+                hint="set its clock right (NTP), or that of the cluster; [clock] skew_fail_ms is the bound",
             )
 
     # -- what is said --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from lockstep.gossip.dissemination import PINGED_AT_ONCE, ping_rounds, pinged
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
+from lockstep.node.clocks import Clocks
 from lockstep.node.messages import Answers, AskForMe, Ping
 from lockstep.node.metadata_state import MetadataState
 from lockstep.replication import verbs
@@ -56,6 +57,7 @@ class Liveness:
         own_id: Callable[[], int],
         leads: Callable[[], bool],
         generation: int,
+        clocks: Clocks,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -66,6 +68,7 @@ class Liveness:
         #: The node that last said it leads the metadata group.
         self._leading: int | None = None
         self._generation = generation
+        self._clocks = clocks
         self._monotonic_s = runtime.clock.monotonic_s
         #: Nodes that say of themselves that they do not serve yet: others are preferred.
         self.avoided: frozenset[int] = frozenset()
@@ -99,6 +102,7 @@ class Liveness:
         for node in before.directory.present_ids:
             if node not in present and node != self._own_id():
                 self._detector.forget(node)
+                self._clocks.forget(node)
                 self._opinions.pop(node, None)
 
     def listen(self, listener: LivenessListener) -> None:
@@ -202,7 +206,8 @@ class Liveness:
     def _receive(self, peer: PeerInfo, ping: Ping, respond: Respond) -> None:
         self.heard(peer)
         self._hear_leading(peer.node_id, ping)
-        respond(Ping(self._generation, self._leads(), self._own_id()))
+        wall_us = self._runtime.clock.wall_us()
+        respond(Ping(self._generation, self._leads(), self._own_id(), ping.asked_us, wall_us))
 
     def replied(self, context: NodeId, reply: Ping, sender_epoch: int) -> None:
         """A ping to the node `context` was answered, maybe by another one that stands at its address now."""
@@ -210,6 +215,7 @@ class Liveness:
             return
         self._heard(context)
         self._hear_leading(context, reply)
+        self._clocks.answered(context, reply.asked_us, reply.wall_us)
 
     def _hear_leading(self, node: int, ping: Ping) -> None:
         if ping.leads and node:
@@ -249,7 +255,7 @@ class Liveness:
 
     def _ping(self, chosen: tuple[int, ...]) -> None:
         directory = self._state.current.directory
-        ping = encode(Ping(self._generation, self._leads(), self._own_id()))
+        ping = encode(Ping(self._generation, self._leads(), self._own_id(), self._clocks.asks()))
         deadline_s = self._monotonic_s() + PING_TIMEOUT_MS / 1000
         for node_id in chosen:
             node = directory.by_id[NodeId(node_id)]

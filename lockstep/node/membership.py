@@ -17,6 +17,7 @@ from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.requests import RequestState
 from lockstep.metadata.transformations import UpdateNode
 from lockstep.node.catch_up import CatchUp
+from lockstep.node.clocks import Clocks
 from lockstep.node.configuration import Configuration
 from lockstep.node.founding import Founding
 from lockstep.node.histories import Histories
@@ -67,6 +68,7 @@ class Membership:
         members: Members,
         catch_up: CatchUp,
         histories: Histories,
+        clocks: Clocks,
         log: Callable[..., None],
     ) -> None:
         self._runtime = runtime
@@ -77,7 +79,14 @@ class Membership:
         self._log = log
         self.founding: Founding | None = None
         self.join_desk = JoinDesk(
-            state, internode, catch_up, histories, submitter, lambda: identity.value.host_id, log
+            state,
+            internode,
+            catch_up,
+            histories,
+            submitter,
+            lambda: identity.value.host_id,
+            runtime.clock.wall_us,
+            log,
         )
         self.joiner = Joiner(
             runtime,
@@ -89,6 +98,7 @@ class Membership:
             members,
             catch_up,
             self.describe,
+            clocks,
             log,
         )
 

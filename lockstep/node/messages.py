@@ -185,11 +185,14 @@ class WorkStatus(msgspec.Struct, frozen=True, array_like=True):
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
     """A sign of life; question and answer alike. `leads`: the sender leads the metadata group. `node`: its
-    id, 0 while it has none."""
+    id, 0 while it has none. `asked_us`: the steady clock of who asks; an answer brings it back, with the
+    answering node's wall clock in `wall_us`. Older versions leave both 0."""
 
     generation: int
     leads: bool = False
     node: int = 0
+    asked_us: int = 0
+    wall_us: int = 0
 
 
 class AskForMe(msgspec.Struct, frozen=True, array_like=True):

@@ -13,6 +13,7 @@ from typing import Any
 from lockstep.consensus.messages import Entry
 from lockstep.node.announcing import Announcer
 from lockstep.node.catch_up import CatchUp
+from lockstep.node.clocks import Clocks
 from lockstep.node.condition_watches import watch_groups, watch_metadata
 from lockstep.node.conditions import Conditions
 from lockstep.node.configuration import Configuration, split_address
@@ -68,6 +69,7 @@ class MetadataParts(NodeFacts, abc.ABC):
         self.registry = kinds_of(configuration.testing)
         self.identity = IdentityFile(runtime)
         self.stamps = Stamps(runtime, log)
+        self.clocks = Clocks(runtime, self.stamps, self.conditions, configuration.clock)
         self.founders_file = FoundersFile(runtime.disk)
         self._starting: asyncio.Task[Any] | None = None
         self._build_metadata()

@@ -105,7 +105,9 @@ class Parts(MetadataParts):
         runtime, state, internode = self.runtime, self.state, self.internode
         timeouts = self.configuration.timeouts
         detector = FailureDetector(self.configuration.gossip.phi_threshold)
-        self.liveness = Liveness(runtime, state, internode, detector, self._own_id, self._leads, generation)
+        self.liveness = Liveness(
+            runtime, state, internode, detector, self._own_id, self._leads, generation, self.clocks
+        )
         cluster = self._cluster_now
         self.replica = ReplicaService(
             runtime, internode, self.engine, cluster, self.catch_up.reach, self._own_id
@@ -166,6 +168,7 @@ class Parts(MetadataParts):
             self.members,
             self.catch_up,
             self.histories,
+            self.clocks,
             self.log,
         )
         self.membership.founding = self._founding()

@@ -144,7 +144,7 @@ class Executor:
         what is known before anything is sent."""
         statement = self.statements.by_id(request.statement_id)
         parameters = request.parameters
-        if not statement.is_direct or parameters.names is not None:
+        if not statement.is_direct or parameters.names is not None or self._clock_warnings(parameters):
             return None
         if size > VALUES_INLINE_BYTES or len(statement.text) > STATEMENT_INLINE_CHARACTERS:
             return None  # it is planned beside the loop
@@ -306,9 +306,18 @@ class Executor:
             logged = plan.kind == "LOGGED"
             once = lists is not None
             warnings = await self._writes.batch(mutations, parameters.consistency, logged=logged, once=once)
-            return Answer(responses.VOID, warnings) if warnings else _VOID
+            return self._written(parameters, warnings)
         await self._writes.all(mutations, parameters.consistency, "SIMPLE", once=lists is not None)
-        return _VOID
+        return self._written(parameters)
+
+    def _written(self, parameters: QueryParameters, warnings: tuple[str, ...] = ()) -> Answer:
+        warnings = (*warnings, *self._clock_warnings(parameters))
+        return Answer(responses.VOID, warnings) if warnings else _VOID
+
+    def _clock_warnings(self, parameters: QueryParameters) -> tuple[str, ...]:
+        """For a write that leaves its timestamp to this node, when its clock is far off."""
+        warning = self._node.clocks.warning
+        return (warning,) if warning and parameters.timestamp_us is None else ()
 
     async def _decide(
         self,
@@ -370,7 +379,7 @@ class Executor:
         logged = batch.kind == BATCH_LOGGED
         once = lists is not None
         warnings = await self._writes.batch(mutations, batch.parameters.consistency, logged=logged, once=once)
-        return Answer(responses.VOID, warnings) if warnings else _VOID
+        return self._written(batch.parameters, warnings)
 
 
 def _prepared(session: Session, statement: Statement) -> Answer:

@@ -39,6 +39,25 @@ _TABLE: Final = (
         "Logged batches replayed because their coordinator did not say that they were done",
     ),
     Metric(
+        "lockstep_clock_offset_error_seconds",
+        GAUGE,
+        ("node",),
+        "By how much that may be wrong: half of the shortest way there and back",
+    ),
+    Metric("lockstep_clock_offset_seconds", GAUGE, ("node",), "Another node's clock less this node's"),
+    Metric(
+        "lockstep_clock_skew_seconds",
+        GAUGE,
+        (),
+        "How far this node's clock is ahead of the middle of all clocks",
+    ),
+    Metric(
+        "lockstep_clock_stamps_ahead_seconds",
+        GAUGE,
+        (),
+        "How far this node's timestamps are ahead of its clock, which was set back",
+    ),
+    Metric(
         "lockstep_cluster_level",
         GAUGE,
         (),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from lockstep.metadata.directory import NodeState
+from lockstep.server.clock_metrics import clock_samples
 from lockstep.server.conditional_metrics import conditional_samples
 from lockstep.server.conditions import condition_samples
 from lockstep.server.damage_metrics import damage_samples
@@ -44,6 +45,7 @@ def samples(node: Node, cql: CqlServer) -> Iterator[Sample]:
             yield Sample("lockstep_gossip_alive_bool", alive, labels)
             epoch = seen_epoch(node, other.id)
             yield Sample("lockstep_topology_acknowledged_epoch", epoch, labels)
+    yield from clock_samples(node)
     yield from damage_samples(node)
     yield from gossip_samples(node)
     yield from stream_samples(node)

@@ -82,7 +82,8 @@ class AskJoin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JoinTerms(msgspec.Struct, frozen=True, array_like=True):
-    """`unfit`: why this member is not to be asked (it has left, it is shut out); empty when it is."""
+    """`unfit`: why this member is not to be asked (it has left, it is shut out); empty when it is. `wall_us`:
+    its wall clock; 0 from older versions."""
 
     cluster_id: str
     cluster_name: str
@@ -91,6 +92,7 @@ class JoinTerms(msgspec.Struct, frozen=True, array_like=True):
     #: (host, internode port) of the voters of the metadata group.
     voters: tuple[tuple[str, int], ...]
     unfit: str = ""
+    wall_us: int = 0
 
 
 class Basis(msgspec.Struct, frozen=True, array_like=True):

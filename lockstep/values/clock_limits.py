@@ -16,3 +16,9 @@ STAMPS_RENEWED_BELOW_US: Final = 1_500_000
 STAMPS_KEPT_BACK_US: Final = 500_000
 #: Pause before timestamps are reserved again after the disk refused.
 STAMPS_RETRY_MS: Final = 500
+#: Answers of one node from which its clock is known: the one with the shortest way of so many counts.
+CLOCK_SAMPLES_MAX: Final = 8
+#: Older ones say nothing: two clocks part by a few milliseconds a minute, and a dead node's may be set.
+CLOCK_SAMPLE_AGE_S_MAX: Final = 60
+#: Beyond that the wall clock of a node was set, and did not run.
+CLOCK_STEP_US: Final = 50_000

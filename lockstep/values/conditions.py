@@ -113,6 +113,22 @@ _ROWS: Final = (
         "service-majority-lost",
     ),
     ConditionKind(
+        "CLOCK_SKEW",
+        Level.DEGRADED,
+        "the clock of {node} is {detail}",
+        "the order of writes whose timestamps nodes give: a later one may lose to an earlier one",
+        "set its clock right (NTP); clock.skew_warn_ms is the bound",
+        "clock-skew",
+    ),
+    ConditionKind(
+        "CLOCK_SET_BACK",
+        Level.DEGRADED,
+        "{node} gives timestamps {detail} ahead of its clock, which was set back",
+        "the order of its writes with those of other nodes, until its clock has come so far",
+        "write what must be ordered through this node, or with timestamps of the client, until then",
+        "clock-skew",
+    ),
+    ConditionKind(
         "DISK_FULL",
         Level.DEGRADED,
         "{node} refuses writes: its disk is full",

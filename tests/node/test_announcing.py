@@ -158,6 +158,9 @@ class Pings:
 
     register = register_fast
 
+    def asks(self) -> int:
+        return 1
+
     def submit(
         self, _address: Address, verb: int, _body: bytes, _deadline_s: float, _to: Any, node: int
     ) -> None:
@@ -168,7 +171,7 @@ class Pings:
 def test_a_node_asks_few_in_each_round_and_everyone_in_the_end() -> None:
     pings: Any = Pings(cluster_of(1000, 5, left=(17,)))
     detector = FailureDetector()
-    part = Liveness(pings, pings, pings, detector, lambda: 3, lambda: False, 1)
+    part = Liveness(pings, pings, pings, detector, lambda: 3, lambda: False, 1, pings)
     asked: Counter[int] = Counter()
     for _ in range(35):
         chosen = part._chosen()

@@ -159,6 +159,7 @@ def test_every_section_and_key_has_a_default() -> None:
         "metadata",
         "cms",
         "gossip",
+        "clock",
         "streaming",
         "topology",
         "functions",
