@@ -108,7 +108,7 @@ class Parts(MetadataParts):
         self.liveness = Liveness(
             runtime, state, internode, detector, self._own_id, self._leads, generation, self.clocks
         )
-        cluster = self._cluster_now
+        cluster, reads = self._cluster_now, self.configuration.reads
         self.replica = ReplicaService(
             runtime, internode, self.engine, cluster, self.catch_up.reach, self._own_id
         )
@@ -125,10 +125,7 @@ class Parts(MetadataParts):
             self._own_id,
             self.new_mutation_id,
             self.liveness.prefers,
-            Thresholds(
-                self.configuration.reads.tombstone_warn_threshold,
-                self.configuration.reads.tombstone_failure_threshold,
-            ),
+            Thresholds(reads.tombstone_warn_threshold, reads.tombstone_failure_threshold),
         )
         self.conditions.watch(watch_disk(self.conditions, self.engine.space))
         self.conditionals = conditionals_of(self)
