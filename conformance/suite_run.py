@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from conformance import reasons
 from conformance.environment import BUILD, INSIDE, ROOT
-from lockstep.local.clusters import LocalCluster
+from lockstep.local.clusters import JOIN_SECRET_BYTES, LocalCluster
 from lockstep.local.processes import State
 
 CLUSTER_NAME: Final = "conformance"
@@ -70,7 +71,10 @@ def make_cluster(
     left_over = LocalCluster.open(name, home=home) if (home / name).exists() else None
     if left_over is not None:
         left_over.destroy()
-    cluster = LocalCluster.create(name, nodes, home=home, settings={**_AS_EXPECTED, **(settings or {})})
+    # Tests have nodes ask for passwords later on, which those do only with a secret of their own.
+    secret = {"cluster": {"join_secret": secrets.token_hex(JOIN_SECRET_BYTES)}}
+    chosen = {**_AS_EXPECTED, **secret, **(settings or {})}
+    cluster = LocalCluster.create(name, nodes, home=home, settings=chosen)
     cluster.start()
     return cluster
 
