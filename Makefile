@@ -18,7 +18,7 @@ SEEDS ?= 20
 SEED ?= 1
 ARGS ?=
 
-.PHONY: help demo test check format sim sim-planted conformance conformance-clients conformance-cqlsh bench mutants proof package reference lock clean setup setup-spark
+.PHONY: help demo test check format sim sim-planted conformance conformance-clients conformance-cqlsh bench corrupt mutants proof package reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ conformance-clients: $(VENV)/.stamp-dev ## drivers of other languages (Rust, C++
 
 bench: $(VENV)/.stamp-dev ## benchmarks; results under bench/results
 	$(BIN)/python bench/run.py $(ARGS)
+
+corrupt: $(VENV)/.stamp-dev ## damage every file of a data directory in turn: no silent loss in 10,000 cases
+	$(BIN)/python bench/corrupt.py $(ARGS)
 
 package: $(VENV)/.stamp-dev ## build the wheel, install it into a fresh environment, and have it serve
 	$(BIN)/python bench/package.py

@@ -10,10 +10,14 @@ import msgspec
 
 from lockstep.node.journal import Journal
 from lockstep.runtime.ports import Disk, Runtime
+from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store import STORE_DIRECTORY
 from lockstep.storage.store_position import PositionFile, lost
 from lockstep.values.codec import decoder, encode
-from lockstep.values.errors import ConfigurationError
+from lockstep.values.errors import ConfigurationError, CorruptFile
+
+IDENTITY_PATH = "identity"
+_GENERATION = b"boot-generation"
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
@@ -27,10 +31,23 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 _DECODER = decoder(Identity)
 
 
+def keep_generation(engine: StorageEngine, generation: int) -> None:
+    """Have the store remember this start. CorruptFile when it remembers a later one: ids of mutations would be
+    given twice."""
+    kept = engine.local_fact(_GENERATION)
+    known = int.from_bytes(kept, "big") if kept is not None else 0
+    if known >= generation:
+        raise CorruptFile(
+            IDENTITY_PATH, 0, f"it says that this is start {generation}, and the store knows of start {known}"
+        )
+    # Durable together with the first write under it.
+    engine.keep_local_fact(_GENERATION, generation.to_bytes(8, "big"))
+
+
 class IdentityFile:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._journal = Journal(runtime.disk, "identity")
+        self._journal = Journal(runtime.disk, IDENTITY_PATH)
         self.value = Identity("", "", 0)
 
     def load(self) -> Identity:
@@ -41,9 +58,18 @@ class IdentityFile:
     async def boot(self) -> Identity:
         """Load or create the identity and count this start; durable on return."""
         last = self.load()
+        if not last.host_id:
+            self._refuse_others_data()
         host_id = last.host_id or self._runtime.random.uuid()
         await self._store(Identity(host_id, last.cluster_id, last.generation + 1))
         return self.value
+
+    def _refuse_others_data(self) -> None:
+        """CorruptFile: whose data this is cannot be known any more."""
+        for directory in ("raft", "metadata", "store"):
+            if self._runtime.disk.names(directory):
+                why = f"it says nothing, and there is data of a node in {directory}"
+                raise CorruptFile(IDENTITY_PATH, 0, why)
 
     async def adopt_cluster(self, cluster_id: str) -> None:
         """Bind the directory to a cluster; ConfigurationError when it belongs to another one."""

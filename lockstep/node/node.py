@@ -60,7 +60,10 @@ class Node(Parts):
         finally:
             self._starting = None
 
-    async def _start(self) -> None:
+    async def load(self) -> None:
+        """Read all that this node keeps on its disk; nobody hears of it yet. CorruptFile, DiskRefused,
+        ConfigurationError, PreconditionError."""
+        await self.seal.open()
         await settle(self.runtime.disk, JOURNALS)
         await self.state.store.settle()
         identity = await self.identity.boot()
@@ -68,6 +71,7 @@ class Node(Parts):
         self.founders_file.load()
         self.members.load()
         self.state.load()
+        self._sealable = True
         self._refuse_other_cluster()
         refuse_lacking(self.cluster.features_enabled, self.configuration.features)
         refuse_half_recovered(self.runtime.disk)
@@ -86,12 +90,15 @@ class Node(Parts):
         self._request_path_built = True
         await self.hints.store.load(self.runtime.clock.wall_us())
         await self.batch_store.load()
+
+    async def _start(self) -> None:
+        await self.load()
         await self.internode.start(*self.address)
         self.state.listen(self._applied)
         self._shut_out(self.cluster)
         self.state.start()
         await self._refuse_copy()
-        self.voters.seen(identity.host_id, self.address)
+        self.voters.seen(self.identity.value.host_id, self.address)
         self._start_consensus()
         self.management.start()
         others = [address for address in self._configured() if address != self.address]
@@ -174,6 +181,9 @@ class Node(Parts):
             if self._request_path_built:
                 self.streams.stop()
             await self.engine.close()
+        if self._sealable and not (self.broken is not None and self.broken.done()):
+            self._sealable = False
+            await self.seal.close()
 
     def _break(self, error: LockstepError) -> None:
         """Stop serving and voting at once; peers see closed connections once failed work was told of."""

@@ -18,6 +18,7 @@ from lockstep.node.configuration import Configuration
 from lockstep.node.farewell import Farewell
 from lockstep.node.founding import Founding
 from lockstep.node.gossiping import Gossip
+from lockstep.node.identity import keep_generation
 from lockstep.node.index_upkeep import IndexUpkeep
 from lockstep.node.inherited import InheritedRanges
 from lockstep.node.lacking import Lacking
@@ -31,6 +32,7 @@ from lockstep.node.refill import Refill
 from lockstep.node.repair_comparison import Comparison
 from lockstep.node.repair_questions import RepairQuestions
 from lockstep.node.repairs import RepairDriver
+from lockstep.node.seal import Seal
 from lockstep.node.table_damage import TableDamage
 from lockstep.node.view_builds import ViewBuilds
 from lockstep.node.view_parts import views_of
@@ -72,6 +74,9 @@ class Parts(MetadataParts):
         super().__init__(runtime, configuration, log, processors)
         self._open_store = open_store
         self._engine_open = self._request_path_built = False
+        self.seal = Seal(runtime.disk, log)
+        #: What the seal covers was read whole.
+        self._sealable = False
         #: Calls back when nothing is left that must be told before this node ends because it is broken.
         self.before_breaking: Callable[[Callable[[], None]], None] = lambda end: end()
         self.store: Store
@@ -112,6 +117,7 @@ class Parts(MetadataParts):
         self.replica = ReplicaService(
             runtime, internode, self.engine, cluster, self.catch_up.reach, self._own_id
         )
+        keep_generation(self.engine, generation)
         self.lacking = Lacking(self.engine)
         self.replica.require_held = self.lacking.require
         self.table_damage = TableDamage(self.store.damaged, self.lacking, self.conditions, cluster, self.log)

@@ -21,6 +21,11 @@ T = TypeVar("T")
 _ENCODER = msgspec.msgpack.Encoder()
 _HEADER = struct.Struct(">II")
 RECORD_HEADER_BYTES = _HEADER.size
+#: CRC-32 as zlib computes it, and what the bit that it reads last changes in it.
+_POLYNOMIAL = 0xEDB88320
+_LAST_BIT_CHANGES = _POLYNOMIAL
+#: Larger last records are not searched: a second of work at a start.
+_BIT_SEARCH_BYTES_MAX = 1024 * 1024
 
 
 #: MessagePack bytes of a struct or plain value. The bound method itself: requests encode several times.
@@ -49,7 +54,8 @@ def scan_records(path: str, data: bytes, *, record_bytes_max: int) -> Iterator[t
 
     The writer appends exactly one record per sync, so a crash damages at most the last record: a
     damaged record with no whole one after it is a torn tail and ends the scan; one that is followed
-    by a whole record is lost data and raises CorruptFile.
+    by a whole record is lost data and raises CorruptFile, and so does one that is whole but for one bit:
+    a crash leaves bytes away, it changes none.
     """
     offset, size = 0, len(data)
     while offset + RECORD_HEADER_BYTES <= size:
@@ -57,18 +63,49 @@ def scan_records(path: str, data: bytes, *, record_bytes_max: int) -> Iterator[t
         if body is None:
             if _whole_record_after(data, offset + 1, record_bytes_max):
                 raise CorruptFile(path, offset, "a damaged record is followed by a whole one")
+            if _is_one_bit_off(data, offset, record_bytes_max):
+                raise CorruptFile(path, offset, "one bit of the last record is not what was written")
             return
         offset += RECORD_HEADER_BYTES + len(body)
         yield offset, body
 
 
-def _record_at(data: bytes, offset: int, record_bytes_max: int) -> bytes | None:
+def _header_at(data: bytes, offset: int) -> tuple[int, int]:
+    """(length, CRC-32) of the record that begins there."""
     length, crc = _HEADER.unpack_from(data, offset)
+    return length, crc
+
+
+def _record_at(data: bytes, offset: int, record_bytes_max: int) -> bytes | None:
+    length, crc = _header_at(data, offset)
     start = offset + RECORD_HEADER_BYTES
     if length == 0 or length > record_bytes_max or start + length > len(data):
         return None
     body = data[start : start + length]
     return body if zlib.crc32(body) == crc else None
+
+
+def _is_one_bit_off(data: bytes, offset: int, record_bytes_max: int) -> bool:
+    """Whether the bytes up to the end are a record of which one bit has changed."""
+    length, crc = _header_at(data, offset)
+    body = data[offset + RECORD_HEADER_BYTES :]
+    if not 0 < len(body) <= min(record_bytes_max, _BIT_SEARCH_BYTES_MAX):
+        return False
+    difference = zlib.crc32(body) ^ crc
+    if length != len(body):
+        return difference == 0 and (length ^ len(body)).bit_count() == 1
+    return difference.bit_count() == 1 or _is_of_one_bit(difference, len(body))
+
+
+def _is_of_one_bit(difference: int, size: int) -> bool:
+    """Whether changing one bit of `size` bytes changes their CRC-32 so: each bit before the last one changes
+    it as the one behind it does, shifted once more."""
+    shifted = _LAST_BIT_CHANGES
+    for _ in range(8 * size):
+        if shifted == difference:
+            return True
+        shifted = shifted >> 1 ^ (_POLYNOMIAL if shifted & 1 else 0)
+    return False
 
 
 def _whole_record_after(data: bytes, offset: int, record_bytes_max: int) -> bool:
