@@ -1,4 +1,4 @@
-"""The directories that `make corrupt` damages, made by a cluster of real processes, and its sample at RF 3."""
+"""The directories that `make corrupt` damages, made by real processes, and its sample at RF 3."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Starts of a node on a damaged directory, in a process of its own: what it read, or what it said.
 
-The process opens what a node opens when it starts, without taking part in anything: identity, both Raft groups,
-the metadata log and its snapshots, the store with its checks; then it reads every pair of the store.
+The process opens what a node opens when it starts, without taking part in anything: identity, both Raft
+groups, the metadata log and its snapshots, the store with its checks; then it reads every pair of the store.
 """
 
 from __future__ import annotations

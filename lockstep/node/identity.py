@@ -32,8 +32,8 @@ _DECODER = decoder(Identity)
 
 
 def keep_generation(engine: StorageEngine, generation: int) -> None:
-    """Have the store remember this start. CorruptFile when it remembers a later one: ids of mutations would be
-    given twice."""
+    """Have the store remember this start. CorruptFile when it remembers a later one: ids of mutations would
+    be given twice."""
     kept = engine.local_fact(_GENERATION)
     known = int.from_bytes(kept, "big") if kept is not None else 0
     if known >= generation:
@@ -85,6 +85,15 @@ class IdentityFile:
     async def _store(self, value: Identity) -> None:
         await self._journal.append(encode(value))
         self.value = value
+
+
+def refuse_other_cluster(held: str, wanted: str) -> None:
+    """The directory holds a cluster's log: the configuration must mean that cluster."""
+    if held and held != wanted:
+        raise ConfigurationError(
+            f"the data directory belongs to cluster {held}, not to {wanted}",
+            hint="correct [cluster] name or [node] data_directory; an empty one joins as a new node",
+        )
 
 
 def refuse_lost_store(disk: Disk, identity: Identity) -> None:

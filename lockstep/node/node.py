@@ -15,7 +15,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.features import refuse_lacking
 from lockstep.node.announcing import greet
 from lockstep.node.founders_file import FOUNDERS_PATH
-from lockstep.node.identity import refuse_lost_store
+from lockstep.node.identity import refuse_lost_store, refuse_other_cluster
 from lockstep.node.journal import settle
 from lockstep.node.messages import EpochQuery, EpochReply
 from lockstep.node.parts import Parts
@@ -25,7 +25,7 @@ from lockstep.node.recovering import refuse_half_recovered
 from lockstep.replication.handshake import PROTOCOL_VERSION, Address, Hello, PeerInfo
 from lockstep.replication.shut_out import ShutOut
 from lockstep.storage.engine import StorageEngine
-from lockstep.values.errors import ConfigurationError, LockstepError, PreconditionError
+from lockstep.values.errors import LockstepError, PreconditionError
 from lockstep.values.limits import TABLES_DROPPED_AT_ONCE_MAX
 
 #: Files that are loaded when a node starts.
@@ -72,7 +72,7 @@ class Node(Parts):
         self.members.load()
         self.state.load()
         self._sealable = True
-        self._refuse_other_cluster()
+        refuse_other_cluster(self.cluster.identity.cluster_name, self.configuration.cluster.name)
         refuse_lacking(self.cluster.features_enabled, self.configuration.features)
         refuse_half_recovered(self.runtime.disk)
         refuse_lost_store(self.runtime.disk, identity)
@@ -123,15 +123,6 @@ class Node(Parts):
         self.refill.start()
         self.ready = True
         self.log("node.ready", node=self.node_id, epoch=self.state.epoch)
-
-    def _refuse_other_cluster(self) -> None:
-        """The directory holds a cluster's log: the configuration must mean that cluster."""
-        held, wanted = self.cluster.identity.cluster_name, self.configuration.cluster.name
-        if held and held != wanted:
-            raise ConfigurationError(
-                f"the data directory belongs to cluster {held}, not to {wanted}",
-                hint="correct [cluster] name or [node] data_directory; an empty one joins as a new node",
-            )
 
     async def _refuse_copy(self) -> None:
         """PreconditionError when this node runs already, where the metadata says that it stands.
