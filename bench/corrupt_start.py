@@ -7,8 +7,10 @@ groups, the metadata log and its snapshots, the store with its checks; then it r
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import traceback
@@ -33,6 +35,8 @@ class Opener:
     def __init__(self, home: Path, *, planted: bool) -> None:
         self._home = home
         self._planted = planted
+        self._number = 0
+        self._directory = home / "case-0"
         self._process: subprocess.Popen[str] | None = None
         self._templates: dict[str, Path] = {}
         self._whole: dict[str, dict[str, Any]] = {}
@@ -40,7 +44,7 @@ class Opener:
     def learn(self, name: str, directory: Path) -> None:
         """What a start on the undamaged directory reads."""
         self._templates[name] = directory
-        copied(directory, self._home / "case")
+        copied(directory, self._place())
         answer = self._ask()
         if "read" not in answer:
             raise SystemExit(f"the undamaged directory of the {name} node does not open: {answer}")
@@ -48,8 +52,8 @@ class Opener:
         print(f"  {name} node: {answer['read']['pairs']} pairs, epoch {answer['read']['epoch']}", flush=True)
 
     def tried(self, case: Case) -> Result:
-        copied(self._templates[case.template], self._home / "case")
-        harm(self._home / "case", case)
+        copied(self._templates[case.template], self._place())
+        harm(self._directory, case)
         answer = self._ask()
         if "read" in answer:
             lost = {
@@ -65,9 +69,16 @@ class Opener:
             return Result("refused" if named else "refused, other file named", answer["refused"])
         return Result("ENDED", str(answer)[:600])
 
+    def _place(self) -> Path:
+        """A new directory for the next case; that of the last one goes."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._number += 1
+        self._directory = self._home / f"case-{self._number}"
+        return self._directory
+
     def _ask(self) -> dict[str, Any]:
         if self._process is None:
-            command = [sys.executable, str(Path(__file__).resolve()), str(self._home / "case")]
+            command = [sys.executable, str(Path(__file__).resolve())]
             self._process = subprocess.Popen(
                 [*command, "planted"] if self._planted else command,
                 stdin=subprocess.PIPE,
@@ -77,7 +88,7 @@ class Opener:
             )
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write("open\n")
+            self._process.stdin.write(f"{self._directory}\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BrokenPipeError:
@@ -103,12 +114,14 @@ def _names(said: str, case: Case) -> bool:
 # -- in the process of its own ----------------------------------------------------------------------
 
 
-def serve(directory: str) -> None:
-    for _ in sys.stdin:
+def serve() -> None:
+    for line in sys.stdin:
         try:
-            answer = asyncio.run(opened(directory))
+            answer = asyncio.run(opened(line.strip()))
         except Exception:
             answer = {"fault": traceback.format_exc()[-600:]}
+        # Whatever an error still refers to keeps the database open.
+        gc.collect()
         print(json.dumps(answer), flush=True)
 
 
@@ -137,7 +150,8 @@ async def opened(directory: str) -> dict[str, Any]:
             "host": node.identity.value.host_id,
             "cluster": node.identity.value.cluster_id,
             "generation": node.identity.value.generation,
-            "founders": str(node.founders_file.value),
+            # Meaningless once there is a first entry.
+            "founders": "" if node.state.epoch else str(node.founders_file.value),
             # What is in the log of the group is applied again, or fetched from any peer.
             "epoch": max([node.state.epoch, *(one.epoch for one in logged_entries(groups[0].entries))]),
             "raft": [
@@ -194,6 +208,6 @@ def plant() -> None:
 
 
 if __name__ == "__main__":
-    if "planted" in sys.argv[2:]:
+    if "planted" in sys.argv[1:]:
         plant()
-    serve(sys.argv[1])
+    serve()

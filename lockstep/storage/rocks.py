@@ -65,13 +65,13 @@ def _open(path: str, settings: RocksSettings) -> Any:
         return rocksdict.Rdict(path, _options(rocksdict, settings))
     except Exception as error:
         reason = str(error)
-        if "lock" in reason.lower():
-            raise PreconditionError(
-                f"the database {path} is in use by another process", hint="stop the node that runs on it"
-            ) from error
         damaged = file_error(path, reason)
         if damaged is not None:
             raise damaged from error
+        if f"{path}/LOCK" in reason or "lock hold by" in reason:
+            raise PreconditionError(
+                f"the database {path} is in use by another process", hint="stop the node that runs on it"
+            ) from error
         if "Corruption" in reason:
             raise CorruptFile(path, 0, reason) from error
         raise DiskRefused(f"cannot open the database {path}: {reason}") from error

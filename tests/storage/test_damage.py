@@ -119,3 +119,28 @@ def test_a_file_that_is_not_whole_is_named_when_the_store_opens(harm: str, tmp_p
         assert caught.value.path == str(first)
 
     asyncio.run(body())
+
+
+def test_damage_that_the_library_meets_while_it_opens_is_no_other_process(tmp_path: Path) -> None:
+    """Its texts speak of a block, in which there is a lock."""
+
+    async def body() -> None:
+        store = await open_rocks_store(str(tmp_path / "store"), LoopTasks())
+        store.write([("put", key(1), b"a")])
+        await store.before_ingest()
+        store.close()
+        first = min((tmp_path / "store").glob("*.sst"))
+        content = bytearray(first.read_bytes())
+        named = []
+        for at in range(0, len(content), 7):
+            content[at] ^= 1
+            first.write_bytes(content)
+            try:
+                opened = await open_rocks_store(str(tmp_path / "store"), LoopTasks())
+                opened.close()
+            except TableFileDamaged as error:
+                named.append(error.path)
+            content[at] ^= 1
+        assert named and set(named) == {str(first)}
+
+    asyncio.run(body())
