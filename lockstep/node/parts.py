@@ -32,6 +32,7 @@ from lockstep.node.refill import Refill
 from lockstep.node.repair_comparison import Comparison
 from lockstep.node.repair_questions import RepairQuestions
 from lockstep.node.repairs import RepairDriver
+from lockstep.node.scrubbing import Scrub
 from lockstep.node.seal import Seal
 from lockstep.node.table_damage import TableDamage
 from lockstep.node.view_builds import ViewBuilds
@@ -105,6 +106,7 @@ class Parts(MetadataParts):
         self.lacking: Lacking
         self.table_damage: TableDamage
         self.refill: Refill
+        self.scrub: Scrub
 
     def _build_request_path(self, generation: int) -> None:
         runtime, state, internode = self.runtime, self.state, self.internode
@@ -121,6 +123,7 @@ class Parts(MetadataParts):
         self.lacking = Lacking(self.engine)
         self.replica.require_held = self.lacking.require
         self.table_damage = TableDamage(self.store.damaged, self.lacking, self.conditions, cluster, self.log)
+        self.scrub = Scrub(runtime, self.store, cluster, self.log)
         self.coordinator = Coordinator(
             runtime,
             internode,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from lockstep.node.configuration import split_address
-from lockstep.server import drain_operations, features, recovery, reports
+from lockstep.server import drain_operations, features, recovery, reports, scrub_operations
 from lockstep.server.admin_access import CHALLENGE, Access, AdminAccess, status_of
 from lockstep.server.answers import get, integer, later, now, required
 from lockstep.server.backups import BackupRequests
@@ -236,6 +236,7 @@ class Admin:
             *BackupRequests(node, self._cql.executor).operations(),
             *self._recovery_operations(),
             *drain_operations.operations(self._cql),
+            *scrub_operations.operations(self._node),
             *self._service.operations(),
             *health_operations(node),
             get("/openapi.json", "This document", now(lambda *_: self.registry.openapi())),

@@ -13,13 +13,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lockstep.runtime.ports import Disk
+from lockstep.runtime.ports import Disk, Helpers
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.ordered import OrderedMap, OrderedView
 from lockstep.storage.store import Batch, Operation, Pair, Run, check_ascending, check_batch
 from lockstep.storage.store_position import PositionFile, StorePosition, lost
 from lockstep.values import codec, limits
-from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
+from lockstep.values.errors import CorruptFile, DiskRefused, StorageError, TableFileDamaged
 
 _OPERATIONS = codec.decoder(list[tuple[Any, ...]])
 _PAIRS = codec.decoder(list[tuple[bytes, bytes]])
@@ -199,6 +199,12 @@ class ModelStore:
 
     def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
         return self._map.view().scan(lower, upper, reverse)
+
+    def table_files(self) -> tuple[str, ...]:
+        return ()
+
+    async def check_file(self, name: str, helpers: Helpers | None) -> TableFileDamaged | None:
+        return None
 
     def size_bytes(self) -> int:
         checkpoint = self._path("checkpoint", self._generation)

@@ -14,15 +14,24 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.runtime.ports import Tasks
+from lockstep.runtime.ports import Helpers, Tasks
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rocks_building import FixedContent, remove_content
 from lockstep.storage.rocks_errors import RocksErrors, file_error
 from lockstep.storage.rocks_keeping import KeptFiles
 from lockstep.storage.rocks_runs import RocksCursor, RocksRun
+from lockstep.storage.rocks_scrub import CheckOrder, checked, damaged_file, first_damaged, why_of
 from lockstep.storage.store import Batch, Pair, Run, check_batch
 from lockstep.values import limits
-from lockstep.values.errors import CorruptFile, DiskRefused, PreconditionError, StorageError
+from lockstep.values.codec import encode
+from lockstep.values.errors import (
+    CorruptFile,
+    DiskRefused,
+    PreconditionError,
+    StorageError,
+    TableFileDamaged,
+)
+from lockstep.values.storage_limits import SCRUB_FILE_TIMEOUT_MS
 
 
 class RocksSettings(msgspec.Struct, frozen=True):
@@ -73,7 +82,7 @@ def _open(path: str, settings: RocksSettings) -> Any:
                 f"the database {path} is in use by another process", hint="stop the node that runs on it"
             ) from error
         if "Corruption" in reason:
-            raise CorruptFile(path, 0, reason) from error
+            raise first_damaged(path) or CorruptFile(path, 0, reason) from error
         raise DiskRefused(f"cannot open the database {path}: {reason}") from error
 
 
@@ -263,6 +272,19 @@ class RocksStore:
         """An iterator that shows everything written before this call."""
         self._write_staged()
         return self._database.iter(options)
+
+    def table_files(self) -> tuple[str, ...]:
+        return tuple(sorted(one["name"].rpartition("/")[2] for one in self._database.live_files()))
+
+    async def check_file(self, name: str, helpers: Helpers | None) -> TableFileDamaged | None:
+        order = CheckOrder(self._path, name)
+        if helpers is not None:
+            answer = await helpers.do(encode(order), SCRUB_FILE_TIMEOUT_MS)
+        else:
+            answer = await self._tasks.run_blocking(lambda: checked(order))
+        why = why_of(answer)
+        live = self._database.live_files()
+        return self.damaged.found(damaged_file(self._path, name, why, live)) if why else None
 
     def size_bytes(self) -> int:
         sizes = (self._database.property_int_value(f"rocksdb.{name}") for name in _SIZES)

@@ -17,8 +17,10 @@ from lockstep.values import limits
 from lockstep.values.errors import StorageError
 
 if TYPE_CHECKING:
+    from lockstep.runtime.ports import Helpers
     from lockstep.storage.damage import DamagedFiles
     from lockstep.storage.sorted_file import FileSummary
+    from lockstep.values.errors import TableFileDamaged
 
 #: Where a node's store is, relative to the node's directory.
 STORE_DIRECTORY: Final = "store"
@@ -168,6 +170,15 @@ class Store(Protocol):
 
     def remove_fixed(self, path: str) -> None:
         """Remove what an earlier incarnation fixed there, or was about to. DiskRefused."""
+        ...
+
+    def table_files(self) -> tuple[str, ...]:
+        """Names of the files that hold tables now, sorted."""
+        ...
+
+    async def check_file(self, name: str, helpers: Helpers | None) -> TableFileDamaged | None:
+        """Read all of one of them, elsewhere than on the loop; what is wrong is noted as `damaged`.
+        TimeoutError, ConnectionError: the helper process did not answer."""
         ...
 
     def size_bytes(self) -> int:
