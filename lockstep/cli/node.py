@@ -47,18 +47,27 @@ def run(file: Path) -> None:
 @node.command()
 @_config
 @click.option("--accept-data-loss", is_flag=True, help="Go on without what no other node has.")
+@click.option("--keep-readable", is_flag=True, help="Keep what can be read: give up the rest only.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @options.output
-def recover(file: Path, accept_data_loss: bool, dry_run: bool, output: str) -> None:
+def recover(file: Path, accept_data_loss: bool, keep_readable: bool, dry_run: bool, output: str) -> None:
     """Give up the tables of a stopped node: once it is started, it is filled again from its replicas.
 
     Its identity, its tokens, its copy of the metadata and its votes stay. It takes writes as soon as it runs,
     and answers no reads, and counts as no replica in any other way, until it has everything again. The files
-    that are given up are kept in `store-damaged`, in its data directory.
+    that are given up are kept in `store-damaged`, in its data directory. With --keep-readable only what lies
+    in damaged blocks of table files is given up: the rest is copied into new files.
     """
-    found = recover_stopped(file, accept_data_loss=accept_data_loss, dry_run=dry_run)
+    found, lacks = recover_stopped(
+        file, accept_data_loss=accept_data_loss, keep_readable=keep_readable, dry_run=dry_run
+    )
     if output == "json":
-        render.json_out({**msgspec.to_builtins(found), "dry_run": dry_run}, "recover/1")
+        told = {"dry_run": dry_run, "keep_readable": keep_readable, "stretches_lacking": len(lacks)}
+        render.json_out({**msgspec.to_builtins(found), **told}, "recover/1")
+        return
+    if keep_readable and not dry_run:
+        click.echo(f"node {found.node} ({found.address}) keeps all but {render.counted(len(lacks), 'place')}")
+        click.echo("start the node: other replicas fill them; `lockstep status` names tables and tokens")
         return
     would = "would be" if dry_run else "are"
     click.echo(

@@ -37,12 +37,6 @@ class Lacking:
         left = tuple(lack for lack in self.current if lack not in lacks)
         await self._keep((*left, *(sole for lack in lacks for sole in of_sole_replica(lack, cluster, own))))
 
-    async def give_up(self) -> tuple[Lack, ...]:
-        """Answer again for what nobody has: it is lost. What that was; durable on return."""
-        lost = tuple(lack for lack in self.current if lack.sole)
-        await self._keep(self.fillable)
-        return lost
-
     async def _keep(self, lacks: tuple[Lack, ...]) -> None:
         if lacks != self.current:
             self.current = lacks

@@ -16,6 +16,7 @@ from lockstep.node.identity import IdentityFile
 from lockstep.node.journal import Journal
 from lockstep.node.kinds import every_kind
 from lockstep.node.metadata_state import MetadataState
+from lockstep.node.rewriting import Readable, rewrite
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.storage.counter_generation import generation_record
 from lockstep.storage.lacking import FIRST_KEY, LAST_KEY, Lack, lacking_record
@@ -89,12 +90,14 @@ async def recover_store(
     open_store: Callable[[Runtime], Awaitable[Store]],
     *,
     accept_data_loss: bool,
-) -> None:
-    """Put an empty store in the place of the node's, which lies in `store-damaged` from then on.
+    old: Readable | None = None,
+) -> tuple[Lack, ...]:
+    """Put an empty store in the place of the node's, which lies in `store-damaged` from then on; or one with
+    what can be read of the `old` one there. What it lacks.
 
     PreconditionError when no other node has some of it, unless that is accepted. Cut off, it is begun again.
     """
-    if found.alone and not accept_data_loss:
+    if found.alone and not accept_data_loss and old is None:
         raise PreconditionError(
             f"no other node has all ranges of {', '.join(found.alone)}: recovering this node loses what only "
             "it had of them",
@@ -106,13 +109,17 @@ async def recover_store(
         for name in disk.names(DAMAGED_DIRECTORY):
             disk.remove(f"{DAMAGED_DIRECTORY}/{name}")
         await Journal(disk, RECOVERY_PATH).append(encode(now_us))
+    journal = Journal(disk, RECOVERY_PATH)
+    is_moved = len(journal.load()) > 1
     for name in disk.names(STORE_DIRECTORY):
-        if disk.exists(f"{DAMAGED_DIRECTORY}/{name}"):
+        if is_moved or disk.exists(f"{DAMAGED_DIRECTORY}/{name}"):
             # Of the store that the recovery had begun to make.
             disk.remove(f"{STORE_DIRECTORY}/{name}")
         else:
             disk.rename(f"{STORE_DIRECTORY}/{name}", f"{DAMAGED_DIRECTORY}/{name}")
     await disk.sync_names(DAMAGED_DIRECTORY)
+    if not is_moved:
+        await journal.append(encode(now_us))
     await PositionFile(disk, STORE_DIRECTORY).remove()
     runtime.probes.reach("recovery.emptied")
     store = await open_store(runtime)
@@ -122,11 +129,13 @@ async def recover_store(
         generation = (found.starts + 1) << _GENERATIONS_PER_START_BITS
         store.write([lacking_record((lack,)), generation_record(generation)])
         await store.sync()
+        lacks = (lack,) if old is None else await rewrite(old, store, lack)
     finally:
         store.close()
     runtime.probes.reach("recovery.marked")
     disk.remove(RECOVERY_PATH)
     await disk.sync_names("")
+    return lacks
 
 
 def refuse_half_recovered(disk: Disk) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _FACT: Final = b"counter-generation"
 _NUMBER: Final = struct.Struct(">Q")
+GENERATION_KEY: Final = Family.LOCAL.key(_FACT)
 
 
 def generation_of(engine: StorageEngine) -> int:
@@ -25,7 +26,7 @@ def generation_of(engine: StorageEngine) -> int:
 
 def generation_record(generation: int) -> Put:
     """What a store keeps that counts in new shards from this generation on."""
-    return "put", Family.LOCAL.key(_FACT), _NUMBER.pack(generation)
+    return "put", GENERATION_KEY, _NUMBER.pack(generation)
 
 
 def begin_generation(engine: StorageEngine) -> int:

@@ -142,7 +142,7 @@ _ROWS: Final = (
         Level.DEGRADED,
         "{node} has a damaged table file, {subject}: {detail}",
         "what is in the damaged blocks, where no other replica has it; others answer for it meanwhile",
-        "lockstep node scrub; then lockstep node scrub --rewrite with the node stopped",
+        "lockstep node scrub names all; stop it, lockstep node recover --keep-readable, and start it",
         "damaged-table-file",
     ),
     ConditionKind(
@@ -158,7 +158,7 @@ _ROWS: Final = (
         Level.UNAVAILABLE,
         "{node} lost {subject}, of which no other replica exists",
         "it is lost, but for a backup: requests for it fail until it is given up",
-        "lockstep backup restore, or lockstep node scrub --give-up",
+        "lockstep backup restore, or, with the node stopped, node recover --keep-readable --accept-data-loss",
         "damaged-table-file",
     ),
     ConditionKind(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.cli.stopped_node import recover_stopped
 from lockstep.local.admin_client import AdminClient
 from lockstep.testing.clusters import Cluster
 from lockstep.testing.conversation import CqlError
@@ -39,10 +40,11 @@ def fill(session: Session) -> None:
 
 
 def damage(node: Node) -> list[Path]:
-    """One bit in each 2 KiB of the tables' part of the node's files, while it is stopped."""
+    """One bit in each 2 KiB of the tables' part of the node's largest file, while it is stopped."""
     node.restart()  # What was in memory is in files then.
     node.stop()
-    files = sorted((node.log_path.parent / "data" / "store").glob("*.sst"))
+    found = (node.log_path.parent / "data" / "store").glob("*.sst")
+    files = [max(found, key=lambda file: file.stat().st_size)]
     for file in files:
         content = bytearray(file.read_bytes())
         for at in range(100, len(content) * 6 // 10, 2048):
@@ -80,6 +82,37 @@ def test_requests_go_to_other_replicas_and_everybody_is_told(cluster: Cluster) -
         time.sleep(0.2)
 
 
+def test_a_scrub_names_the_files_and_a_recovery_fills_what_cannot_be_read(cluster: Cluster) -> None:
+    damaged = cluster.nodes[2]
+    admin = cluster.local.admin(damaged.name)
+    admin.post("/v1/scrub", {})
+    while (scrub := admin.get("/v1/scrub"))["state"] == "running":
+        time.sleep(0.1)
+    known = {one["subject"] for one in conditions(cluster, damaged)}
+    assert {one["file"] for one in scrub["damaged"]} == known
+    assert scrub["checked"] == scrub["files"] >= len(known)
+    damaged.stop()
+    file = damaged.log_path.parent / "lockstep.toml"
+    found, lacks = recover_stopped(file, accept_data_loss=False, keep_readable=True, dry_run=False)
+    assert lacks and not any(lack.is_everything for lack in lacks)
+    assert found.alone == ()
+    damaged.start()
+    with damaged.session() as session:
+        # While it lacks them and afterwards, all rows are there.
+        all_kinds_of_requests(session, 2)
+        deadline_s = time.monotonic() + 60
+        while conditions(cluster, damaged, "RANGE_LACKING"):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.2)
+        assert conditions(cluster, damaged) == []
+        for other in cluster.nodes[:2]:
+            other.kill()
+        assert len(session.execute("SELECT * FROM k.t", consistency="ONE")) == ROWS
+        assert len(session.execute("SELECT * FROM k.cas", consistency="ONE")) == COUNTED
+        for i in range(COUNTED):
+            assert session.execute("SELECT v FROM k.counts WHERE p = ?", (i,), consistency="ONE")[0].v == 4
+
+
 def all_kinds_of_requests(session: Session, turn: int) -> None:
     for level in ("ONE", "QUORUM"):
         for i in range(ROWS // 4):
@@ -95,10 +128,10 @@ def all_kinds_of_requests(session: Session, turn: int) -> None:
         assert session.execute("SELECT v FROM k.counts WHERE p = ?", (i,))[0].v == turn + 2
 
 
-def conditions(cluster: Cluster, asked: Node) -> list[dict[str, Any]]:
+def conditions(cluster: Cluster, asked: Node, code: str = "TABLE_FILE_DAMAGED") -> list[dict[str, Any]]:
     status = AdminClient(asked.address, 7080).get("/v1/status")
     return [
         {key: one[key] for key in ("code", "subject", "detail")}
         for one in status["conditions"]
-        if one["code"] == "TABLE_FILE_DAMAGED"
+        if one["code"] == code
     ]
