@@ -131,17 +131,20 @@ async def opened(directory: str) -> dict[str, Any]:
     from lockstep.node.processors.raft import logged_entries
     from lockstep.node.raft_journal import RaftJournal
     from lockstep.node.raft_transport import MANAGEMENT_GROUP, METADATA_GROUP
-    from lockstep.runtime.real import real_runtime
+    from lockstep.runtime.real import CHECK_HANDLER, CHECK_PACKAGES, HelperProcesses, real_runtime
     from lockstep.server.main import _open_store
     from lockstep.values.errors import LockstepError, TableFileDamaged
 
     text = (Path(directory).parent / "lockstep.toml").read_text()
     configuration = parse(text, {}, source="lockstep.toml")
     runtime = real_runtime(directory)
+    checkers = HelperProcesses(CHECK_HANDLER, *CHECK_PACKAGES)
     faults: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(str(context)))
     path = os.path.join(directory, "store")
-    node = Node(runtime, configuration, lambda _runtime: _open_store(path, runtime), lambda *_a, **_f: None)
+    node = Node(
+        runtime, configuration, lambda _: _open_store(path, runtime, checkers), lambda *_a, **_f: None
+    )
     try:
         await node.load()
         node._start_consensus()
@@ -169,6 +172,7 @@ async def opened(directory: str) -> dict[str, Any]:
         return {"refused": error.render()}
     finally:
         await closed(node)
+        await checkers.stop()
 
 
 def content(store: Any) -> dict[str, Any]:

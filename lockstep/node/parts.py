@@ -103,10 +103,6 @@ class Parts(MetadataParts):
         self.backups: BackupDriver
         self.tombstone_purge: TombstonePurge
         self.membership: Membership
-        self.lacking: Lacking
-        self.table_damage: TableDamage
-        self.refill: Refill
-        self.scrub: Scrub
 
     def _build_request_path(self, generation: int) -> None:
         runtime, state, internode = self.runtime, self.state, self.internode

@@ -64,7 +64,7 @@ class Scrub:
         unchecked: list[tuple[str, str]] = []
         for number, name in enumerate(names, start=1):
             try:
-                error = await self._store.check_file(name, self._runtime.helpers)
+                error = await self._store.check_file(name)
             except (TimeoutError, ConnectionError, StorageError) as failure:
                 unchecked.append((name, str(failure) or "it took too long"))
             else:

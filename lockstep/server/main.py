@@ -26,8 +26,10 @@ from lockstep.node.configuration import Configuration, parse, with_join_secret
 from lockstep.node.log_settings import AuditSection, LogSection, masked
 from lockstep.node.node import Node
 from lockstep.node.processors.kinds import BUILT_IN, ENTRY_POINT_GROUP, RAFT, Factory, from_entry_points
-from lockstep.runtime.ports import Runtime, Tls
+from lockstep.runtime.ports import Helpers, Runtime, Tls
 from lockstep.runtime.real import (
+    CHECK_HANDLER,
+    CHECK_PACKAGES,
     Certificate,
     ConfinedWorkers,
     HelperProcesses,
@@ -205,6 +207,7 @@ async def _serve(
         else None
     )
     helpers = HelperProcesses(BUILD_HANDLER, *BUILD_PACKAGES)
+    checkers = HelperProcesses(CHECK_HANDLER, *CHECK_PACKAGES)
     runtime = real_runtime(
         configuration.node.data_directory,
         archive=configuration.metadata.archive_directory,
@@ -216,7 +219,7 @@ async def _serve(
     loop.set_exception_handler(lambda _loop, context: log("task.fault", **_described(context)))
     path = os.path.join(configuration.node.data_directory, STORE_DIRECTORY)
     processors = _installed_processors(configuration.cms.processor)
-    node = Node(runtime, configuration, lambda _runtime: _open_store(path, runtime), log, processors)
+    node = Node(runtime, configuration, lambda _: _open_store(path, runtime, checkers), log, processors)
     node.conditions.watch(watch_certificates(node.conditions, runtime.clock, certificates))
     life = asyncio.current_task()
     assert life is not None, "the process runs as one task"
@@ -227,6 +230,9 @@ async def _serve(
         await node.start()
     except asyncio.CancelledError:
         return 0
+    except BaseException:
+        await checkers.stop()
+        raise
     stop: asyncio.Future[None] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _set, stop)
@@ -237,6 +243,7 @@ async def _serve(
         if workers is not None:
             await workers.stop()
         await helpers.stop()
+        await checkers.stop()
         await node.stop()
 
 
@@ -254,12 +261,14 @@ def _installed_processors(kind: str) -> dict[str, Factory]:
     return from_entry_points(entry_points(group=ENTRY_POINT_GROUP), kind)
 
 
-async def _open_store(path: str, runtime: Runtime) -> Store:
+async def _open_store(path: str, runtime: Runtime, checkers: Helpers) -> Store:
     # The store's library takes some time to load: only a node that gets this far pays for it.
     from lockstep.storage.rocks import open_rocks_store
+    from lockstep.storage.rocks_checker import TableChecker
     from lockstep.storage.rocks_keeping import KeptFiles
 
-    return await open_rocks_store(path, runtime.tasks, kept=KeptFiles(runtime.disk, STORE_DIRECTORY))
+    kept = KeptFiles(runtime.disk, STORE_DIRECTORY)
+    return await open_rocks_store(path, runtime.tasks, kept=kept, checker=TableChecker(checkers))
 
 
 async def _serve_clients(

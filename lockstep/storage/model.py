@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lockstep.runtime.ports import Disk, Helpers
+from lockstep.runtime.ports import Disk
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.ordered import OrderedMap, OrderedView
 from lockstep.storage.store import Batch, Operation, Pair, Run, check_ascending, check_batch
@@ -203,7 +203,7 @@ class ModelStore:
     def table_files(self) -> tuple[str, ...]:
         return ()
 
-    async def check_file(self, name: str, helpers: Helpers | None) -> TableFileDamaged | None:
+    async def check_file(self, name: str) -> TableFileDamaged | None:
         return None
 
     def size_bytes(self) -> int:

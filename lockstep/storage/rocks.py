@@ -14,16 +14,15 @@ from typing import Any, Final
 
 import msgspec
 
-from lockstep.runtime.ports import Helpers, Tasks
+from lockstep.runtime.ports import Tasks
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rocks_building import FixedContent, remove_content
+from lockstep.storage.rocks_checker import TableChecker
 from lockstep.storage.rocks_errors import RocksErrors, file_error
 from lockstep.storage.rocks_keeping import KeptFiles
 from lockstep.storage.rocks_runs import RocksCursor, RocksRun
-from lockstep.storage.rocks_scrub import CheckOrder, checked, damaged_file, first_damaged, why_of
 from lockstep.storage.store import Batch, Pair, Run, check_batch
 from lockstep.values import limits
-from lockstep.values.codec import encode
 from lockstep.values.errors import (
     CorruptFile,
     DiskRefused,
@@ -31,7 +30,6 @@ from lockstep.values.errors import (
     StorageError,
     TableFileDamaged,
 )
-from lockstep.values.storage_limits import SCRUB_FILE_TIMEOUT_MS
 
 
 class RocksSettings(msgspec.Struct, frozen=True):
@@ -48,18 +46,29 @@ class RocksSettings(msgspec.Struct, frozen=True):
 
 
 async def open_rocks_store(
-    path: str, tasks: Tasks, settings: RocksSettings | None = None, *, kept: KeptFiles | None = None
+    path: str,
+    tasks: Tasks,
+    settings: RocksSettings | None = None,
+    *,
+    kept: KeptFiles | None = None,
+    checker: TableChecker | None = None,
 ) -> RocksStore:
     """Open or create the database directory `path`; recovery runs off the loop.
 
     PreconditionError when another process has it open, CorruptFile when it cannot be recovered, or, with
-    `kept`, when its files lack what they are known to have held.
+    `kept`, when its files lack what they are known to have held. With a `checker` too a damaged table file is
+    named also where the library does not name it.
     """
     chosen = settings or RocksSettings()
     if kept is not None:
         await tasks.run_blocking(kept.check)
-    database = await tasks.run_blocking(lambda: _open(path, chosen))
-    store = RocksStore(path, tasks, database, kept)
+    try:
+        database = await tasks.run_blocking(lambda: _open(path, chosen))
+    except CorruptFile as error:
+        if isinstance(error, TableFileDamaged) or kept is None or checker is None:
+            raise
+        raise await checker.first_damaged(path, kept.names()) or error from error
+    store = RocksStore(path, tasks, database, kept, checker)
     if kept is not None:
         await kept.begin(database.latest_sequence_number())
         store.follow()
@@ -82,7 +91,7 @@ def _open(path: str, settings: RocksSettings) -> Any:
                 f"the database {path} is in use by another process", hint="stop the node that runs on it"
             ) from error
         if "Corruption" in reason:
-            raise first_damaged(path) or CorruptFile(path, 0, reason) from error
+            raise CorruptFile(path, 0, reason) from error
         raise DiskRefused(f"cannot open the database {path}: {reason}") from error
 
 
@@ -124,10 +133,18 @@ class RocksStore:
     more than the rest of a small write.
     """
 
-    def __init__(self, path: str, tasks: Tasks, database: Any, kept: KeptFiles | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        tasks: Tasks,
+        database: Any,
+        kept: KeptFiles | None = None,
+        checker: TableChecker | None = None,
+    ) -> None:
         import rocksdict
 
         self._path = path
+        self._checker = checker
         #: The node's directory, in which the database is one.
         self._files_root = path.rpartition("/")[0] or "."
         self._tasks = tasks
@@ -276,15 +293,11 @@ class RocksStore:
     def table_files(self) -> tuple[str, ...]:
         return tuple(sorted(one["name"].rpartition("/")[2] for one in self._database.live_files()))
 
-    async def check_file(self, name: str, helpers: Helpers | None) -> TableFileDamaged | None:
-        order = CheckOrder(self._path, name)
-        if helpers is not None:
-            answer = await helpers.do(encode(order), SCRUB_FILE_TIMEOUT_MS)
-        else:
-            answer = await self._tasks.run_blocking(lambda: checked(order))
-        why = why_of(answer)
-        live = self._database.live_files()
-        return self.damaged.found(damaged_file(self._path, name, why, live)) if why else None
+    async def check_file(self, name: str) -> TableFileDamaged | None:
+        if self._checker is None:
+            raise StorageError("this node has no process to check files with")
+        found = await self._checker.damage_in(self._path, name, self._database.live_files())
+        return self.damaged.found(found) if found is not None else None
 
     def size_bytes(self) -> int:
         sizes = (self._database.property_int_value(f"rocksdb.{name}") for name in _SIZES)

@@ -14,7 +14,6 @@ from lockstep.runtime.ports import Tasks
 from lockstep.storage.damage import DamagedFiles
 from lockstep.storage.rocks_errors import RocksErrors
 from lockstep.storage.rocks_runs import RocksCursor, TableFile
-from lockstep.storage.rocks_scrub import CheckOrder, checked
 from lockstep.storage.sorted_file import FileSummary, RangeFiles
 from lockstep.values.codec import decoder, encode
 from lockstep.values.errors import CorruptFile, DiskRefused, StorageError
@@ -27,7 +26,7 @@ _CACHE_BYTES = 8 * 1024 * 1024
 _OPEN_FILES_MAX = 64
 
 
-class BuildOrder(msgspec.Struct, frozen=True, array_like=True, tag="build"):
+class BuildOrder(msgspec.Struct, frozen=True, array_like=True):
     """Make a file at `path` of the first pairs between two keys, where the content lies in `directory`."""
 
     directory: str
@@ -45,9 +44,7 @@ class BuildAnswer(msgspec.Struct, frozen=True, array_like=True):
     refusal: str = ""
 
 
-_ORDER: Final[msgspec.msgpack.Decoder[BuildOrder | CheckOrder]] = msgspec.msgpack.Decoder(
-    BuildOrder | CheckOrder
-)
+_ORDER = decoder(BuildOrder)
 _ANSWER = decoder(BuildAnswer)
 
 
@@ -87,11 +84,8 @@ def remove_content(library: Any, directory: str) -> None:
 
 def build(question: bytes) -> bytes:
     """Carry out an order, in a process that does nothing else meanwhile."""
-    order = _ORDER.decode(question)
-    if isinstance(order, CheckOrder):
-        return checked(order)
     try:
-        return encode(_built(order))
+        return encode(_built(_ORDER.decode(question)))
     except StorageError as error:
         return encode(BuildAnswer(refusal=error.message))
 

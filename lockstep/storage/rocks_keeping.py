@@ -25,6 +25,10 @@ class KeptFiles:
         """CorruptFile when the database lacks something that it had. Changes nothing; for any thread."""
         check_database(self._disk, self._directory, self._file.load())
 
+    def names(self) -> list[str]:
+        """The files of the database, sorted."""
+        return self._disk.names(self._directory)
+
     async def begin(self, sequence: int) -> None:
         """The database is open, and holds everything up to `sequence`."""
         position = self.position(sequence)

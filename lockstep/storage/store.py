@@ -17,7 +17,6 @@ from lockstep.values import limits
 from lockstep.values.errors import StorageError
 
 if TYPE_CHECKING:
-    from lockstep.runtime.ports import Helpers
     from lockstep.storage.damage import DamagedFiles
     from lockstep.storage.sorted_file import FileSummary
     from lockstep.values.errors import TableFileDamaged
@@ -176,9 +175,9 @@ class Store(Protocol):
         """Names of the files that hold tables now, sorted."""
         ...
 
-    async def check_file(self, name: str, helpers: Helpers | None) -> TableFileDamaged | None:
-        """Read all of one of them, elsewhere than on the loop; what is wrong is noted as `damaged`.
-        TimeoutError, ConnectionError: the helper process did not answer."""
+    async def check_file(self, name: str) -> TableFileDamaged | None:
+        """Read all of one of them, in a process beside this one; what is wrong is noted as `damaged`.
+        TimeoutError, ConnectionError, StorageError: it could not be checked."""
         ...
 
     def size_bytes(self) -> int:

@@ -14,9 +14,12 @@ from lockstep.runtime.real.helper_processes import HelperProcesses
 from lockstep.runtime.real.network import require_free, require_usable
 from lockstep.runtime.real.private_files import keep_private, read_secret
 from lockstep.runtime.real.rotating_file import RotatingFile
+from lockstep.runtime.real.table_check import CHECK_HANDLER, CHECK_PACKAGES
 from lockstep.runtime.real.workers import ConfinedWorkers
 
 __all__ = [
+    "CHECK_HANDLER",
+    "CHECK_PACKAGES",
     "Certificate",
     "ConfinedWorkers",
     "HelperProcesses",
