@@ -23,7 +23,8 @@ _COLOURS: Final = {"done": "green", "failed": "red", "cancelled": "yellow"}
 def show_request(request: Mapping[str, Any]) -> None:
     """Print a `request/1` document: one line, then whom it waits for."""
     state = str(request.get("state") or "unknown")
-    facts = [fact for fact in (title(request), _where(request), _epochs(request)) if fact]
+    moved = progress_text(request.get("progress") or {})
+    facts = [fact for fact in (title(request), _where(request), _epochs(request), moved) if fact]
     reason = request.get("error") or request.get("reason")
     line = f"request {request.get('id')} {state}" + (f": {', '.join(facts)}" if facts else "")
     click.echo(render.styled(line, _COLOURS.get(state, "")) if state in _COLOURS else line)
@@ -69,7 +70,8 @@ def progress_lines(request: Mapping[str, Any]) -> list[str]:
 
     Ages are left out, so that a line is told when something changes and not each time it is asked.
     """
-    facts = [str(request.get("stage") or request.get("state")), progress_text(request.get("progress") or {})]
+    moved = progress_text(request.get("progress") or {}, ages=False)
+    facts = [str(request.get("stage") or request.get("state")), moved]
     lines = [f"request {request.get('id')}: {', '.join(fact for fact in facts if fact)}"]
     lines += [f"  {line.rpartition(' (')[0] or line}" for line in waiting_lines(request)]
     return lines

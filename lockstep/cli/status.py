@@ -88,13 +88,26 @@ def waiting_lines(operation: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def progress_text(progress: Mapping[str, Any]) -> str:
+def progress_text(progress: Mapping[str, Any], *, ages: bool = True) -> str:
+    """What was moved and what is done of all; `ages` False leaves out what changes by itself with time."""
     parts = []
     if progress.get("bytes"):
         parts.append(f"{render.bytes_text(int(progress['bytes']))} streamed")
     if progress.get("fragments"):
         parts.append(f"{int(progress['fragments']):,} fragments")
+    parts += done_of_all(progress)
+    if ages and int(progress.get("left_s", -1)) > 0:
+        parts.append(f"about {int(progress['left_s'])} s left")
     return ", ".join(parts)
+
+
+def done_of_all(progress: Mapping[str, Any]) -> list[str]:
+    """`12 of 49 ranges` and `2 of 5 tables`, where they are counted."""
+    return [
+        f"{int(progress.get(f'{what}_done', 0))} of {int(progress[f'{what}_total'])} {what}"
+        for what in ("ranges", "tables")
+        if progress.get(f"{what}_total")
+    ]
 
 
 def _summary(answer: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ import click
 from lockstep.cli import client, options, render
 from lockstep.cli.client import ClusterClient
 from lockstep.cli.plans import title
+from lockstep.cli.status import done_of_all, progress_text
 from lockstep.values.errors import OutcomeUnknown, PeerError
 
 #: How often it asks: a person sees no delay, a node no load.
@@ -115,6 +116,8 @@ def tree_lines(request: Request, *, ages: bool = True) -> list[str]:
     if state in ENDED:
         reason = request.get("reason") or request.get("error")
         children += [[f"! {reason}"]] if reason else []
+        moved = progress_text(request.get("progress") or {})
+        children += [[moved]] if moved else []
         children.append([_epochs(request)])
     elif not path:
         children += [[f"! waits: {_waits(one, ages=ages)}"] for one in waiting] or [["next: it begins"]]
@@ -183,6 +186,7 @@ def _work(one: Mapping[str, Any], *, ages: bool) -> str:
         facts.append(f"{render.bytes_text(one['rate_bytes_s'])}/s")
     if ages and one.get("left_s", -1) >= 0 and one.get("state") == "running":
         facts.append(f"{one['left_s']:.0f} s left")
+    facts += done_of_all(one)
     if one.get("files_total"):
         facts.append(f"{one.get('files_done', 0)} of {one['files_total']} files")
     if one.get("text"):

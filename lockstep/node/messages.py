@@ -168,7 +168,7 @@ class WorkStatus(msgspec.Struct, frozen=True, array_like=True):
     """state: running, done or failed; units are bytes and fragments moved so far.
 
     `definite`: it failed for a reason that asking again does not mend. `total_bytes` and `files_total` are
-    estimates (0: unknown), `left_s` is -1 when nobody can tell.
+    estimates (0: unknown), `left_s` is -1 when nobody can tell. A table is done when all its ranges are.
     """
 
     state: str
@@ -181,6 +181,10 @@ class WorkStatus(msgspec.Struct, frozen=True, array_like=True):
     left_s: int = -1
     files_done: int = 0
     files_total: int = 0
+    ranges_done: int = 0
+    ranges_total: int = 0
+    tables_done: int = 0
+    tables_total: int = 0
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):

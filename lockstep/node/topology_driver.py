@@ -18,6 +18,7 @@ from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import Transformation
 from lockstep.node.messages import EpochQuery, EpochReply, RunWork, WorkStatus
 from lockstep.node.metadata_state import MetadataState
+from lockstep.node.moved import Moved
 from lockstep.node.submission import Submitter
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
@@ -116,7 +117,7 @@ class TopologyDriver:
         #: Barriers that were let go of quorums within data centres.
         self.relaxed_count = 0
         self.blocking: tuple[Blocking, ...] = ()
-        self.progress: dict[int, WorkStatus] = {}
+        self.moved = Moved()
         #: What each node said last of its part of a stage's work.
         self.said: dict[WorkKey, WorkStatus] = {}
         state.listen(self._applied)
@@ -150,7 +151,6 @@ class TopologyDriver:
             self._work = {key: report for key, report in self._work.items() if key[0] in live}
             self._texts = {key: text for key, text in self._texts.items() if key[0] in live}
             self.said = {key: status for key, status in self.said.items() if key[0] in live}
-            self.progress = {key: status for key, status in self.progress.items() if key in live}
         self._wake.set()
 
     async def _run(self) -> None:
@@ -325,8 +325,7 @@ class TopologyDriver:
             self._say("topology.work_waits", key, str(error))
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
             return
-        self.progress[order.operation_id] = status
-        self.said[key] = status
+        self.said[key] = self.moved.note(key, status)
         if status.state == "done":
             self._work[key] = WorkReport.DONE
             self._texts.pop(key, None)

@@ -136,6 +136,10 @@ class WorkService:
             done.left_s(now_s),
             done.files,
             done.files_total,
+            done.ranges,
+            done.ranges_total,
+            done.tables_done,
+            done.tables_total,
         )
 
     def _failed(self, key: _Key, running: _Running, error: LockstepError) -> WorkStatus:
@@ -245,11 +249,13 @@ class WorkService:
         progress.expected = 2 * sum(
             len(task.sources) * len(table_ids(cluster, task.replication)) for task in tasks
         )
+        progress.plan(len(tasks), (table for t in tasks for table in table_ids(cluster, t.replication)))
         gate = asyncio.Semaphore(STREAMS_AT_ONCE_MAX)
 
         async def one(task: StreamTask) -> None:
             async with gate:
                 await self._stream_task(operation, task, progress)
+                progress.ranges += 1
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -267,6 +273,7 @@ class WorkService:
         for table in table_ids(self._state.current, task.replication):
             try:
                 await self._stream_table(operation, task, table, progress)
+                progress.table_done(table)
             finally:
                 # What came after it was dropped, or emptied: nobody else would ever delete that.
                 if self._state.current.table(table) is None:

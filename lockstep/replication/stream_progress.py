@@ -5,6 +5,9 @@ Invariant: counts only grow, but estimates may be corrected either way; nothing 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from lockstep.replication.handshake import Address
 from lockstep.runtime.ports import Clock
 from lockstep.values.tokens import Range
@@ -45,6 +48,25 @@ class StreamProgress:
         #: others.
         self.expected = 0
         self.rate = Rate()
+        self.ranges = 0
+        self.ranges_total = 0
+        self.tables_total = 0
+        #: Table -> ranges of it that are still to come.
+        self._lacking: Counter[int] = Counter()
+        self._began_s: float | None = None
+
+    def plan(self, ranges: int, tables: Iterable[int]) -> None:
+        """Ranges that there will be, and the table of each stream: one that occurs twice has two ranges."""
+        self.ranges_total, self._lacking = ranges, Counter(tables)
+        self.tables_total = len(self._lacking)
+
+    def table_done(self, table: int) -> None:
+        """One range of it is."""
+        self._lacking[table] -= 1
+
+    @property
+    def tables_done(self) -> int:
+        return sum(1 for left in self._lacking.values() if left <= 0)
 
     @property
     def total_bytes(self) -> int:
@@ -63,8 +85,16 @@ class StreamProgress:
         return self.rate.of(now_s, self.moved_bytes)
 
     def left_s(self, now_s: float) -> int:
-        """Seconds left at the present rate; -1 when nobody can tell."""
-        return left_s(self.total_bytes - self.moved_bytes, self.rate_bytes_s(now_s))
+        """Seconds left at the present rate, or as long for each range to come as for those that are done; -1
+        when nobody can tell."""
+        if self._began_s is None:
+            self._began_s = now_s
+        found = left_s(self.total_bytes - self.moved_bytes, self.rate_bytes_s(now_s))
+        to_come = self.ranges_total - self.ranges
+        if not self.ranges or not to_come:
+            return found
+        by_ranges = int((now_s - self._began_s) * to_come / self.ranges)
+        return max(found, by_ranges)
 
 
 class StreamView:

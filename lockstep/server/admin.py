@@ -32,12 +32,15 @@ from lockstep.server.http import (
     error_document,
     json_response,
 )
-from lockstep.server.leader_views import REQUESTS, VOTERS
+from lockstep.server.leader_views import BARRIERS, REPAIRS, REQUESTS, TOPOLOGY_REQUESTS, VOTERS
+from lockstep.server.live_views import barrier_rows
 from lockstep.server.metrics import CONTENT_TYPE, exposition
 from lockstep.server.operations import Operation, Parameter, Registry
+from lockstep.server.repair_views import repair_rows
 from lockstep.server.repairs import RepairRequests
 from lockstep.server.requests import LIVE_PATH, Requests
 from lockstep.server.stories import Stories
+from lockstep.server.system_views import request_rows
 from lockstep.values.errors import (
     BadCredentials,
     ConfigurationError,
@@ -180,7 +183,14 @@ class Admin:
 
     def live(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """What this node knows by itself, for other nodes."""
-        return {REQUESTS: self._requests.live, VOTERS: self._service.live}
+        node = self._node
+        return {
+            REQUESTS: self._requests.live,
+            VOTERS: self._service.live,
+            BARRIERS: lambda: {"leads": node.is_leader, "rows": list(barrier_rows(node))},
+            TOPOLOGY_REQUESTS: lambda: {"leads": node.is_leader, "rows": list(request_rows(node))},
+            REPAIRS: lambda: {"rows": list(repair_rows(node))},
+        }
 
     def _operations(self) -> list[Operation]:
         node = self._node

@@ -7,14 +7,17 @@ time has no answer, and whoever asks tells what it knows itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from lockstep.metadata.directory import NodeInfo
 from lockstep.replication import verbs
+from lockstep.server.repair_views import repair_rows
+from lockstep.server.virtual_rows import VirtualRow
 from lockstep.values.errors import ConfigurationError, LockstepError, PeerUnreachable
+from lockstep.values.ids import NodeId
 from lockstep.values.limits import ADMIN_FORWARD_TIMEOUT_MS
 
 if TYPE_CHECKING:
@@ -26,6 +29,12 @@ Document = dict[str, Any]
 REQUESTS: Final = "requests"
 #: The voters and a change of them.
 VOTERS: Final = "voters"
+#: Whom operations and changes of the voters wait for.
+BARRIERS: Final = "barriers"
+#: Requests as rows, with what their operations moved.
+TOPOLOGY_REQUESTS: Final = "topology_requests"
+#: Repairs, and how far those are that this node drives.
+REPAIRS: Final = "repairs"
 
 
 class AskLive(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +72,34 @@ async def ask_leaders(node: Node, view: str, fits: Callable[[Document], bool]) -
         if document.get("leads") and fits(document):
             return document
     return None
+
+
+async def leaders_rows(
+    node: Node, view: str, rows: Callable[[Node], Iterable[VirtualRow]]
+) -> Iterable[VirtualRow]:
+    """The rows of a view as the metadata leader has them; this node's own when it leads or cannot ask."""
+    if node.is_leader:
+        return rows(node)
+    found = await ask_leaders(node, view, lambda _: True)
+    return rows(node) if found is None else found["rows"]
+
+
+async def drivers_rows(node: Node) -> Iterable[VirtualRow]:
+    """Rows of repairs, each as the node has it that drives it; as this node has it where that is silent."""
+    rows = {(row["id"], row["keyspace_name"]): row for row in repair_rows(node)}
+    drivers = sorted({row["driver"] for row in rows.values()} - {node.node_id})
+    for driver in drivers:
+        info = node.cluster.directory.by_id.get(NodeId(driver))
+        if info is None or not node.liveness.alive(driver):
+            continue
+        try:
+            document = await _asked(node, info, REPAIRS)
+        except LockstepError as error:
+            node.log("admin.driver_waits", node=driver, error=error.message)
+            continue
+        told = {(row["id"], row["keyspace_name"]): row for row in document["rows"]}
+        rows |= {key: row for key, row in told.items() if key in rows and rows[key]["driver"] == driver}
+    return rows.values()
 
 
 async def _asked(node: Node, info: NodeInfo, view: str) -> Document:

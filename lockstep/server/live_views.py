@@ -16,9 +16,10 @@ from lockstep.schema.types import parse_uuid
 from lockstep.server.condition_views import CONDITION_VIEWS
 from lockstep.server.hint_views import HINT_VIEWS
 from lockstep.server.keyed_rows import KeyedRows
-from lockstep.server.repair_views import REPAIRED, REPAIRS, repair_rows, repaired_rows
+from lockstep.server.leader_views import BARRIERS, drivers_rows, leaders_rows
+from lockstep.server.repair_views import REPAIRED, REPAIRS, repaired_rows
 from lockstep.server.stream_views import CLUSTERING, COLUMNS, PARTITION, stream_rows
-from lockstep.server.virtual import VirtualTable, define
+from lockstep.server.virtual import AskedRows, VirtualTable, define
 from lockstep.server.virtual_rows import VirtualRow
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class LiveTables:
                 "since timestamp",
                 ("kind",),
                 ("operation_id", "node_id", "reason"),
-                self._barriers,
+                AskedRows(lambda: leaders_rows(self._node, BARRIERS, barrier_rows)),
                 "Whom topology operations and changes of the voters wait for, as the metadata leader sees it",
             ),
             view(
@@ -83,7 +84,7 @@ class LiveTables:
                 REPAIRS,
                 ("id",),
                 ("keyspace_name",),
-                lambda: repair_rows(self._node),
+                AskedRows(lambda: drivers_rows(self._node)),
                 "Repairs that run, and that ended lately",
             ),
             view(
@@ -114,28 +115,6 @@ class LiveTables:
                 "CQL connections of this node",
             ),
         ]
-
-    def _barriers(self) -> Iterator[VirtualRow]:
-        node = self._node
-        for blocking in node.topology.blocking:
-            yield {
-                "kind": "operation",
-                "operation_id": blocking.operation_id,
-                "node_id": blocking.node,
-                "reason": blocking.reason,
-                "last_seen_epoch": seen_epoch(node, blocking.node),
-                "since": blocking.since_us // 1000,
-            }
-        blocked, change = node.service.blocked, node.cluster.service.change
-        if blocked is not None:
-            yield {
-                "kind": "voters",
-                "operation_id": change.id if change is not None else 0,
-                "node_id": blocked.node,
-                "reason": blocked.reason,
-                "last_seen_epoch": seen_epoch(node, blocked.node) if blocked.node else None,
-                "since": blocked.since_us // 1000,
-            }
 
     def _sessions(self) -> Iterator[VirtualRow]:
         for session in self._node.cluster.sessions:
@@ -184,6 +163,29 @@ class LiveTables:
             }
 
 
+def barrier_rows(node: Node) -> Iterator[VirtualRow]:
+    """Whom this node waits for, as the metadata leader."""
+    for blocking in node.topology.blocking:
+        yield {
+            "kind": "operation",
+            "operation_id": blocking.operation_id,
+            "node_id": blocking.node,
+            "reason": blocking.reason,
+            "last_seen_epoch": seen_epoch(node, blocking.node),
+            "since": blocking.since_us // 1000,
+        }
+    blocked, change = node.service.blocked, node.cluster.service.change
+    if blocked is not None:
+        yield {
+            "kind": "voters",
+            "operation_id": change.id if change is not None else 0,
+            "node_id": blocked.node,
+            "reason": blocked.reason,
+            "last_seen_epoch": seen_epoch(node, blocked.node) if blocked.node else None,
+            "since": blocked.since_us // 1000,
+        }
+
+
 def seen_epoch(node: Node, other: int) -> int:
     """The newest epoch that a node is known to have applied."""
     return node.cluster.epoch if other == node.node_id else node.topology.acknowledged(other)
@@ -194,7 +196,7 @@ def view(
     columns: str,
     partition: Sequence[str],
     clustering: Sequence[str],
-    rows: Callable[[], Iterator[VirtualRow]] | KeyedRows,
+    rows: Callable[[], Iterator[VirtualRow]] | KeyedRows | AskedRows,
     comment: str,
 ) -> VirtualTable:
     return define("system_views", name, columns, partition, clustering, rows, comment=comment)

@@ -27,6 +27,10 @@ _NUMBERS = {
     "left_s": ("left_s", -1),
     "files_done": ("files_done", 0),
     "files_total": ("files_total", 0),
+    "ranges_done": ("ranges_done", 0),
+    "ranges_total": ("ranges_total", 0),
+    "tables_done": ("tables_done", 0),
+    "tables_total": ("tables_total", 0),
 }
 
 

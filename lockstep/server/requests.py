@@ -73,15 +73,25 @@ class Requests:
                 *(self._running(request, blocking.get(request.operation_id, [])) for request in running),
                 *(self._queued(request) for request in requests.queue),
             ],
+            "moved": {
+                str(request.id): numbers(node.topology.moved.of(request.operation_id))
+                for request in requests.ended
+                if request.operation_id
+            },
         }
 
     async def running(self) -> list[Document]:
         """Live requests as the metadata leader sees them, or as this node does when it cannot ask."""
-        node = self._node
-        if node.is_leader or not node.cluster.requests.live:
-            return list(self.live()["requests"])
-        found = await ask_leaders(node, REQUESTS, lambda _: True)
-        return list((found if found is not None else self.live()).get("requests", []))
+        if not self._node.cluster.requests.live:
+            return []
+        return list((await self._leaders()).get("requests", []))
+
+    async def _leaders(self) -> Document:
+        """What the metadata leader knows, or this node when it cannot ask."""
+        if self._node.is_leader:
+            return self.live()
+        found = await ask_leaders(self._node, REQUESTS, lambda _: True)
+        return found if found is not None else self.live()
 
     async def all(self) -> Document:
         return {"schema": "requests/1", "requests": await self._known()}
@@ -95,18 +105,21 @@ class Requests:
 
     async def _known(self) -> list[Document]:
         """Live and ended requests, each once, also while this node and the leader differ by an entry."""
-        live = {document["id"]: document for document in await self.running()}
+        told = await self._leaders()
+        live = {document["id"]: document for document in told.get("requests", [])}
+        moved = told.get("moved", {})
         for document in self.live()["requests"]:
             # The leader has applied its end, this node has not.
             live.setdefault(document["id"], document)
         ended = [_document(request) for request in reversed(self._node.cluster.requests.ended)]
         for document in ended:
             live.pop(document["id"], None)
+            document["progress"] = moved.get(document["id"], {})
         return [*live.values(), *ended]
 
     def _running(self, request: Request, waiting: list[Document]) -> Document:
         operation = self._node.cluster.operations_by_id[request.operation_id]
-        done = self._node.topology.progress.get(operation.id)
+        done = self._node.topology.moved.of(operation.id)
         return {
             **_document(request),
             **progress(self._node, operation),

@@ -14,9 +14,10 @@ from lockstep.schema.types import parse_uuid
 from lockstep.server.cdc_views import CdcTables
 from lockstep.server.gossip_view import GossipTable
 from lockstep.server.keyed_rows import EVERYTHING, Between, KeyedRows
+from lockstep.server.leader_views import TOPOLOGY_REQUESTS, leaders_rows
 from lockstep.server.live_views import Client, LiveTables, seen_epoch, view
 from lockstep.server.log_text import entry_summary, kind_name
-from lockstep.server.virtual import VirtualTable
+from lockstep.server.virtual import AskedRows, VirtualTable
 from lockstep.server.virtual_rows import VirtualRow
 from lockstep.topology.queue import why
 
@@ -96,7 +97,7 @@ class ViewTables:
                 "ranges int; cancel_reason text; fragments bigint; bytes bigint",
                 ("id",),
                 (),
-                self._requests,
+                AskedRows(lambda: leaders_rows(self._node, TOPOLOGY_REQUESTS, request_rows)),
                 "Requests for topology operations: queued, running, and those that ended lately",
             ),
         ]
@@ -205,40 +206,46 @@ class ViewTables:
                     "epoch": placed.group.epoch,
                 }
 
-    def _requests(self) -> Iterator[VirtualRow]:
-        requests = self._node.cluster.requests
-        for request in (*requests.live, *requests.ended):
-            waiting = why(self._node.cluster, request) if request.state is RequestState.QUEUED else None
-            yield {
-                "id": request.id,
-                "kind": request.kind.value,
-                "node_id": request.node,
-                "replaced_node_id": request.replaced or None,
-                "state": request.state.value,
-                "policy": request.policy.value,
-                "actor": request.actor,
-                "operation_id": request.operation_id or None,
-                "requested_epoch": request.requested_epoch,
-                "began_epoch": request.began_epoch or None,
-                "ended_epoch": request.ended_epoch or None,
-                "outcome": request.outcome or None,
-                "waits_for": waiting.reason if waiting is not None else None,
-                **self._operation_of(request),
-            }
 
-    def _operation_of(self, request: Request) -> VirtualRow:
-        """Where the operation of a running request stands; nothing for others."""
-        operation = self._node.cluster.operations_by_id.get(request.operation_id)
-        if operation is None:
-            return {}
-        done = self._node.topology.progress.get(operation.id)
-        return {
-            "state": "cancelling" if operation.cancel_reason else "running",
-            "stage": operation.stage.value,
-            "stage_epoch": operation.stage_epoch,
-            "session": operation.session_id,
-            "ranges": len(operation.transitions),
-            "cancel_reason": operation.cancel_reason,
-            "fragments": done.moved_fragments if done is not None else None,
-            "bytes": done.moved_bytes if done is not None else None,
+def request_rows(node: Node) -> Iterator[VirtualRow]:
+    """Requests as this node knows them; what their operations moved, only the metadata leader does."""
+    requests = node.cluster.requests
+    for request in (*requests.live, *requests.ended):
+        waiting = why(node.cluster, request) if request.state is RequestState.QUEUED else None
+        yield {
+            "id": request.id,
+            "kind": request.kind.value,
+            "node_id": request.node,
+            "replaced_node_id": request.replaced or None,
+            "state": request.state.value,
+            "policy": request.policy.value,
+            "actor": request.actor,
+            "operation_id": request.operation_id or None,
+            "requested_epoch": request.requested_epoch,
+            "began_epoch": request.began_epoch or None,
+            "ended_epoch": request.ended_epoch or None,
+            "outcome": request.outcome or None,
+            "waits_for": waiting.reason if waiting is not None else None,
+            **_operation_of(node, request),
         }
+
+
+def _operation_of(node: Node, request: Request) -> VirtualRow:
+    """What the operation of a request moved, and where it stands while it runs."""
+    done = node.topology.moved.of(request.operation_id)
+    moved: VirtualRow = {
+        "fragments": done.moved_fragments if done is not None else None,
+        "bytes": done.moved_bytes if done is not None else None,
+    }
+    operation = node.cluster.operations_by_id.get(request.operation_id)
+    if operation is None:
+        return moved
+    return {
+        **moved,
+        "state": "cancelling" if operation.cancel_reason else "running",
+        "stage": operation.stage.value,
+        "stage_epoch": operation.stage_epoch,
+        "session": operation.session_id,
+        "ranges": len(operation.transitions),
+        "cancel_reason": operation.cancel_reason,
+    }

@@ -6,7 +6,7 @@ works on them as on stored tables; nothing is kept between two reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -29,11 +29,18 @@ REPLICATION: Final[Mapping[str, Replication]] = {
 }
 
 
+class AskedRows(msgspec.Struct, frozen=True):
+    """Rows that another node may know: `ask` gives all of them, asked for before each read."""
+
+    ask: Callable[[], Awaitable[Iterable[VirtualRow]]]
+
+
 class VirtualTable(msgspec.Struct, frozen=True):
-    """A definition and what gives its present rows: all of them, those of a key, or of things by name."""
+    """A definition and what gives its present rows: all of them, those of a key, of things by name, or of
+    another node."""
 
     table: Table
-    rows: Rows | NamedRows | KeyedRows
+    rows: Rows | NamedRows | KeyedRows | AskedRows
 
 
 def define(
@@ -42,7 +49,7 @@ def define(
     columns: str,
     partition: Sequence[str],
     clustering: Sequence[str],
-    rows: Rows | NamedRows | KeyedRows,
+    rows: Rows | NamedRows | KeyedRows | AskedRows,
     *,
     static: Sequence[str] = (),
     comment: str = "",
@@ -69,9 +76,16 @@ def define(
 class _Generator:
     """Reads of a table whose rows are generated, all or those of a key, whatever else the read asks for."""
 
-    def __init__(self, table: Table, rows: Rows | KeyedRows) -> None:
+    def __init__(self, table: Table, rows: Rows | KeyedRows | AskedRows) -> None:
         self._encoder = RowEncoder(table)
-        self._rows = rows
+        self._asked = rows if isinstance(rows, AskedRows) else None
+        self._rows: Rows | KeyedRows = tuple if isinstance(rows, AskedRows) else rows
+
+    async def prepare(self) -> None:
+        """What is to be done before a read, which has to follow at once."""
+        if self._asked is not None:
+            told = tuple(await self._asked.ask())
+            self._rows = lambda: told
 
     def read(self, command: ReadCommand) -> ReadResult:
         """The rows a command asks for; limits on rows are left to the reader, who may take fewer."""
@@ -130,6 +144,8 @@ class VirtualTables:
         reader = self._readers[command.table_id]
         if isinstance(reader, NamedReader):
             await reader.prepare(command)
+        else:
+            await reader.prepare()
 
     def read(self, command: ReadCommand) -> ReadResult:
         """The rows a command asks for, all or (`more`) as many as are made at once."""

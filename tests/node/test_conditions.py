@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from lockstep.metadata.operations import OperationKind
+from lockstep.node.condition_watches import LEADERLESS_S, STUCK_S
 from lockstep.node.conditions import Conditions
 from lockstep.server.conditions import found_by
 from lockstep.topology.health import level_of, verdict
+from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.conditions import (
     CONDITION_DETAIL_BYTES_MAX,
     CONDITIONS_HELD_MAX,
@@ -14,6 +17,7 @@ from lockstep.values.conditions import (
     Level,
     fits,
 )
+from lockstep.values.ids import NodeId
 from tests.node.support import Town
 from tests.node.test_full_disks import again, leave_free
 from tests.node.test_requests_while_moving import founded
@@ -84,3 +88,33 @@ def test_every_node_says_that_another_ones_disk_is_full_and_that_no_quorum_takes
             leave_free(town, number, 5_000_000)
         town.wait(3)
         assert [seen_from(town, number)[0] for number in (1, 2, 3)] == [Level.HEALTHY] * 3
+
+
+def test_an_operation_that_does_not_go_on_is_told_by_every_node_and_no_more_once_it_does() -> None:
+    with founded(5) as town:
+        town.process(3).crash()
+        town.until(lambda: not town.node(1).liveness.alive(3))
+        entry = PrepareOperation(OperationKind.REBUILD, NodeId(3))
+        assert town.finish(town.submit(1, entry)).error is None
+        town.wait(5)
+        assert "OPERATION_STUCK" not in codes(town, 2), "it may be over in a moment"
+        town.wait(STUCK_S + 5)
+        for number in (1, 2):
+            assert {"NODE_DOWN", "OPERATION_STUCK"} <= codes(town, number)
+        town.start(3)
+        town.until(lambda: town.ready(3) and not town.newest.operations, 60.0)
+        town.wait(5)
+        assert codes(town, 1) == codes(town, 2) == set()
+
+
+def test_a_lost_leader_is_told_once_elections_should_be_over() -> None:
+    with founded(5) as town:
+        town.until(lambda: len(town.newest.voters) == 3 and town.newest.service.change is None, 60.0)
+        for number in (2, 3):
+            town.process(number).crash()
+        town.wait(LEADERLESS_S + 10)
+        assert {"METADATA_NO_LEADER", "METADATA_NO_MAJORITY", "NO_QUORUM"} <= codes(town, 1)
+
+
+def codes(town: Town, number: int) -> set[str]:
+    return {found.condition.code for found in found_by(town.node(number))}

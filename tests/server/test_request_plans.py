@@ -12,6 +12,7 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import SetExtension
 from lockstep.node.configuration import Configuration
+from lockstep.node.moved import Moved
 from lockstep.node.range_sizes import Sizes
 from lockstep.schema.changes import CreateTable, NewColumn
 from lockstep.schema.model import ColumnKind
@@ -53,7 +54,7 @@ class Place:
                 suspected_in_s=lambda _: 3.0,
             ),
             management=SimpleNamespace(group=None),
-            topology=SimpleNamespace(blocking=(), progress={}, follows=lambda: ""),
+            topology=SimpleNamespace(blocking=(), moved=Moved(), follows=lambda: ""),
             runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
             is_leader=True,
             node_id=1,
