@@ -28,6 +28,7 @@ from lockstep.replication.ballot_messages import (
 )
 from lockstep.replication.canvass import Canvass, End
 from lockstep.replication.conditional_counts import ConditionalCounts
+from lockstep.replication.failure_codes import causes_of, late, reasons_of
 from lockstep.replication.merging import lacking, merge_answers
 from lockstep.replication.notes import NOTES
 from lockstep.replication.plans import Plan, Target
@@ -256,10 +257,16 @@ class Rounds:
             await self.step_back(canvass.granted)
         elif end is End.FAILED:
             raise WriteFailure(
-                self.serial, plan.counted(canvass.granted), plan.required, len(canvass.failures), _CAS
+                self.serial,
+                plan.counted(canvass.granted),
+                plan.required,
+                len(canvass.failures),
+                _CAS,
+                reasons_of(plan.targets, canvass.failures),
+                causes_of(plan.targets, canvass.failures),
             )
         else:
-            raise self.late(plan.counted(canvass.granted))
+            raise late(self.late(plan.counted(canvass.granted)), plan.targets, canvass.failures)
         return False
 
     async def step_back(self, granted: Collection[NodeId]) -> None:

@@ -17,6 +17,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.replication import verbs
 from lockstep.replication.batch_records import ForgetBatch, KeepBatch
 from lockstep.replication.batch_store import BatchStore
+from lockstep.replication.failure_codes import late, note_refusal
 from lockstep.replication.internode import Internode
 from lockstep.replication.plans import Target
 from lockstep.replication.writes import TRANSIENT, Writes, require_alive
@@ -98,7 +99,8 @@ class Batches:
             return keeping.asked
         self._runtime.probes.reach("batches.log_failed")
         self._forget(keeping.asked, ForgetBatch(batch.batch_id, batch.created_us))
-        raise WriteTimeout(consistency, keeping.kept, BATCH_HOLDERS, "BATCH_LOG")
+        timeout = WriteTimeout(consistency, keeping.kept, BATCH_HOLDERS, "BATCH_LOG")
+        raise late(timeout, keeping.asked, keeping.failures)
 
     def _target(self, node: NodeId) -> Target:
         info = self._metadata().directory.by_id[node]
@@ -165,6 +167,8 @@ class _Keeping:
         self._waiting = 0
         self.kept = 0
         self.asked: list[Target] = []
+        #: The last that those said who do not keep it.
+        self.failures: dict[NodeId, LockstepError] = {}
         self.done: asyncio.Future[bool] = loop.create_future()
         left_s = max(0.0, deadline_s - runtime.clock.monotonic_s())
         self._patience_s = min(BATCH_HOLDER_PATIENCE_MS / 1000, left_s / 4)
@@ -211,6 +215,7 @@ class _Keeping:
 
     def replied(self, context: Target, reply: Any, sender_epoch: int) -> None:
         self._unanswered -= 1
+        self.failures.pop(context.node, None)
         self.kept += 1
         if self.kept >= BATCH_HOLDERS:
             self._end(True)
@@ -219,6 +224,8 @@ class _Keeping:
 
     def failed(self, context: Target, error: LockstepError) -> None:
         self._unanswered -= 1
+        self.failures[context.node] = error
+        note_refusal(self._internode.repeated_log, "batch", context, error)
         if self.done.done():
             return
         self._runtime.probes.reach("batches.asked_another")

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lockstep.replication.failure_codes import note_refusal
 from lockstep.replication.handshake import Address
 from lockstep.replication.plans import Target
 from lockstep.replication.writes import TRANSIENT
@@ -99,6 +100,7 @@ class Canvass:
         self._judge()
 
     def failed(self, context: Target, error: LockstepError) -> None:
+        note_refusal(self._owner.internode.repeated_log, "conditional", context, error)
         if self._future.done():
             return
         if isinstance(error, StaleEpoch):

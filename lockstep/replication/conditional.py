@@ -24,6 +24,7 @@ from lockstep.replication.ballots import MUTATION, BallotService
 from lockstep.replication.canvass import Canvass, End
 from lockstep.replication.conditional_counts import ABANDONED, DONE, NOT_MET, ConditionalCounts, outcome_of
 from lockstep.replication.deadlines import Deadlines
+from lockstep.replication.failure_codes import causes_of, late, reasons_of
 from lockstep.replication.gates import Gates
 from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
@@ -259,10 +260,13 @@ class _Write(Rounds):
             if end is End.STALE:
                 await self.learn(canvass)
             elif end is End.FAILED:
-                failures = len(canvass.failures)
-                raise WriteFailure(consistency, counted, plan.required, failures, "SIMPLE")
+                failed = canvass.failures
+                reasons, causes = reasons_of(plan.targets, failed), causes_of(plan.targets, failed)
+                required, count = plan.required, len(failed)
+                raise WriteFailure(consistency, counted, required, count, "SIMPLE", reasons, causes)
             elif end is not End.ENOUGH:
-                raise WriteTimeout(consistency, counted, plan.required, "SIMPLE")
+                timeout = WriteTimeout(consistency, counted, plan.required, "SIMPLE")
+                raise late(timeout, plan.targets, canvass.failures)
 
     def _leave_hints(self, plan: Plan, decided: Proposal, canvass: Canvass) -> None:
         """For replicas that seem dead; the next decision brings what others miss."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.replication import verbs
 from lockstep.replication.digests import digest_of, filled_in
-from lockstep.replication.failure_codes import reasons_of
+from lockstep.replication.failure_codes import causes_of, late, note_refusal, reasons_of
 from lockstep.replication.handshake import Address
 from lockstep.replication.messages import ReadReply, ReadRequest
 from lockstep.replication.plans import Plan, Target, first_choice
@@ -237,6 +237,7 @@ class ReadRound:
             self._ask(target)
 
     def failed(self, context: Target, error: LockstepError) -> None:
+        note_refusal(self._owner.internode.repeated_log, "read", context, error)
         if self.future.done():
             return
         if isinstance(error, StaleEpoch):
@@ -264,6 +265,7 @@ class ReadRound:
                     len(hopeless),
                     self._has_data(),
                     reasons_of(plan.targets, failures),
+                    causes_of(plan.targets, failures),
                 )
             )
 
@@ -289,7 +291,8 @@ class ReadRound:
         self._note_time()
         plan = self._plan
         received = plan.counted(self._answers)
-        self._end(ReadTimeout(plan.consistency, received, plan.required, self._has_data()))
+        timeout = ReadTimeout(plan.consistency, received, plan.required, self._has_data())
+        self._end(late(timeout, plan.targets, self._failures))
 
     def _note_time(self) -> None:
         command = self._request.command

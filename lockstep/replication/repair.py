@@ -188,8 +188,10 @@ async def _all_done(writes: Writes, waiting: list[asyncio.Future[None]], consist
             raise ReadTimeout(consistency, outcome.received, outcome.required, True) from outcome
         if isinstance(outcome, WriteFailure):
             writes.reach("read.repair_failed")
-            raise ReadFailure(
+            failure = ReadFailure(
                 consistency, outcome.received, outcome.required, outcome.failures, True, outcome.reasons
-            ) from outcome
+            )
+            failure.message = outcome.message
+            raise failure from outcome
         if isinstance(outcome, BaseException):
             raise outcome

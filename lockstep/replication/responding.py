@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
 from lockstep.replication.error_bodies import encode_error
 from lockstep.replication.frames import ERROR, REPLY
@@ -45,9 +46,20 @@ class Respond(msgspec.Struct, eq=False):
         if isinstance(reply, FileReply):
             answer_raw(self._node, connection, self._verb, self._stream, reply)
         elif isinstance(reply, LockstepError):
+            self._note(reply)
             self._node.answer(connection, self._verb, self._stream, ERROR, encode_error(reply))
         else:
             self._node.answer(connection, self._verb, self._stream, REPLY, encode(reply))
+
+    def _note(self, error: LockstepError) -> None:
+        """This node refuses a request of another one, or failed at it."""
+        peer, verb = self._connection.peer, verbs.NAMES.get(self._verb, str(self._verb))
+        asker = peer.node_id if peer is not None else 0
+
+        def facts() -> dict[str, Any]:
+            return {"verb": verb, "of_node": asker, "code": error.code, "reason": error.message}
+
+        self._node.repeated_log.note("internode.request_refused", verb, error.code, facts=facts)
 
     def release(self) -> None:
         """Nobody waits: the request no longer counts as being answered, whether or not it ever is."""

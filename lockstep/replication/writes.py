@@ -10,14 +10,14 @@ mutation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
 from lockstep.replication import verbs
 from lockstep.replication.base_writes import BaseWrites
 from lockstep.replication.deadlines import Deadlines
-from lockstep.replication.failure_codes import reasons_of
+from lockstep.replication.failure_codes import causes_of, late, note_refusal, reasons_of
 from lockstep.replication.forwarding import Forwarding
 from lockstep.replication.handshake import Address
 from lockstep.replication.hints import Hints
@@ -220,6 +220,15 @@ def _require_size(mutation: Mutation, encoded_bytes: int, *, is_whole: bool) -> 
         require_fitting(mutation, encoded_bytes)
 
 
+def _failure(
+    plan: Plan, received: int, write_type: str, failures: Mapping[NodeId, LockstepError]
+) -> WriteFailure:
+    """The end of a write that too many replicas failed at."""
+    reasons, causes = reasons_of(plan.targets, failures), causes_of(plan.targets, failures)
+    count = len(failures)
+    return WriteFailure(plan.consistency, received, plan.required, count, write_type, reasons, causes)
+
+
 class Write(Unacknowledged):
     """One write in flight; hears its replicas as an internode Waiter, with the target as context.
 
@@ -240,6 +249,7 @@ class Write(Unacknowledged):
         "_request",
         "_retry",
         "_told",
+        "_troubles",
         "_verb",
         "_write_type",
         "deadline_s",
@@ -266,6 +276,8 @@ class Write(Unacknowledged):
         self._notes = NOTES.get()
         self._told = told
         self._failures: dict[NodeId, LockstepError] = {}
+        #: The last that replicas said who are asked again; None: nobody did.
+        self._troubles: dict[NodeId, LockstepError] | None = None
         self._plans_made = 1
         self._retry: asyncio.TimerHandle | None = None
         self._moving = False
@@ -342,6 +354,8 @@ class Write(Unacknowledged):
     def replied(self, context: Target, reply: WriteReply, sender_epoch: int) -> None:
         node = context.node
         self._outstanding.pop(node, None)
+        if self._troubles:
+            self._troubles.pop(node, None)
         if reply.accepted_epoch > self._accepted.get(node, -1):
             self._accepted[node] = reply.accepted_epoch
         if self.done:
@@ -424,6 +438,7 @@ class Write(Unacknowledged):
 
     def failed(self, context: Target, error: LockstepError) -> None:
         self._outstanding.pop(context.node, None)
+        note_refusal(self._owner.internode.repeated_log, self.noted_as, context, error)
         if self.done:
             self._answered_late(self._owner)
             return
@@ -437,6 +452,7 @@ class Write(Unacknowledged):
                 self._owner.reach("write.behind")
                 self._owner.runtime.tasks.spawn(self._move(error.epoch, context.address), "write-replan")
         elif isinstance(error, TRANSIENT):
+            self._troubles = {**(self._troubles or {}), context.node: error}
             self._retry_later()
         else:
             self._failures[context.node] = error
@@ -476,17 +492,7 @@ class Write(Unacknowledged):
         possible = [target.node for target in plan.targets if target.node not in self._failures]
         if not plan.satisfied_by(possible):
             self._owner.reach("write.hopeless")
-            received = plan.counted(self._counting())
-            self._end(
-                WriteFailure(
-                    plan.consistency,
-                    received,
-                    plan.required,
-                    len(self._failures),
-                    self._write_type,
-                    reasons_of(plan.targets, self._failures),
-                )
-            )
+            self._end(_failure(plan, plan.counted(self._counting()), self._write_type, self._failures))
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -499,6 +505,7 @@ class Write(Unacknowledged):
         plan = self._plan
         received = plan.counted(self._counting())
         timeout = WriteTimeout(plan.consistency, received, plan.required, self._write_type)
+        late(timeout, plan.targets, self._troubles)
         self._outstanding.clear()
         if plan.consistency is Consistency.ANY and self._hint(self._owner, plan.targets, timeout):
             return

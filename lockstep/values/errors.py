@@ -291,7 +291,8 @@ class ReadTimeout(RequestError):
 
 
 class ReadFailure(RequestError):
-    """`reasons` names (replica address, failure code) pairs where they are known."""
+    """`reasons` names (replica address, failure code) pairs where they are known; `causes` says in words
+    which replica failed and why."""
 
     code: ClassVar[str] = "CQL_READ_FAILURE"
     fault: ClassVar[Fault] = "server"
@@ -305,8 +306,10 @@ class ReadFailure(RequestError):
         failures: int,
         data_present: bool,
         reasons: tuple[tuple[str, int], ...] = (),
+        causes: str = "",
     ) -> None:
-        found = f"received {received} responses and {failures} failures{named(reasons)}"
+        told = f": {causes}" if causes else named(reasons)
+        found = f"received {received} responses and {failures} failures{told}"
         super().__init__(f"Operation failed - {found}")
         self.consistency = consistency
         self.received = received
@@ -317,7 +320,8 @@ class ReadFailure(RequestError):
 
 
 class WriteFailure(RequestError):
-    """`reasons` names (replica address, failure code) pairs where they are known."""
+    """`reasons` names (replica address, failure code) pairs where they are known; `causes` says in words
+    which replica failed and why."""
 
     code: ClassVar[str] = "CQL_WRITE_FAILURE"
     fault: ClassVar[Fault] = "server"
@@ -332,8 +336,10 @@ class WriteFailure(RequestError):
         failures: int,
         write_type: str,
         reasons: tuple[tuple[str, int], ...] = (),
+        causes: str = "",
     ) -> None:
-        found = f"received {received} responses and {failures} failures{named(reasons)}"
+        told = f": {causes}" if causes else named(reasons)
+        found = f"received {received} responses and {failures} failures{told}"
         super().__init__(f"Operation failed - {found}")
         self.consistency = consistency
         self.received = received

@@ -19,3 +19,5 @@ REPEATED_LOG_KINDS_MAX: Final = 1000
 #: Latency histograms of one node: nine operations at eleven levels, of user and of system tables. Of each 18
 #: series go to whoever scrapes, if requests of its kind were made.
 LATENCY_SERIES_MAX: Final = 200
+#: Of what a replica says of its failure, what a client is told.
+CAUSE_CHARACTERS_MAX: Final = 200

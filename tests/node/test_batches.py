@@ -142,7 +142,9 @@ def test_a_batch_whose_log_is_not_acknowledged_sends_nothing_to_replicas_and_say
         town.world.probes.add(CrashRule(label="batches.kept", process="n3", hit=1))
         outcome = town.finish(begin_batch(town, 1))
         assert isinstance(outcome.error, WriteTimeout) and outcome.error.write_type == "BATCH_LOG"
-        assert outcome.error.message == "Operation timed out - received only 1 responses."
+        told, _, causes = outcome.error.message.partition(" Failures: ")
+        assert told == "Operation timed out - received only 1 responses."
+        assert "NODE_DOWN from /127.0.0.2 (PEER_UNREACHABLE: " in causes and "/127.0.0.3" in causes
         town.wait(1)
         assert kept(town, 1) == 0
 

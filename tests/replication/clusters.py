@@ -14,6 +14,7 @@ from lockstep.metadata.operations import Session, Stage
 from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, RingPlacement
 from lockstep.replication.coordinator import Coordinator
 from lockstep.replication.handshake import Address, PeerInfo
+from lockstep.replication.repeated_log import RepeatedLog
 from lockstep.replication.replica import ReplicaService
 from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Replication, Table, keyspace_of, schema_of
 from lockstep.storage.reconcile import is_empty, merge_partitions
@@ -205,6 +206,7 @@ class ScriptedInternode:
         self.address: Address = (f"n{node}", 1)
         self.peer = PeerInfo(node, f"host{node}", *self.address, "node")
         self.epoch = epoch
+        self.repeated_log = RepeatedLog(lambda event, **facts: None)
         self.fast: dict[int, tuple[Any, Any]] = {}
         self.slow: dict[int, tuple[Any, Any]] = {}
         wire.nodes[self.address] = self

@@ -7,17 +7,20 @@ from collections.abc import Mapping
 import pytest
 
 from lockstep.cql.wire import responses
-from lockstep.replication.failure_codes import reasons_of
+from lockstep.replication.failure_codes import causes_of, late, reasons_of
 from lockstep.replication.plans import PlanBook, Target
 from lockstep.values.errors import (
     CorruptFile,
     DiskRefused,
     LockstepError,
+    NotReplica,
+    Overloaded,
     PeerTimeout,
     PeerUnreachable,
     ReadFailure,
     ReadTimeout,
     RequestError,
+    StaleEpoch,
     Unavailable,
     WriteFailure,
     WriteTimeout,
@@ -182,6 +185,31 @@ def test_what_is_known_of_a_failure_decides_how_it_is_told(
         assert not errors[1].outcome_known or isinstance(errors[1], Unavailable)
 
     run(test)
+
+
+def test_a_failure_says_what_is_behind_a_number_that_says_nothing() -> None:
+    targets = [Target(NodeId(n), (f"10.0.0.{n}", 1), "dc1") for n in range(1, 6)]
+    failures = {
+        NodeId(1): DiskRefused("less than 128 MiB free"),
+        NodeId(2): NotReplica("node 2 receives no writes for token 7"),
+        NodeId(3): StaleEpoch(9, "stale_placement"),
+        NodeId(4): StaleEpoch(9, "stale_table"),
+        NodeId(5): CorruptFile("sst", 3, "checksum " * 100),
+    }
+    assert [code for _, code in reasons_of(targets, failures)] == [0, 9, 10, 3, 0]
+    causes = causes_of(targets, failures)
+    error = WriteFailure(C.QUORUM, 1, 2, 5, "SIMPLE", reasons_of(targets, failures), causes)
+    assert error.message.startswith(
+        "Operation failed - received 1 responses and 5 failures: "
+        "UNKNOWN from /10.0.0.1 (DISK_REFUSED: less than 128 MiB free), "
+        "INVALID_ROUTING from /10.0.0.2 (NOT_REPLICA: node 2 receives no writes for token 7), "
+        "COORDINATOR_BEHIND from /10.0.0.3 (STALE_EPOCH: "
+    )
+    assert len(causes) < 1000 and causes.endswith("…)")
+    timeout = late(WriteTimeout(C.QUORUM, 1, 2, "SIMPLE"), targets, {NodeId(2): PeerTimeout("silent")})
+    assert timeout.message == "Operation timed out - received only 1 responses.", "it says so already"
+    told = late(WriteTimeout(C.QUORUM, 1, 2, "SIMPLE"), targets, {NodeId(1): Overloaded("too many writes")})
+    assert told.message.endswith(" Failures: UNKNOWN from /10.0.0.1 (CQL_OVERLOADED: too many writes)")
 
 
 def test_each_failed_replica_is_named_with_its_reason() -> None:
