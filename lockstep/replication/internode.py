@@ -246,7 +246,8 @@ class Internode(Services):
                 reason = unproved(self, connection, theirs)
         if reason is not None or theirs is None:
             who = f"{theirs.address}:{theirs.port}" if theirs is not None else "unknown"
-            self.log("internode.refused", peer=who, reason=reason)
+            told = {"peer": who, "reason": reason}
+            self.repeated_log.note("internode.refused", who, reason, facts=lambda: told)
             own = self.hello()
             error = HandshakeRefused(f"{own.address}:{own.port} refuses {who}: {reason}")
             connection.send(encode_frame(verbs.HELLO, 0, self.epoch(), ERROR, encode_error(error)))

@@ -265,6 +265,8 @@ def test_a_node_keeps_its_files_to_itself_and_speaks_tls(tmp_path: Path) -> None
             arguments = ("cms", "snapshot", "--dry-run", *shown)
             done = CliRunner().invoke(root, [*arguments, "--ca-file", str(authority.certificate)])
             assert done.exit_code == 0, done.output
+            itself = CliRunner().invoke(root, [*arguments, "--ca-file", str(certificate)])
+            assert itself.exit_code == 0, itself.output
             unencrypted = CliRunner().invoke(root, list(arguments))
             assert unencrypted.exit_code != 0
             other = CliRunner().invoke(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.local import processes
-from lockstep.testing import addresses, ccm, ccm_log, ccm_nodetool
+from lockstep.node import toml_text
+from lockstep.testing import addresses, ccm, ccm_log, ccm_node, ccm_nodetool
 from lockstep.testing.ccm_node import data_centre, translated, yaml_settings
 from lockstep.testing.session import Session
 from lockstep.values.errors import ConfigurationError
@@ -104,6 +106,30 @@ def test_snitches_name_the_data_centre(tmp_path: Path) -> None:
     assert data_centre(install, {**settings, "listen_address": "127.0.0.9"}) == ("dc1", "r1")
     assert data_centre(install, {"endpoint_snitch": "x.GossipingPropertyFileSnitch"}) == ("dc1", "rack1")
     assert data_centre(install, {"endpoint_snitch": "SimpleSnitch"}) == ("datacenter1", "rack1")
+
+
+def test_nodes_that_ask_for_passwords_share_a_secret_and_tokens_are_found(tmp_path: Path) -> None:
+    yaml = {
+        "listen_address": "127.0.0.2",
+        "rpc_address": "127.0.0.2",
+        "storage_port": "7000",
+        "native_transport_port": "9042",
+        "seeds": "127.0.0.1",
+        "authenticator": "org.apache.cassandra.auth.PasswordAuthenticator",
+    }
+    found = []
+    for name in ("node1", "node2"):
+        home = tmp_path / name
+        (home / "data0").mkdir(parents=True)
+        tables = ccm_node.translated(home, yaml, "", ("dc1", "r1"))
+        (home / "lockstep.toml").write_text(toml_text.emit(tables))
+        found.append(tables["cluster"]["join_secret_file"])
+    assert found[0] == found[1] == str(tmp_path / "join.secret")
+    assert len((tmp_path / "join.secret").read_text().strip()) == 64
+    assert stat.S_IMODE((tmp_path / "join.secret").stat().st_mode) == 0o600
+    (tmp_path / "node1" / "data0" / "admin.token").write_text("t" * 64)
+    assert ccm_node.beside(tmp_path / "node2", "127.0.0.2").authorization == f"Bearer {'t' * 64}"
+    assert ccm_node.beside(tmp_path / "node2", "127.0.0.9").authorization == ""
 
 
 def test_a_line_is_written_when_an_opinion_changes() -> None:
