@@ -24,6 +24,11 @@ LOOK_S: Final = 2
 SUBMIT_TIMEOUT_MS: Final = 10_000
 
 
+def refill_actor(node: int) -> str:
+    """Who asks for the rebuild of a node that lost something, as requests tell it."""
+    return f"node {node}, which lost a part of its store"
+
+
 class Refill:
     def __init__(
         self,
@@ -59,9 +64,7 @@ class Refill:
         self._log("storage.filled", lost_for_good=left)
 
     async def _ask(self, own: NodeId) -> None:
-        wanted = EnqueueRequest(
-            OperationKind.REBUILD, own, actor=f"node {own}, which lost a part of its store"
-        )
+        wanted = EnqueueRequest(OperationKind.REBUILD, own, actor=refill_actor(own))
         try:
             await self._submitter.submit(wanted, SUBMIT_TIMEOUT_MS)
             self._refused = ""

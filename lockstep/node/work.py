@@ -15,6 +15,7 @@ from lockstep.node.catch_up import CatchUp
 from lockstep.node.lacking import Lacking
 from lockstep.node.messages import RunWork, WorkStatus
 from lockstep.node.metadata_state import MetadataState
+from lockstep.node.refill import refill_actor
 from lockstep.replication import verbs
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.internode import Internode
@@ -186,6 +187,9 @@ class WorkService:
                 lacks = self._lacking.fillable
                 if lacks:
                     await self._settle()
+                elif self._is_refill(operation):
+                    # It was filled before this start: what was asked for then is there.
+                    return
                 began_s = self._runtime.clock.monotonic_s()
                 await self._stream(operation, running.progress)
                 if operation.kind is OperationKind.REBUILD and not operation.source_dc:
@@ -200,6 +204,13 @@ class WorkService:
             raise
         finally:
             running.done.set()
+
+    def _is_refill(self, operation: Operation) -> bool:
+        """Whether this node itself asked for the rebuild, since it lacked something."""
+        if operation.kind is not OperationKind.REBUILD:
+            return False
+        request = self._state.current.requests.by_operation.get(operation.id)
+        return request is not None and request.actor == refill_actor(operation.node)
 
     async def _settle(self) -> None:
         """What this node had acknowledged or promised before it lost it counts until the coordinators have

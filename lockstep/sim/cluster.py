@@ -35,6 +35,7 @@ from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.disk import DiskSettings
 from lockstep.sim.door import open_door
 from lockstep.sim.history import History
+from lockstep.sim.lost_stores import LostStores
 from lockstep.sim.process import Main, Process
 from lockstep.sim.streams import Stream
 from lockstep.sim.world import World
@@ -144,6 +145,7 @@ class SimCluster:
         #: Ids of nodes that left and whose disks are gone.
         self.retired: dict[int, None] = {}
         self._serving: dict[str, Node] = {}
+        self.stores = LostStores(self)
         self.newest: ClusterMetadata = empty_cluster()
         #: (term, node name) of the last leader that was seen to be elected.
         self.leader: tuple[int, str] = (0, "")
@@ -299,6 +301,11 @@ class SimCluster:
         async def main(runtime: Runtime) -> None:
             if name in self.parked:
                 return
+            try:
+                await self.stores.before_start(name, runtime)
+            except LockstepError as error:
+                self._refused(name, error)
+                return
             node = SmallAppends(runtime, self.configuration(name), self.open_store, self._log(name))
             node.append_bytes_max = self.append_bytes_max
             node.management.snapshot_entries = self.shape.management_entries
@@ -308,8 +315,7 @@ class SimCluster:
             try:
                 await node.start()
             except LockstepError as error:
-                self.tell(name, f"cannot start: {error}")
-                self.restart_later(name)
+                self._refused(name, error)
                 return
             if int(name[1:]) % 2:
                 node.coordinator.ask_digests_over(1)
@@ -323,6 +329,11 @@ class SimCluster:
             self.restart_later(name)
 
         return main
+
+    def _refused(self, name: str, error: LockstepError) -> None:
+        self.tell(name, f"cannot start: {error}")
+        self.stores.start_refused(name, error)
+        self.restart_later(name)
 
     async def open_store(self, runtime: Runtime) -> Store:
         return await open_model_store(runtime.disk, STORE_DIRECTORY, log_bytes_max=self.shape.store_log_bytes)

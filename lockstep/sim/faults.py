@@ -1,7 +1,7 @@
 """The kinds of faults: what each does to a cluster, and which counters prove that it had an effect.
 
 Invariant: a fault draws from the stream it is given and undoes itself after its time; `Nemesis` undoes
-everything that is left. No fault destroys what a disk promised to keep.
+everything that is left. But for STORE_FAULTS, none destroys what a disk promised to keep.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 from lockstep.node.processors.gated import Held
 from lockstep.sim.data_centres import cut_dc, lose_dc
 from lockstep.sim.history import Event
+from lockstep.sim.lost_stores import lose_store
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
 from lockstep.sim.streams import Stream
@@ -501,6 +502,8 @@ DC_FAULTS: dict[str, Fault] = {
         Fault("lose_dc", lose_dc, ("fault.lose_dc",)),
     )
 }
+#: Kinds that strike by time and take what a disk had promised to keep.
+STORE_FAULTS: dict[str, Fault] = {"lose_store": Fault("lose_store", lose_store, ("fault.lose_store",), 2.0)}
 #: Every kind that strikes by time.
-TIMED: dict[str, Fault] = {**FAULTS, **DC_FAULTS}
+TIMED: dict[str, Fault] = {**FAULTS, **DC_FAULTS, **STORE_FAULTS}
 ALL_KINDS: Sequence[str] = (*FAULTS, *STAGE_FAULTS)

@@ -42,8 +42,8 @@ class Swarm(msgspec.Struct, frozen=True):
     stage_chance: float = 0.3
 
 
-def draw_swarm(draw: Stream, allowed: Sequence[str]) -> Swarm:
-    kinds = tuple(kind for kind in allowed if draw.random() < KIND_ON)
+def draw_swarm(draw: Stream, allowed: Sequence[str], always: Sequence[str] = ()) -> Swarm:
+    kinds = (*always, *(kind for kind in allowed if draw.random() < KIND_ON))
     return Swarm(kinds, draw.choice(_PAUSES_S), draw.choice((0.1, 0.5)))
 
 

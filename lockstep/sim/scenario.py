@@ -67,6 +67,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     chaos_s: float = 12.0
     faults: tuple[str, ...] = ()
+    #: Kinds that every seed has.
+    always: tuple[str, ...] = ()
     founders: tuple[int, ...] = (1, 3, 3, 3)
     spares: int = 2
     #: The replication factor where there are three founders or more, one of these.
@@ -227,7 +229,7 @@ class Run:
             repairs = RepairOperators(self.operators, scenario.repair_s, partial=scenario.partial_repairs)
             self.operators.when_ready.append(repairs.start)
         self.sides = _sides(scenario, self.operators, self.watch)
-        self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults))
+        self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults, scenario.always))
         self.watch.listeners.append(self._operation_ended)
         if dcs > 1:
             self.watch.listeners.append(DataCentreWatch(self.cluster).stage)
@@ -335,7 +337,7 @@ class Run:
     def _settled(self) -> bool:
         cluster = self.cluster
         newest = cluster.newest
-        if newest.operations or not self.workload.idle or not self.operators.idle:
+        if newest.operations or not self.workload.idle or not self.operators.idle or cluster.stores.unfilled:
             return False
         if self._voters() or not all(side.idle for side in self.sides):
             return False
@@ -373,6 +375,7 @@ class Run:
         for node in cluster.nodes.values():
             parts.extend(f"waits for node {b.node}: {b.reason}" for b in node.topology.blocking)
         parts.extend(self._management_blockers())
+        parts += [f"{name} has lost its store and is not filled" for name in cluster.stores.unfilled]
         if not self.workload.idle:
             parts.append("a client does not end")
         return "; ".join(parts)

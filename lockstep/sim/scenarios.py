@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lockstep.sim.data_centres import FACTS as DC_FACTS
 from lockstep.sim.faults import ALL_KINDS, DC_FAULTS, FAULTS, STAGE_FAULTS
+from lockstep.sim.lost_stores import FACTS as LOST_STORE_FACTS
 from lockstep.sim.scenario import Scenario
 from lockstep.values.ids import Consistency
 
@@ -177,6 +178,23 @@ SCENARIOS: dict[str, Scenario] = {
                 *("crash_at_probe", "crash_at_callback", "latency"),
             ),
             sometimes=("disk.torn", "disk.holes", "fault.all_down", "log.node.broken", "leader changed"),
+        ),
+        Scenario(
+            name="stores",
+            chaos_s=20.0,
+            founders=(3,),
+            factors=(3,),
+            spares=1,
+            busy_s=4.0,
+            clients=2,
+            counting=1,
+            deciding=2,
+            always=("lose_store",),
+            faults=(
+                *("kill", "power", "pause", "partition", "flapping", "latency", "slow_disk", "slow_node"),
+                *("crash_at_probe", "crash_source", "isolate_leader"),
+            ),
+            sometimes=(*LOST_STORE_FACTS, "rebuild completed", "work.settles"),
         ),
         Scenario(
             name="log",

@@ -271,7 +271,8 @@ class Watch:
             writes.newest,
             contents,
             only,
-            tuple(NodeId(node) for node in cluster.retired),
+            # Who lost its store answers nobody before it is filled.
+            (*(NodeId(node) for node in cluster.retired), *cluster.stores.unfilled_ids()),
             purges=cluster.purges,
         )
 

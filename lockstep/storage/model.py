@@ -38,7 +38,10 @@ async def open_model_store(
         if kind == "checkpoint" and number.isdecimal():
             newest = max(newest, int(number))
     store = ModelStore(disk, directory, newest, log_bytes_max)
-    await store.recover()
+    try:
+        await store.recover()
+    except CorruptFile as error:
+        raise lost(error.path, error.offset, error.why) from error
     return store
 
 
@@ -169,6 +172,8 @@ class ModelStore:
             await self._disk.sync(log)
             if not self._log_named:
                 await self._disk.sync_names(self._directory)
+                # Before the first write is known as durable, so is that there is a log.
+                await self._position.begin(self._positioned())
                 self._log_named = True
         if due is not None:
             await self._checkpoint(due)

@@ -22,6 +22,7 @@ from lockstep.storage.rocks_errors import RocksErrors, file_error
 from lockstep.storage.rocks_keeping import KeptFiles
 from lockstep.storage.rocks_runs import RocksCursor, RocksRun
 from lockstep.storage.store import Batch, Pair, Run, check_batch
+from lockstep.storage.store_position import lost
 from lockstep.values import limits
 from lockstep.values.errors import (
     CorruptFile,
@@ -91,7 +92,7 @@ def _open(path: str, settings: RocksSettings) -> Any:
                 f"the database {path} is in use by another process", hint="stop the node that runs on it"
             ) from error
         if "Corruption" in reason:
-            raise CorruptFile(path, 0, reason) from error
+            raise lost(path, 0, reason) from error
         raise DiskRefused(f"cannot open the database {path}: {reason}") from error
 
 
@@ -265,6 +266,9 @@ class RocksStore:
                 await kept.settle()
                 if self._syncs == noted:
                     break
+        except DiskRefused:
+            # What was noted last stays, and is true: the next sync tries again.
+            return
         except Exception as error:
             # The next write or sync tells of it.
             self._died(f"cannot note how far {self._path} is: {error}")

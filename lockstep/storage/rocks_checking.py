@@ -64,11 +64,11 @@ def check_database(disk: Disk, directory: str, position: StorePosition | None) -
     """CorruptFile, naming file and offset, when the database lacks something that it had at `position`, or
     when one of its logs was damaged."""
     names = disk.names(directory)
-    known = position is not None and position.sequence > 0
     if CURRENT not in names:
-        if known or any(name.endswith(_TABLE_SUFFIX) for name in names):
+        # The first position is noted when the database is there.
+        if position is not None or any(name.endswith(_TABLE_SUFFIX) for name in names):
             what = f"{directory}/{CURRENT}" if names else directory
-            raise lost(what, 0, "it is missing, and the node has stored data")
+            raise lost(what, 0, "it is missing, and there was a database")
         # The first start ended before there was a database.
         return
     sequence, had = (position.sequence, dict(position.files)) if position is not None else (0, {})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from lockstep.runtime.ports import Disk
 from lockstep.storage.rocks_checking import MANIFEST_PREFIX, check_database, log_files
 from lockstep.storage.store_position import PositionFile, StorePosition
+from lockstep.values.errors import DiskRefused
 
 
 class KeptFiles:
@@ -58,5 +59,9 @@ class KeptFiles:
         await self._file.settle(self._noted)
 
     def closed(self, sequence: int) -> None:
-        """The database is closed, and everything up to `sequence` is in its files. DiskRefused."""
-        self.note(StorePosition(sequence, log_files(self._disk, self._directory)))
+        """The database is closed, and everything up to `sequence` is in its files."""
+        try:
+            self.note(StorePosition(sequence, log_files(self._disk, self._directory)))
+        except DiskRefused:
+            # A full disk: what was noted last stays, and is true.
+            return

@@ -54,8 +54,20 @@ async def noted(store: RocksStore) -> None:
 
 
 async def killed(root: Path, target: Path) -> None:
-    """What a process that was killed leaves there."""
-    shutil.copytree(root, target, ignore=shutil.ignore_patterns("LOCK"))
+    """What a process that was killed leaves there: a copy during which nothing was flushed or merged."""
+
+    def files() -> list[tuple[str, int]]:
+        return sorted((path.name, path.stat().st_size) for path in (root / "store").iterdir())
+
+    while True:
+        try:
+            before = files()
+            shutil.copytree(root, target, ignore=shutil.ignore_patterns("LOCK"))
+            if before == files():
+                return
+        except OSError:
+            await asyncio.sleep(0)
+        shutil.rmtree(target, ignore_errors=True)
 
 
 async def outcome(root: Path, expected: list[Pair]) -> str:

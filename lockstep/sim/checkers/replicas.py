@@ -30,6 +30,7 @@ from lockstep.sim.history import Change, Event, Outcome
 from lockstep.storage import keys
 from lockstep.storage.fragments import decode_header, decode_row
 from lockstep.values import codec, limits
+from lockstep.values.errors import CorruptFile
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range, token_of
 
@@ -105,13 +106,17 @@ class DurableContent:
 
     def _append(self, content: bytes) -> None:
         taken = len(self._read)
-        for end, body in codec.scan_records(
-            self._log, content[taken:], record_bytes_max=limits.MODEL_STORE_RECORD_BYTES_MAX
-        ):
-            for operation in _OPERATIONS.decode(body):
-                self._apply(operation)
-            self._read = content[: taken + end]
         self._partitions = None
+        try:
+            for end, body in codec.scan_records(
+                self._log, content[taken:], record_bytes_max=limits.MODEL_STORE_RECORD_BYTES_MAX
+            ):
+                for operation in _OPERATIONS.decode(body):
+                    self._apply(operation)
+                self._read = content[: taken + end]
+        except CorruptFile:
+            # A store that was damaged holds nothing for certain.
+            self._log, self._pairs = "", {}
 
     def _apply(self, operation: tuple[Any, ...]) -> None:
         if operation[0] == "put":

@@ -11,6 +11,7 @@ from lockstep.sim.planted.decisions import DECISIONS
 from lockstep.sim.planted.decisions import DIRECTED as _DECISIONS_DIRECTED
 from lockstep.sim.planted.indexes import INDEXES
 from lockstep.sim.planted.log import LOG
+from lockstep.sim.planted.lost_stores import LOST_STORES
 from lockstep.sim.planted.owed import DIRECTED as _OWED_DIRECTED
 from lockstep.sim.planted.owed import OWED
 from lockstep.sim.planted.plant import Planted
@@ -45,6 +46,7 @@ REGISTRY: dict[str, Planted] = {
         *INDEXES,
         *COLUMNS,
         *REPAIRS,
+        *LOST_STORES,
     )
 }
 #: Those that a test brings about; no seed is looked for.
