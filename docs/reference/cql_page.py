@@ -66,8 +66,8 @@ _DIFFERENCES = (
     "User functions are written in Python and in no other language, are evaluated by the coordinator after "
     "the rows are read, and a request with them looks at 100 000 rows at most. A name that a built-in "
     "function has means that one unless the keyspace is named.",
-    "A column that is added again after it was dropped is empty: cells that are newer than the time of its "
-    "drop stay away.",
+    "Of a column that is dropped a second time cells stay dead that the first drop made so, also when the "
+    "second names an earlier time.",
     "A page of a `GROUP BY` ends with a whole group; its last page may be empty, as that of any scan.",
     "What would keep a node from everything else is refused: a statement of more than "
     f"{STATEMENT_TOKENS_MAX} words, signs and literals, a batch with more than "

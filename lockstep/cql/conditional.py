@@ -182,7 +182,8 @@ class ConditionalRequest:
             0,
             self._context.now_s,
             None,
-            tuple(sorted(column.id for column in self.shape.table.dropped)),
+            self.shape.table.gone,
+            dead=self.shape.table.dead,
         )
 
     # -- what is decided --------------------------------------------------------------------------

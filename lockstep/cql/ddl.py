@@ -259,7 +259,7 @@ def _alter_type(statement: tree.AlterTypeStatement, keyspace: str) -> SchemaChan
 def _drop_time(statement: tree.AlterTableStatement, context: Context) -> int:
     timestamp = statement.using.timestamp
     if timestamp is None:
-        return context.now_us
+        return context.stamp_us
     if not isinstance(timestamp, tree.Literal):
         raise InvalidRequest("USING TIMESTAMP needs a literal in ALTER TABLE")
     return int(timestamp.text[:20])

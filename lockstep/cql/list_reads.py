@@ -66,7 +66,8 @@ def of_plan(plan: ModificationPlan, values: Values, context: Context) -> Iterato
             0,
             context.now_s,
             None,
-            tuple(sorted(column.id for column in shape.table.dropped)),
+            shape.table.gone,
+            dead=shape.table.dead,
         )
 
 

@@ -119,6 +119,7 @@ class PageBuilder:
             after,
             select.dropped,
             self._plan.index,
+            dead=select.shape.table.dead,
         )
 
     def _point(self, key: bytes, after: Position | None, used: int) -> ReadCommand:

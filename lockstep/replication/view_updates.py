@@ -21,6 +21,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import msgspec
+
 from lockstep.cql.keys import derived_key, split_key
 from lockstep.cql.view_filter import filter_of
 from lockstep.schema.clustering import decode, encode_prefix
@@ -28,6 +30,7 @@ from lockstep.schema.model import Keyspace, Table
 from lockstep.schema.user_types import type_in
 from lockstep.storage.deletions import Shadow, stronger
 from lockstep.storage.reconcile import merge_partitions, stronger_cell
+from lockstep.storage.visible import without_dead
 from lockstep.values import codec
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import MUTATION_ID_BYTES
@@ -66,6 +69,8 @@ class ViewOf:
         self._in_view = filter_of(view.view.where, base, space)
         copied = view.regular if self._added else base.regular
         self._copied = frozenset(column.id for column in copied)
+        #: Columns of the base that were dropped and added again, and until when their cells are dead.
+        self._dead = dict(base.dead)
 
     def derived(self, before: Partition, mutation: Mutation, now_s: int) -> list[Mutation]:
         """What a replica that had `before` of the rows that a mutation touches changes in the view: each
@@ -76,14 +81,15 @@ class ViewOf:
             mutation.deletion,
             mutation.range_deletions,
             None,
-            mutation.rows,
+            self._shown(mutation.rows),
         )
+        before = msgspec.structs.replace(before, rows=self._shown(before.rows)) if self._dead else before
         after = merge_partitions((before, change))
         shadow = Shadow(after.deletion, after.range_deletions)
         old = {row.clustering: row for row in before.rows}
         new = {row.clustering: row for row in after.rows}
         told: dict[bytes, list[Row]] = {}
-        for row in mutation.rows:
+        for row in change.rows:
             told.setdefault(row.clustering, []).append(row)
         keys = self._keys_of(mutation.key)
         rows: list[tuple[bytes, Row]] = []
@@ -100,10 +106,16 @@ class ViewOf:
         keys = self._keys_of(partition.key)
         shadow = Shadow(partition.deletion, partition.range_deletions)
         rows: list[tuple[bytes, Row]] = []
-        for row in partition.rows:
+        for row in self._shown(partition.rows):
             rows += self._row(keys, row.clustering, None, [row], row, shadow.over(row.clustering), 0)
         newest = max((_newest(row) for _, row in rows), default=0)
         return list(self._mutations(rows, newest))
+
+    def _shown(self, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        """Rows of the base as it shows them."""
+        if not self._dead:
+            return rows
+        return tuple(shown for row in rows if (shown := without_dead(row, self._dead)) is not None)
 
     # -- one row ----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from lockstep.schema.column_types import (
     check_added_counter,
+    check_brought_back,
     check_counters,
     check_key_type,
     check_nested,
@@ -123,11 +124,14 @@ class CreateTable(msgspec.Struct, frozen=True, array_like=True, tag="create_tabl
 
 
 class AddColumns(msgspec.Struct, frozen=True, array_like=True, tag="add_columns"):
+    """`brings_back`: names of those that were dropped before and show what is newer than that."""
+
     keyspace: str
     name: str
     columns: tuple[NewColumn, ...]
     if_exists: bool = False
     if_column_not_exists: bool = False
+    brings_back: tuple[str, ...] = ()
 
 
 class DropColumns(msgspec.Struct, frozen=True, array_like=True, tag="drop_columns"):
@@ -399,12 +403,21 @@ def _add_columns(space: Keyspace, table: Table, change: AddColumns) -> Table:
         added.append(column)
     if not added:
         return table
-    columns = (*table.columns, *_numbered(space, added, table.next_column_id))
-    return replace(table, columns=_sorted_columns(columns), next_column_id=table.next_column_id + len(added))
+    known = {column.name: column for column in table.dropped if column.name in change.brings_back}
+    again = [column for column in added if column.name in known]
+    new = [column for column in added if column.name not in known]
+    columns = [*table.columns, *_numbered(space, new, table.next_column_id)]
+    for back in _numbered(space, again, 0):
+        was = known[back.name]
+        kind, earlier = declared_type(space, back.type), declared_type(space, was.type)
+        check_brought_back(back.name, kind, back.kind, earlier, was.kind)
+        columns.append(replace(back, id=was.id))
+    return replace(table, columns=_sorted_columns(columns), next_column_id=table.next_column_id + len(new))
 
 
 def _drop_columns(table: Table, change: DropColumns) -> Table:
     dropped: list[DroppedColumn] = []
+    earlier = {column.id: column.dropped_at_us for column in table.dropped}
     for name in dict.fromkeys(change.columns):
         column = table.by_name.get(name)
         if column is None:
@@ -415,12 +428,15 @@ def _drop_columns(table: Table, change: DropColumns) -> Table:
             raise Rejected(f"Cannot drop PRIMARY KEY column {name}")
         check_not_indexed(table, column)
         check_column_drop(table, name)
-        dropped.append(DroppedColumn(column.id, name, column.type, change.dropped_at_us, column.kind))
+        # What is dead stays dead, whatever time is named now.
+        at_us = max(change.dropped_at_us, earlier.get(column.id, change.dropped_at_us))
+        dropped.append(DroppedColumn(column.id, name, column.type, at_us, column.kind))
     if not dropped:
         return table
     gone = {column.id for column in dropped}
     kept = tuple(column for column in table.columns if column.id not in gone)
-    return replace(table, columns=kept, dropped=(*table.dropped, *dropped))
+    others = (column for column in table.dropped if column.id not in gone)
+    return replace(table, columns=kept, dropped=(*others, *dropped))
 
 
 def _rename_columns(table: Table, change: RenameColumns) -> Table:
@@ -495,7 +511,8 @@ def validate(schema: Schema) -> None:
     for table in tables:
         assert table.partition_key, f"damaged table {table.name}"
         assert table.columns == _sorted_columns(table.columns), f"columns of {table.name} are not sorted"
-        used = [column.id for column in table.columns] + [column.id for column in table.dropped]
+        assert len({one.id for one in table.dropped}) == len(table.dropped), "an id is dropped once"
+        used = [*(column.id for column in table.columns), *table.gone]
         assert len(set(used)) == len(used) and max(used) < table.next_column_id, "a column id is reused"
     check_references(tables)
     ids = [table.id for table in tables]

@@ -42,7 +42,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DroppedColumn(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A column that was dropped: its cells at or below the time are dead, and its id is never reused."""
+    """A column that was dropped: its cells at or below the time are dead. A column of its name that is added
+    again has its id, and shows the others; no other column ever has it."""
 
     id: int
     name: str
@@ -76,6 +77,18 @@ class Table(msgspec.Struct, frozen=True, array_like=True, dict=True):
     @cached_property
     def by_id(self) -> dict[int, Column]:
         return {column.id: column for column in self.columns}
+
+    @cached_property
+    def gone(self) -> tuple[int, ...]:
+        """Ids of columns that were dropped and are not there, ascending."""
+        return tuple(sorted(column.id for column in self.dropped if column.id not in self.by_id))
+
+    @cached_property
+    def dead(self) -> tuple[tuple[int, int], ...]:
+        """(id, microseconds) of columns that were dropped and added again, ascending: cells at or below the
+        time are dead."""
+        again = (one for one in self.dropped if one.id in self.by_id)
+        return tuple(sorted((column.id, column.dropped_at_us) for column in again))
 
     @cached_property
     def partition_key(self) -> tuple[Column, ...]:

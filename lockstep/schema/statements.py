@@ -40,7 +40,7 @@ def meant(schema: Schema, change: SchemaChange) -> SchemaChange:
     if isinstance(change, AddColumns | DropColumns):
         table = schema.table(change.keyspace, change.name)
         if table is not None:
-            _check_columns(schema, table, change)
+            return _columns_meant(schema, table, change)
     elif isinstance(change, CreateFunction | CreateAggregate):
         if any(sign in change.name for sign in _NOT_IN_FUNCTION_NAMES):
             word = "Function" if isinstance(change, CreateFunction) else "Aggregate"
@@ -58,14 +58,15 @@ def _with_factor(schema: Schema, change: CreateKeyspace | AlterKeyspace) -> Sche
     return replace(change, replication=with_factor(change.replication, earlier))
 
 
-def _check_columns(schema: Schema, table: Table, change: AddColumns | DropColumns) -> None:
+def _columns_meant(schema: Schema, table: Table, change: AddColumns | DropColumns) -> SchemaChange:
     space = schema.by_name[table.keyspace]
     if isinstance(change, DropColumns):
         for column in (table.by_name[name] for name in change.columns if name in table.by_name):
             kind = declared_type(space, column.type)
             if isinstance(kind, UserDefinedType) and kind.is_multicell:
                 raise Rejected(f"Cannot drop non-frozen column {column.name} of user type {kind.text}")
-        return
+        return change
+    again: list[str] = []
     for added in change.columns:
         earlier = [dropped for dropped in table.dropped if dropped.name == added.name]
         if not earlier or added.name in table.by_name:
@@ -77,6 +78,8 @@ def _check_columns(schema: Schema, table: Table, change: AddColumns | DropColumn
             # when it is applied.
             continue
         check_brought_back(added.name, kind, added.kind, was, earlier[-1].kind)
+        again.append(added.name)
+    return replace(change, brings_back=tuple(again)) if again else change
 
 
 def _check_compression(given: OptionValue | None) -> None:

@@ -17,7 +17,7 @@ def views_of(schema: Schema, base: Table) -> tuple[Table, ...]:
 def unmarking(table: Table) -> tuple[int, ...]:
     """Ids of the columns whose cells make no row exist, ascending: those that were dropped, and all of a view
     whose rows have a marker."""
-    ids = [column.id for column in table.dropped]
+    ids = list(table.gone)
     if table.view is not None and table.view.added:
         ids += [column.id for column in table.regular]
     return tuple(sorted(ids))

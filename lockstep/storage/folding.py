@@ -13,7 +13,7 @@ from lockstep.storage.deletions import Shadow, normal_ranges, stronger
 from lockstep.storage.fragments import decode_header, decode_row
 from lockstep.storage.reconcile import merge_rows
 from lockstep.storage.store import Pair
-from lockstep.storage.visible import row_is_live
+from lockstep.storage.visible import row_is_live, without_dead
 from lockstep.values import limits
 from lockstep.values.rows import Deletion, Partition, RangeDeletion, Row
 
@@ -33,6 +33,7 @@ class PartitionFold:
 
     __slots__ = (
         "_ask_merge",
+        "_dead",
         "_deletion",
         "_dropped",
         "_group",
@@ -64,6 +65,7 @@ class PartitionFold:
         room: int,
         ask_merge: AskMerge | None,
         dropped: tuple[int, ...] = (),
+        dead: tuple[tuple[int, int], ...] = (),
     ) -> None:
         self.token = token
         self.key = key
@@ -77,6 +79,7 @@ class PartitionFold:
         self.last: bytes | None = None
         self._now_s = now_s
         self._dropped = dropped
+        self._dead = dict(dead)
         self._room = room
         self._ask_merge = ask_merge
         self._place: bytes | None = None
@@ -119,7 +122,8 @@ class PartitionFold:
         if kind == _KIND_STATIC:
             if self.with_static:
                 states = [decode_row(store_key, value, b"") for store_key, value in group]
-                self.static = merge_rows(states, self._deletion)
+                static = merge_rows(states, self._deletion)
+                self.static = static and without_dead(static, self._dead)
             return False
         return self._finish_row(group)
 
@@ -140,6 +144,8 @@ class PartitionFold:
         over = self._deletion if self._shadow is None else self._shadow.over(clustering)
         row = merge_rows([decode_row(key, value, clustering) for key, value in group], over)
         self.last = clustering
+        if row is not None and self._dead:
+            row = without_dead(row, self._dead)
         if row is not None:
             self._rows.append(row)
             if row_is_live(row, self._now_s, self._dropped):

@@ -185,6 +185,7 @@ class IndexReading(Reading):
             with_static=command.reads_static,
             now_s=command.now_s,
             dropped=command.dropped,
+            dead=command.dead,
             room=_UNLIMITED,
             ask_merge=self._ask_merge,
         )

@@ -103,6 +103,7 @@ class Reading:
             with_static=self._command.reads_static,
             now_s=self._command.now_s,
             dropped=self._command.dropped,
+            dead=self._command.dead,
             room=min(self._row_limit - self._live, self._partition_limit),
             ask_merge=self._ask_merge,
         )

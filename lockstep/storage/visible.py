@@ -9,9 +9,21 @@ once another replica's deletion is known, and read repair must never see half a 
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from lockstep.values.rows import ALL_ROWS, Liveness, Partition, ReadCommand, Row
+
+
+def without_dead(row: Row, dead: Mapping[int, int]) -> Row | None:
+    """The row without cells at or below the time of their column, by id; None when nothing is left."""
+    cells = tuple(
+        cell for cell in row.cells if cell.column not in dead or cell.timestamp_us > dead[cell.column]
+    )
+    if len(cells) == len(row.cells):
+        return row
+    if not cells and row.liveness is None and row.deletion is None and not row.column_deletions:
+        return None
+    return Row(row.clustering, row.liveness, row.deletion, cells, row.column_deletions)
 
 
 def liveness_is_live(liveness: Liveness | None, now_s: int) -> bool:

@@ -135,7 +135,8 @@ class ReadCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     partition. `row_limit` counts live rows as of `now_s`; a partition with only a live static row
     counts as one. `after` continues behind a position. Columns () means all. Cells of the columns in
     `dropped` make no row exist. With an `index` only rows that have a wanted value in it, with `places` only
-    these, which are in reading order.
+    these, which are in reading order. `dead`: (column, microseconds) of columns whose cells at or below that
+    time are not there, ascending.
     """
 
     table_id: int
@@ -153,6 +154,7 @@ class ReadCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dropped: tuple[int, ...] = ()
     index: IndexRead | None = None
     places: tuple[Place, ...] = ()
+    dead: tuple[tuple[int, int], ...] = ()
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -145,7 +145,15 @@ def test_a_column_comes_back_with_a_type_that_reads_what_it_held(was: str, now: 
     # Entries of a log say what was asked for, and bring it back as anything.
     validate(apply_change(schema, back, 9)[0])
     if fits:
-        assert meant(schema, back) is back
+        wanted = meant(schema, back)
+        assert isinstance(wanted, AddColumns) and wanted.brings_back == ("v",)
+        again, _ = apply_change(schema, wanted, 9)
+        validate(again)
+        was_table, now_table = schema.table("ks", "t"), again.table("ks", "t")
+        assert was_table is not None and now_table is not None
+        assert now_table.by_name["v"].id == was_table.dropped[0].id
+        assert now_table.dead == ((was_table.dropped[0].id, 5),) and now_table.gone == ()
+        assert now_table.next_column_id == was_table.next_column_id
         return
     with pytest.raises(Rejected) as caught:
         meant(schema, back)

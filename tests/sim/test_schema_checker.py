@@ -51,7 +51,7 @@ def test_what_no_log_gives_is_objected_to(words: str) -> None:
     before = value(now, now.schema.with_table(replace(table, next_column_id=10, dropped=dropped)))
     held = before.schema.tables_by_id[1]
     broken = {
-        "given before": replace(held, columns=(*held.columns, Column(9, "w", "int", ColumnKind.REGULAR))),
+        "given before": replace(held, columns=(*held.columns, Column(9, "x", "int", ColumnKind.REGULAR))),
         "another one under its id": replace(held, uuid="other"),
         "forgotten": replace(held, dropped=()),
         "a type": replace(held, columns=(*held.columns, Column(10, "u", "gone", ColumnKind.REGULAR))),

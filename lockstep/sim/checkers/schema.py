@@ -71,16 +71,18 @@ def _check_types(old: Schema, new: Schema) -> None:
 
 
 def _check_columns(was: Table, now: Table) -> None:
-    """A column that comes back has another id, whose first cells are written after the drop."""
+    """An id is of one column for ever; cells that a drop made dead stay dead when it comes back."""
     where = f"{now.keyspace}.{now.name}"
-    gone = {column.id for column in was.dropped}
+    gone = {column.id: column for column in was.dropped}
     for column in now.columns:
         known = was.by_id.get(column.id)
-        if column.id in gone or (known is None and column.id < was.next_column_id):
+        back = gone.get(column.id) if known is None else None
+        if known is None and column.id < was.next_column_id and (back is None or back.name != column.name):
             raise Violation("SCH-1", f"column {column.name} of {where} has an id that was given before")
         if known is not None and (known.kind, known.position) != (column.kind, column.position):
             raise Violation("SCH-1", f"column {column.name} of {where} changed its place")
-    if not gone <= {column.id for column in now.dropped}:
+    later = {column.id: column.dropped_at_us for column in now.dropped}
+    if any(id_ not in later or later[id_] < column.dropped_at_us for id_, column in gone.items()):
         raise Violation("SCH-1", f"{where} has forgotten a dropped column")
 
 
