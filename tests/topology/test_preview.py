@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.topology.barriers import barrier_need
-from lockstep.topology.preview import movements, preview
+from lockstep.topology.preview import estimate, movements, needed_sizes, preview
 from lockstep.topology.stages import Work
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
@@ -75,3 +75,22 @@ def test_a_plan_of_what_would_be_refused_is_refused_alike() -> None:
         with pytest.raises(Exception, match="only node 4 is sure") as caught:
             preview(history.now, body)
         assert caught.value.message == message  # type: ignore[attr-defined]
+
+
+def test_an_estimate_asks_every_source_and_counts_what_each_target_takes_in() -> None:
+    history = four()
+    told = preview(history.now, PrepareOperation(OperationKind.DECOMMISSION, D))
+    wanted = needed_sizes(told.tasks)
+    asked = {(source, *piece) for source, pieces in wanted.items() for piece in pieces}
+    assert asked == {(s, task.replication, task.range) for task in told.tasks for s in task.sources} != set()
+    sizes = dict.fromkeys(asked, 1000)
+    per_target = {task.target: 0 for task in told.tasks}
+    for task in told.tasks:
+        per_target[task.target] += 1000 * len(task.sources)
+    found = estimate(told, sizes, rate_bytes_s=1000, stream_s=0.5, barrier_s=0.1)
+    assert found.bytes == sum(per_target.values()) and found.unknown_ranges == 0
+    assert found.stream_s == max(per_target.values()) / 1000
+    known = estimate(told, {}, rate_bytes_s=1000, stream_s=0.5, barrier_s=0.1)
+    assert known.unknown_ranges == len(asked) and known.bytes == 0
+    assert all(movement.bytes is None for movement in movements(told.tasks))
+    assert sum(movement.bytes or 0 for movement in movements(told.tasks, sizes)) == found.bytes
