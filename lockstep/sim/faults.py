@@ -209,6 +209,14 @@ def disk_error(nemesis: Nemesis, draw: Stream) -> None:
         nemesis.set_disk(name, 0.2 + draw.random(), sync_error=draw.choice((0.1, 0.5)))
 
 
+def damage_block(nemesis: Nemesis, draw: Stream) -> None:
+    """Some rows of a node cannot be read for a while, as when a block of a table file is damaged."""
+    name = nemesis.some_live(draw)
+    share, pairs, seconds = draw.random(), 1 + draw.randrange(12), 0.5 + draw.random() * 4
+    if name and nemesis.damage_block(name, share, pairs, seconds):
+        nemesis.cluster.world.count("disk.block_damaged")
+
+
 def torn_disks(nemesis: Nemesis, draw: Stream) -> None:
     """Crash everything in the middle of a sync, so that files end in the middle of a record."""
     nemesis.add_rule(
@@ -503,7 +511,13 @@ DC_FAULTS: dict[str, Fault] = {
     )
 }
 #: Kinds that strike by time and take what a disk had promised to keep.
-STORE_FAULTS: dict[str, Fault] = {"lose_store": Fault("lose_store", lose_store, ("fault.lose_store",), 2.0)}
+STORE_FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        Fault("lose_store", lose_store, ("fault.lose_store",), 2.0),
+        Fault("damage_block", damage_block, ("disk.block_damaged",), 2.0),
+    )
+}
 #: Every kind that strikes by time.
 TIMED: dict[str, Fault] = {**FAULTS, **DC_FAULTS, **STORE_FAULTS}
 ALL_KINDS: Sequence[str] = (*FAULTS, *STAGE_FAULTS)

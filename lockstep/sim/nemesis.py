@@ -21,6 +21,7 @@ from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
 from lockstep.sim.streams import Stream
 from lockstep.sim.watch import Watch
+from lockstep.storage.model import ModelStore
 from lockstep.topology.stages import TABLES
 
 #: Half of the kinds a scenario allows are on in a seed: too many at once hide each other.
@@ -53,6 +54,8 @@ class Nemesis:
         self.swarm = swarm
         self.network: Fabric = cluster.world.network
         self._faults: list[Fault] = [TIMED[kind] for kind in swarm.kinds if kind in TIMED]
+        #: Stores with blocks that cannot be read.
+        self._damaged: list[ModelStore] = []
         self._draw = cluster.world.stream("nemesis")
         self._stages = cluster.world.stream("nemesis/stages")
         self._clocks = cluster.world.stream("nemesis/clocks")
@@ -87,6 +90,9 @@ class Nemesis:
                 process.loop.crash_in = 0
         for name, node in self.cluster.nodes.items():
             self._release(name, node.member.gate, None)
+        for store in self._damaged:
+            store.blocks.clear()
+        self._damaged.clear()
 
     def _plan(self) -> None:
         delay_s = self._draw.expovariate(1 / self.swarm.pause_s)
@@ -110,6 +116,20 @@ class Nemesis:
             self._plan_clock()
 
     # ---- what faults use
+
+    def damage_block(self, name: str, share: float, pairs: int, seconds: float) -> bool:
+        """See ModelStore.damage_block; readable again after a while, as when an operator has recovered it."""
+        node = self.cluster.nodes.get(name)
+        if node is None or not node.ready:
+            return False
+        store = node.store
+        assert isinstance(store, ModelStore), "simulated nodes have a store of their own kind"
+        if not store.damage_block(share, pairs):
+            return False
+        self._damaged.append(store)
+        self.later(seconds, store.blocks.clear)
+        self.tell(f"damages {pairs} pairs of {name}")
+        return True
 
     def tell(self, text: str) -> None:
         self.cluster.tell("nemesis", text)

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lockstep.runtime.ports import Disk
-from lockstep.storage.damage import DamagedFiles
+from lockstep.storage.damaged_blocks import DamagedBlocks
 from lockstep.storage.ordered import OrderedMap, OrderedView
-from lockstep.storage.store import Batch, Operation, Pair, Run, check_ascending, check_batch
+from lockstep.storage.store import Batch, Family, Operation, Pair, Run, check_ascending, check_batch
 from lockstep.storage.store_position import PositionFile, StorePosition, lost
 from lockstep.values import codec, limits
 from lockstep.values.errors import CorruptFile, DiskRefused, StorageError, TableFileDamaged
@@ -62,7 +62,9 @@ class ModelStore:
         self._position = PositionFile(disk, directory)
         self._failure: str | None = None
         self.closed = False
-        self.damaged = DamagedFiles()
+        #: Of a simulated disk.
+        self.blocks = DamagedBlocks(directory)
+        self.damaged = self.blocks.damaged
 
     def _path(self, kind: str, generation: int) -> str:
         return f"{self._directory}/{kind}-{generation}"
@@ -200,10 +202,19 @@ class ModelStore:
             self._disk.remove(path)
 
     def get(self, key: bytes) -> bytes | None:
+        self.blocks.require(key)
         return self._map.get(key)
 
     def scan(self, lower: bytes, upper: bytes, reverse: bool = False) -> Iterator[Pair]:
-        return self._map.view().scan(lower, upper, reverse)
+        return self.blocks.guarded(self._map.view().scan(lower, upper, reverse))
+
+    def damage_block(self, share: float, pairs: int) -> bool:
+        """Let so many pairs of tables be unreadable, from this share of them on; False without any."""
+        held = [key for key, _ in self._map.view().scan(Family.DATA.key(b""), Family.JOURNAL.key(b""))]
+        if held:
+            first = int(share * len(held))
+            self.blocks.add(held[first], held[min(first + pairs, len(held)) - 1])
+        return bool(held)
 
     def table_files(self) -> tuple[str, ...]:
         return ()
@@ -220,7 +231,7 @@ class ModelStore:
         return ModelSnapshot(self, self._map.view())
 
     def cursor(self, lower: bytes, upper: bytes) -> ModelCursor:
-        return ModelCursor(self._map.view().scan(lower, upper))
+        return ModelCursor(self.scan(lower, upper))
 
     def new_run(self, path: str) -> ModelRun:
         return ModelRun(self._disk, path)
@@ -314,7 +325,7 @@ class ModelSnapshot:
         return self._walk(self._scan, lower, upper, reverse)
 
     def _walk(self, scan: int, lower: bytes, upper: bytes, reverse: bool) -> Iterator[Pair]:
-        for pair in self._checked(scan).scan(lower, upper, reverse):
+        for pair in self._store.blocks.guarded(self._checked(scan).scan(lower, upper, reverse)):
             yield pair
             self._checked(scan)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from lockstep.runtime.real.table_check import damage_in
+from lockstep.storage.model import open_model_store
 from lockstep.storage.rocks import RocksStore, open_rocks_store
 from lockstep.values.errors import CorruptFile, TableFileDamaged
 
-from .support import LoopTasks
+from .support import LoopTasks, LossyDisk
 
 COUNT = 2000
 
@@ -162,5 +163,30 @@ def test_a_check_finds_every_damaged_bit_but_those_that_only_save_reads(tmp_path
             first.write_bytes(content)
             assert "Corruption" in damage_in(directory, first.name)
         assert not list((tmp_path / "store").glob("check-*"))
+
+    asyncio.run(body())
+
+
+def test_a_simulated_block_that_cannot_be_read_refuses_its_keys_and_no_others() -> None:
+    async def body() -> None:
+        store = await open_model_store(LossyDisk(), "store")
+        store.write([("put", key(number), b"v") for number in range(20)])
+        assert store.damage_block(0.5, 3)
+        for number in range(20):
+            if number in (10, 11, 12):
+                with pytest.raises(TableFileDamaged):
+                    store.get(key(number))
+            else:
+                assert store.get(key(number)) == b"v"
+        assert len(list(store.scan(key(0), key(10)))) == 10
+        with pytest.raises(TableFileDamaged):
+            list(store.scan(key(0), key(20)))
+        with pytest.raises(TableFileDamaged):
+            store.cursor(key(0), key(20)).take(20)
+        with pytest.raises(TableFileDamaged):
+            list(store.snapshot().scan(key(0), key(20), reverse=True))
+        store.blocks.clear()
+        assert len(list(store.scan(key(0), key(20)))) == 20
+        assert len(store.damaged.known) == 1
 
     asyncio.run(body())

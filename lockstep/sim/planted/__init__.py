@@ -6,6 +6,7 @@ run, and undoes it. A plant that no seed finds says that either a checker or a f
 
 from lockstep.sim.planted.columns import COLUMNS
 from lockstep.sim.planted.counters import COUNTERS
+from lockstep.sim.planted.damage import DAMAGE
 from lockstep.sim.planted.data import DATA
 from lockstep.sim.planted.decisions import DECISIONS
 from lockstep.sim.planted.decisions import DIRECTED as _DECISIONS_DIRECTED
@@ -45,6 +46,7 @@ REGISTRY: dict[str, Planted] = {
         *VIEWS,
         *INDEXES,
         *COLUMNS,
+        *DAMAGE,
         *REPAIRS,
         *LOST_STORES,
     )
