@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     route_diagnostics(said.log)
     try:
         configuration = read_configuration(given)
-        said = Said(configuration.log.format, open_log(configuration.log))
+        said = Said(configuration.log.format, open_log(configuration.log), configuration.log.file)
         route_diagnostics(said.log)
         return _run_alone(configuration, said)
     except LockstepError as error:
@@ -87,15 +87,15 @@ class Said:
     """What the process says: `log` takes events; standard error is told of an end as well, in the log's
     format, for whoever started the process reads that."""
 
-    def __init__(self, form: str, log: LineLog | None = None) -> None:
+    def __init__(self, form: str, log: LineLog | None = None, file: str = "") -> None:
         self._form = form
         self._console = LineLog(RealClock(), "info", form)
         self.log = log if log is not None else self._console
+        self._logs = [self.log] if file else []
 
     def ended(self, error: LockstepError) -> None:
         """Why the node did not start, or does not go on."""
-        logs = [self.log] if self.log is not self._console else []
-        for log in [*logs, self._console] if self._form == "json" else logs:
+        for log in [*self._logs, self._console] if self._form == "json" else self._logs:
             log("node.start_failed", code=error.code, message=error.message, hint=error.hint)
         if self._form == "text":
             print(error.render(), file=sys.stderr, flush=True)

@@ -121,6 +121,19 @@ def test_a_failed_start_is_one_json_line_also_when_the_settings_are_wrong(tmp_pa
     assert event["code"] == "CONFIGURATION" and "networc" in event["message"] and "network" in event["hint"]
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_ends_a_start_is_told_once_also_behind_the_settings(tmp_path: Path, form: str) -> None:
+    settings = f'[log]\nformat = "{form}"\n[tls]\ncertificate = "/nowhere.pem"\nkey = "/nowhere.key"\n'
+    file = configured(tmp_path, next(addresses()), settings)
+    done = subprocess.run([*MAIN, str(file)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    if form == "json":
+        (event,) = [json.loads(line) for line in done.stderr.splitlines()]
+        assert (event["event"], event["code"]) == ("node.start_failed", "CONFIGURATION")
+    else:
+        assert done.stderr.startswith("error[CONFIGURATION]: ") and done.stderr.count("/nowhere") == 1
+
+
 def test_a_node_says_what_it_is_and_logs_to_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
     log, address = tmp_path / "node.log", next(addresses())
     settings = f'[log]\nformat = "json"\nfile = "{log}"\nrotate_bytes = 4096\nrotate_files = 2\n'
