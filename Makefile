@@ -18,7 +18,7 @@ SEEDS ?= 20
 SEED ?= 1
 ARGS ?=
 
-.PHONY: help demo test check format sim sim-planted conformance conformance-clients conformance-cqlsh bench corrupt mutants proof package reference lock clean setup setup-spark
+.PHONY: help demo test check format sim sim-planted reached conformance conformance-clients conformance-cqlsh bench corrupt mutants proof package reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,9 @@ sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on, th
 	$(BIN)/lockstep sim cuts --seed $(SEED)
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 50 --operations 90
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 300 --operations 320 --dcs 3 --factor 3 --tokens 1 --concurrency 5
+
+reached: $(VENV)/.stamp-dev ## SEEDS=n which branches of the pure rooms, replication and storage no seed reaches
+	$(BIN)/lockstep sim reached --seed $(SEED) --seeds $(SEEDS) $(ARGS)
 
 sim-planted: $(VENV)/.stamp-dev ## SEEDS=n look for each planted bug in up to n seeds
 	$(BIN)/lockstep sim planted --seeds $(SEEDS) $(ARGS)

@@ -163,6 +163,23 @@ def cuts(only: str, seed: int, trace: bool, last: int) -> int:
 
 
 @sim.command()
+@click.option("--seed", default=1, show_default=True, help="First seed of each scenario.")
+@click.option("--seeds", default=100, show_default=True, help="How many runs; they go round all scenarios.")
+@click.option("--all", "all_of_them", is_flag=True, help="Also print those that are listed with a reason.")
+def reached(seed: int, seeds: int, all_of_them: bool) -> int:
+    """Tell which branches of code that decides and replicates no seed reaches; 1 when some are not listed.
+
+    Needs the development environment (coverage).
+    """
+    from lockstep.sim import reached as tool
+
+    listed = tool.excuses(tool.LISTED.read_text())
+    rooms = tool.measure(lambda: tool.run_seeds(seed, seeds, click.echo))
+    click.echo(tool.text_of(rooms, listed, all_of_them=all_of_them))
+    return 1 if tool.open_branches(rooms, listed) else 0
+
+
+@sim.command()
 @click.option("--seed", default=1, show_default=True, help="First seed.")
 @click.option("--seeds", default=1, show_default=True, help="How many seeds, one after another.")
 @click.option("--statements", default=10_000, show_default=True, help="Of each seed.")

@@ -316,6 +316,10 @@ class SimDisk:
         copy._durable_names = dict(copy.files)
         return copy
 
+    def durable_sizes(self) -> dict[str, tuple[int, int]]:
+        """Names that are certain to survive a power cut now: path -> (durable bytes, all bytes)."""
+        return {path: (len(file.durable), len(file.cache)) for path, file in self._durable_names.items()}
+
     def durable(self) -> dict[str, bytes]:
         """What is certain to survive a power cut now: path -> content. For recovery oracles."""
         return {path: bytes(self._durable_names[path].durable) for path in sorted(self._durable_names)}

@@ -22,7 +22,9 @@ from lockstep.node.kinds import every_kind
 from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.batching import BatchingLoad
+from lockstep.sim.cancelling import CancellingOperators
 from lockstep.sim.checkers.log import check_refusals, check_submissions
+from lockstep.sim.checkers.machines import self_checking
 from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.service import unsettled_voters
 from lockstep.sim.checkers.violation import Violation
@@ -96,6 +98,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     append_bytes: tuple[int, ...] = (1 << 20,)
     #: Mean pause between two operations that move, rebuild or remove nodes; 0 is none.
     kinds_s: float = 0.0
+    #: Of each join, the probability that it is cancelled while its newcomer gets data.
+    cancel_joins: float = 0.0
     #: Mean pause between two changes of the keyspace's replication; 0 is none.
     replication_s: float = 0.0
     #: Mean pause between two repairs; 0 is none. With them, deletions that they cover are purged.
@@ -132,8 +136,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _limits(scenario: Scenario) -> contextlib.AbstractContextManager[None]:
-    """So few ids are kept that some are forgotten in a run, and deletions are purged within it."""
-    changes: list[tuple[Any, str, Any]] = []
+    """So few ids are kept that some are forgotten in a run, and deletions are purged within it; machines look
+    at themselves."""
+    changes: list[tuple[Any, str, Any]] = self_checking()
     if scenario.recent_ids:
         changes.append((recent_ids, "RECENT_ENTRY_IDS_MAX", scenario.recent_ids))
     if scenario.repair_s:
@@ -221,6 +226,9 @@ class Run:
             kinds = KindOperators(self.operators, scenario.kinds_s)
             self.operators.when_ready.append(kinds.start)
             self.operators.at_end.append(kinds.end)
+        if scenario.cancel_joins:
+            cancelling = CancellingOperators(self.operators, self.watch, scenario.cancel_joins)
+            self.operators.when_ready.append(cancelling.start)
         if scenario.replication_s:
             changes = ReplicationOperators(self.operators, scenario.replication_s)
             self.operators.when_ready.append(changes.start)

@@ -424,6 +424,29 @@ SCENARIOS: dict[str, Scenario] = {
                 *("join completed", "decommission completed"),
             ),
         ),
+        Scenario(
+            name="newcomers",
+            chaos_s=15.0,
+            founders=(3, 3, 4),
+            factors=(3, 3, 2),
+            spares=3,
+            busy_s=0.6,
+            cancel=0.1,
+            cancel_joins=0.6,
+            hints=(True, False),
+            faults=(
+                *("kill", "power", "pause", "slow_node", "partition", "latency", "flapping", "slow_disk"),
+                *("crash_newcomer", "crash_source", "crash_coordinator", "hold_behind", "cut_newcomer"),
+            ),
+            sometimes=(
+                *(
+                    "a newcomer was emptied",
+                    "a former replica was emptied",
+                    "a cancelled newcomer joined again",
+                ),
+                *("join completed", "decommission completed", "operation cancelled"),
+            ),
+        ),
         Scenario(name="calm", chaos_s=8.0, sometimes=_UNDISTURBED),
     )
 }

@@ -17,8 +17,10 @@ from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.schema.model import Replication
 from lockstep.sim.checkers.consensus import CommittedMonitor
 from lockstep.sim.checkers.contents import RepairBegun, check_equal, check_unchanged
+from lockstep.sim.checkers.emptied import Emptied
 from lockstep.sim.checkers.log import LogMonitor
 from lockstep.sim.checkers.management import ManagementMonitor
+from lockstep.sim.checkers.metadata_files import check_metadata_files
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
 from lockstep.sim.checkers.replicas import (
     AcknowledgedWrites,
@@ -57,6 +59,7 @@ class Watch:
         self.appliers: list[Callable[[ClusterMetadata, ClusterMetadata], None]] = []
         self.inspected = 0
         self._repairs: dict[int, RepairBegun] = {}
+        self._emptied = Emptied(self._content_of, self._work_done, cluster.fact)
         self.exclusions = Exclusions()
         self.apart = Apart()
         self.stamps = GivenStamps()
@@ -78,6 +81,9 @@ class Watch:
             return
         if kind == "metadata.applied" and facts["installed"] and label in self.log.incarnations:
             self.cluster.fact("gap crossed by a snapshot")
+        if kind == "metadata.applied":
+            name = label.rpartition(".")[0]
+            check_metadata_files(name, self.cluster.processes[name].disk)
         self.log(now_ns, label, kind, facts)
         if kind == "metadata.applied" and (
             self.cluster.newest.excluded or self.exclusions.known_ns or self.apart
@@ -220,6 +226,8 @@ class Watch:
             if former is None or former.stage is not operation.stage:
                 if former is not None:
                     self._released(before, former)
+                    self._emptied.left(before, former)
+                self._emptied.entered(operation)
                 if operation.stage is Stage.WRITE_BOTH_READ_OLD:
                     self._inspect_pending(after, operation)
                 elif operation.stage is Stage.WRITE_BOTH_READ_NEW:
@@ -228,6 +236,7 @@ class Watch:
         for operation in before.operations:
             if operation.id not in after.operations_by_id:
                 self._released(before, operation)
+                self._emptied.left(before, operation)
                 self._ended(operation)
                 self._tell_stage(operation, None)
 
@@ -303,6 +312,14 @@ class Watch:
         for node in pending:
             content = self._content(self.cluster.name_of(node))
             check_wiped(metadata, operation, content, node)
+
+    def _content_of(self, node: NodeId) -> DurableContent | None:
+        """None when the node's disk is gone."""
+        name = self.cluster.name_of(node)
+        return self._content(name) if name and self.cluster.node_id(name) == node else None
+
+    def _work_done(self, node: NodeId) -> int:
+        return self.cluster.world.probes.process_counts.get((self.cluster.name_of(node), "work.done"), 0)
 
     def _content(self, name: str) -> DurableContent:
         content = self._contents.get(name)

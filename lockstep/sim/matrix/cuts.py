@@ -66,14 +66,26 @@ class CutRun(Run):
         self.world.probes.add(self.rule)
 
 
+class _CalmRun(Run):
+    """Counts what is reached before clients end: cuts strike until then."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        super().__init__(scenario, seed)
+        self.counts: dict[tuple[str, str], int] = {}
+
+    def _heal(self) -> None:
+        self.counts = dict(self.world.probes.process_counts)
+        super()._heal()
+
+
 def places(name: str, seed: int) -> dict[str, int]:
     """Labels that nodes reach without faults, and how often the one does that reaches it most."""
-    run = Run(calm(name), seed)
+    run = _CalmRun(calm(name), seed)
     result = run.result()
     if result.violation:
         raise ConfigurationError(f"{name} seed {seed} fails without any fault: {result.violation}")
     found: dict[str, int] = {}
-    for (_, label), count in run.world.probes.process_counts.items():
+    for (_, label), count in run.counts.items():
         found[label] = max(found.get(label, 0), count)
     return dict(sorted(found.items()))
 

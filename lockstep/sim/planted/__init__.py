@@ -13,6 +13,7 @@ from lockstep.sim.planted.decisions import DIRECTED as _DECISIONS_DIRECTED
 from lockstep.sim.planted.indexes import INDEXES
 from lockstep.sim.planted.log import LOG
 from lockstep.sim.planted.lost_stores import LOST_STORES
+from lockstep.sim.planted.machines import MACHINES
 from lockstep.sim.planted.owed import DIRECTED as _OWED_DIRECTED
 from lockstep.sim.planted.owed import OWED
 from lockstep.sim.planted.plant import Planted
@@ -49,6 +50,7 @@ REGISTRY: dict[str, Planted] = {
         *DAMAGE,
         *REPAIRS,
         *LOST_STORES,
+        *MACHINES,
     )
 }
 #: Those that a test brings about; no seed is looked for.
