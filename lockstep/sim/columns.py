@@ -2,7 +2,7 @@
 
 Invariant: values are unique, and so are timestamps of values that expire in one row; timestamps are rounded,
 so that writes, deletions of columns, rows, ranges and partitions, and whole maps often have the same one.
-Clocks of all nodes show one time, so when a value expires is known to the second.
+Where clocks of all nodes show one time, it is known to the second when a value expires; else none does.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class ColumnsLoad(SideLoad):
         self.reads: list[Read] = []
         #: Called when everything was read at ALL through one node, and so repaired.
         self.when_read: Callable[[], None] = lambda: None
+        #: Whether some values expire: clocks that step do not say when.
+        self.expires = True
         #: The row that was written last, perhaps still is.
         self.last = (_KEYS[0], 0)
         self._written = 0
@@ -191,7 +193,7 @@ class _Client(SideClient):
 
     def _using(self, key: bytes, clustering: int, at_us: int) -> tuple[str, list[bytes], int, int]:
         """(the clause, its values, the timestamp, the seconds to live: 0 for ever)."""
-        if self.draw.random() < 0.35:
+        if self._columns.expires and self.draw.random() < 0.35:
             ttl_s, at_us = self.draw.choice(_TTLS), self._columns.expiring(key, clustering, at_us)
             return "USING TIMESTAMP ? AND TTL ?", [_long(at_us), int_bytes(ttl_s)], at_us, ttl_s
         return _AT, [_long(at_us)], at_us, 0

@@ -60,7 +60,7 @@ class Nemesis:
         self._stages = cluster.world.stream("nemesis/stages")
         self._clocks = cluster.world.stream("nemesis/clocks")
         #: Clocks step in every scenario that has faults, beside the kinds that the seed suffers.
-        self._clocks_step = bool(swarm.kinds) and self._clocks.random() < CLOCKS_STEP
+        self.clocks_step = bool(swarm.kinds) and self._clocks.random() < CLOCKS_STEP
         self._active = False
         self._rules: list[CrashRule | DelayRule] = []
         if any(kind in STAGE_FAULTS for kind in swarm.kinds):
@@ -70,7 +70,7 @@ class Nemesis:
         self._active = True
         if self._faults:
             self._plan()
-        if self._clocks_step:
+        if self.clocks_step:
             self._plan_clock()
 
     def stop(self) -> None:

@@ -238,6 +238,9 @@ class Run:
             self.operators.when_ready.append(repairs.start)
         self.sides = _sides(scenario, self.operators, self.watch)
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults, scenario.always))
+        for side in self.sides:
+            if isinstance(side, ColumnsLoad):
+                side.expires = not self.nemesis.clocks_step
         self.watch.listeners.append(self._operation_ended)
         if dcs > 1:
             self.watch.listeners.append(DataCentreWatch(self.cluster).stage)
