@@ -3,6 +3,7 @@
 A simulator says nothing about code that it never runs. So each branch is reached by some seed, or is listed
 in `unreached.txt` with the reason. Invariant: a branch is named by its module, its function and the two lines
 of text between which it goes, so that the list outlives changes elsewhere; measuring never changes a run.
+It reads sources and the measure's report, so it belongs to the machine and not to what is simulated.
 """
 
 from __future__ import annotations
