@@ -21,8 +21,8 @@ from lockstep.values.errors import CorruptFile, DiskRefused
 
 SEAL_PATH: Final = "seal"
 _PARTIAL: Final = "seal.part"
-#: What is sealed: the identity, and all files of these directories. The store knows its own files.
-_FILES: Final = ("identity",)
+#: What is sealed: these, and all files of these directories. The store knows its own files.
+_FILES: Final = ("identity", "stamps")
 _DIRECTORIES: Final = ("raft", "metadata")
 #: A few hundred files of a hundred bytes each.
 _RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -101,5 +101,7 @@ class Seal:
 
 def _changed(path: str, offset: int, why: str) -> CorruptFile:
     error = CorruptFile(path, offset, f"{why} when the node stopped")
-    error.hint = "recover the node from its replicas; `lockstep explain CORRUPT_FILE`"
+    error.hint = (
+        "put the file back from a copy, or start a new node in the place of this one: [cluster] replaces"
+    )
     return error
