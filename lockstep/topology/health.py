@@ -64,6 +64,8 @@ def findings(cluster: ClusterMetadata, view: View) -> tuple[Finding, ...]:
     found = [*_of_nodes(cluster, view)]
     found += _of_quorums(cluster, found)
     found += (_finding(0, condition, view.own) for condition in _of_metadata(cluster, view))
+    if any(one.condition.code == "METADATA_NO_MAJORITY" for one in found):
+        found = [one for one in found if one.condition.code != "METADATA_NO_LEADER"]
     return tuple(sorted(found, key=lambda one: -one.level))
 
 
@@ -76,13 +78,23 @@ def verdict(found: Sequence[Finding], own: int, *, running: bool) -> str:
     if not found:
         also = "; topology changes are running" if running else ""
         return f"{Level.HEALTHY.word}: every range has all its replicas{also}"
-    parts = [one.sentence(own) for one in found[:_TOLD_MAX]]
-    if len(found) > _TOLD_MAX:
-        parts.append(f"{len(found) - _TOLD_MAX} more")
+    parts = _sentences(found, own)
+    if len(parts) > _TOLD_MAX:
+        parts[_TOLD_MAX:] = [f"{len(parts) - _TOLD_MAX} more"]
     level = level_of(found)
     if level is Level.DEGRADED and any(one.kind.withholds != "nothing" for one in found):
         parts.append("every range has a quorum")
     return f"{level.word}: {'; '.join(parts)}"
+
+
+def _sentences(found: Sequence[Finding], own: int) -> list[str]:
+    """What each says; nodes of which nothing is to be said but that they are down share a sentence."""
+    down = [one for one in found if one.condition.code == "NODE_DOWN"]
+    together = f"nodes {', '.join(str(one.node) for one in down)} are down" if len(down) > 1 else ""
+    parts = [one.sentence(own) for one in found if not (together and one in down[1:])]
+    if together:
+        parts[parts.index(down[0].sentence(own))] = together
+    return parts
 
 
 def _finding(node: int, condition: Condition, own: int) -> Finding:
@@ -122,7 +134,9 @@ def _of_metadata(cluster: ClusterMetadata, view: View) -> Iterator[Condition]:
         lines = degraded_of(cluster, keyspace)
         if lines:
             lacking = sorted({node for line in lines for node in line.lacking})
-            who = f"nodes {', '.join(map(str, lacking))} may lack" if lacking else "nobody may have"
+            who = (
+                f"nodes {', '.join(map(str, lacking))} may lack" if lacking else "all that are left may lack"
+            )
             since = min(line.since_epoch for line in lines)
             count = f"{len(lines)} range{'s' if len(lines) > 1 else ''}"
             detail = f"{count}, where {who} writes of before epoch {since}"

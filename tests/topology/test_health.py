@@ -44,7 +44,7 @@ def test_a_cluster_is_healthy_only_without_findings() -> None:
     assert said([1, 2]) == (Level.DEGRADED, "degraded: node 3 is down; every range has a quorum")
     level, text = said([1])
     assert level is Level.UNAVAILABLE
-    assert text.startswith("unavailable: no quorum for some ranges of ks; node 2 is down; node 3 is down")
+    assert text.startswith("unavailable: no quorum for some ranges of ks; nodes 2, 3 are down")
     assert said([1, 2], factor=1)[0] is Level.UNAVAILABLE
 
 
