@@ -1,6 +1,7 @@
 """Changes of tables and types: as text, and what becomes of the table and of what it holds.
 
-Invariant: the values of a user's type that gets a field have null there; a column that comes back is empty.
+Invariant: the values of a user's type that gets a field have null there; a column that comes back is empty,
+and shows what is written later and is newer than its drop.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Alter(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(table, columns=left + ((self.add,) if self.add else ()))
 
     def apply(self, content: Content, moment: Moment) -> Answer:
-        content.forget(self.drop)
+        if self.drop:
+            content.forget(self.drop, self.stamp)
         content.table = self.changed(content.table)
         return DONE
 

@@ -214,6 +214,8 @@ def _write(
 ) -> None:
     for part in parts:
         column = content.table.column(part.column)
+        if stamp <= content.dead.get(column.name, stamp - 1):
+            continue
         pen = _Pen(row, column, stamp, ttl_s, moment, seen.cells.get(column.name, []) if seen else [])
         pen.write(part)
 

@@ -75,6 +75,8 @@ class Content:
     def __init__(self, table: Table) -> None:
         self.table = table
         self.partitions: dict[tuple[bytes, ...], Facts] = {}
+        #: Until when cells of a column are dead, that was dropped with a timestamp.
+        self.dead: dict[str, int] = {}
 
     def partition(self, key: tuple[Any, ...]) -> Facts:
         place = _wires(self.table.of("partition"), key)
@@ -84,8 +86,11 @@ class Content:
         place = _wires(self.table.of("clustering"), clustering)
         return self.partition(key).rows.setdefault(place, Row(clustering))
 
-    def forget(self, column: str) -> None:
-        """The column is dropped, and comes back empty."""
+    def forget(self, column: str, stamp: int | None) -> None:
+        """The column is dropped, and comes back empty; what is written at the drop's timestamp or below it is
+        dead also then."""
+        if stamp is not None:
+            self.dead[column] = max(stamp, self.dead.get(column, stamp))
         for facts in self.partitions.values():
             for row in (*facts.rows.values(), facts.static):
                 row.cells.pop(column, None)

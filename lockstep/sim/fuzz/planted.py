@@ -25,6 +25,7 @@ from lockstep.sim.fuzz import relations as relations_module
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.planted.views import VIEWS
 from lockstep.sim.replaced import replaced
+from lockstep.storage import folding as folding_module
 from lockstep.storage import reconcile as reconcile_module
 from lockstep.storage import visible as visible_module
 from lockstep.storage.indexes import Indexes
@@ -252,6 +253,11 @@ def _model_limits_rows() -> _Context:
     return replaced((looks_module, "_per_partition", limited))
 
 
+def _dead_cells_shown() -> _Context:
+    """Cells at or below the time of their column's drop are there when it is added again."""
+    return replaced((folding_module, "without_dead", lambda row, dead: row))
+
+
 def _planted(name: str, harm: str, plant: Callable[[], _Context]) -> Planted:
     return Planted(name=name, harm=harm, scenario=_SCENARIO, plant=plant)
 
@@ -276,6 +282,7 @@ PLANTS: Final[dict[str, Planted]] = {
         _planted("batch_asks_once", "a batch looks at its first condition", _batch_asks_once),
         _planted("refusal_is_bare", "a refused condition shows no row", _refusal_is_bare),
         _planted("dropped_cells_count", "a row lives on by a dropped column", _dropped_cells_count),
+        _planted("dead_cells_shown", "a column that comes back shows what died", _dead_cells_shown),
         _planted("index_of_first_row", "an index lacks values of a mutation", _index_of_first_row),
         _planted("later_pages_anew", "a limit of partitions begins anew on each page", _later_pages_anew),
         _planted("folds_once", "a user's aggregate takes one row", _folds_once),
