@@ -169,6 +169,15 @@ def workloads(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def overload(quick: bool) -> dict[str, Any]:
+    """Goodput, latency of who is admitted, refusals and recovery under ten times the load that saturates."""
+    import overload as benchmark
+
+    figures = benchmark.measure(8.0 if quick else benchmark.OVERLOAD_S)
+    benchmark.show(figures)
+    return figures
+
+
 def bootstrap(quick: bool) -> dict[str, Any]:
     import bootstrap as benchmark
 
@@ -189,6 +198,7 @@ def copy(quick: bool) -> dict[str, Any]:
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "quorum": quorum,
     "workloads": workloads,
+    "overload": overload,
     "copy": copy,
     "layers": layers,
     "startup": startup,

@@ -57,7 +57,6 @@ from lockstep.server.tracing import Trace
 from lockstep.server.turns import work_of_texts
 from lockstep.values.errors import (
     LockstepError,
-    NodeDraining,
     ProtocolViolation,
 )
 from lockstep.values.limits import CQL_BYTES_A_STATEMENT, CQL_FRAME_BYTES_MAX, CQL_GOODBYE_MS
@@ -108,7 +107,8 @@ class CqlConnection(asyncio.Protocol):
         self._flow = Flow(server.load)
         self._turns = server.turns
         self.responses = Responses(server.responses, self._outbox, lambda why: server.close_unread(self, why))
-        self._intake = Intake(server.turns, self._flow, self.responses, self._received, self._end_if_answered)
+        shed, ended = self._outbox.refuse_late, self._end_if_answered
+        self._intake = Intake(server.turns, self._flow, self.responses, self._received, shed, ended)
         self._writes = DirectWrites(self, self._flow, server.executor, server.latencies)
         self._finishing = self._ended = False  # Ended: what is read is dropped.
         self.session: Session | None = None
@@ -361,15 +361,12 @@ class CqlConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Begin nothing that is read from now on."""
-        self._intake.refuse(self._refused)
+        self._intake.refuse(self._outbox.refuse_drained)
 
     def finish(self) -> None:
         """End, after `drain`, as soon as everything that was begun is answered."""
         self._finishing = True
         self._end_if_answered()
-
-    def _refused(self, envelope: Envelope) -> None:
-        self._outbox.error(envelope.stream, NodeDraining(), envelope.version)
 
     def _end_if_answered(self) -> None:
         if not self._finishing or self._ended or self._flow.requests or self._intake:

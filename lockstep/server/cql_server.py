@@ -22,6 +22,7 @@ from lockstep.server.events import Events
 from lockstep.server.execution import Executor
 from lockstep.server.flow import NodeLoad
 from lockstep.server.latencies import Latencies
+from lockstep.server.overload_condition import watch_overload
 from lockstep.server.passwords import Passwords
 from lockstep.server.permits import Permits
 from lockstep.server.responses_owed import NodeResponses
@@ -56,7 +57,8 @@ class CqlServer:
         self._login_due: dict[CqlConnection, asyncio.TimerHandle] = {}
         self.load = NodeLoad()
         self.responses = NodeResponses(runtime.clock)
-        self.turns = Turns()
+        self.turns = Turns(self.load, runtime.clock)
+        node.conditions.watch(watch_overload(node.conditions, self.turns, runtime.clock))
         self.latencies = Latencies(runtime.clock.monotonic_s)
         self.connections_refused = 0
         self.faults = 0

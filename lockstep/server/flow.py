@@ -1,7 +1,7 @@
 """How much a node takes in from its CQL clients at once, and who waits when that is too much.
 
-Invariant: what is in flight on one connection and on all of them is bounded, and what was read and has not
-begun is one read. Above the bounds nothing more is read, or, where the client asked for it with
+Invariant: what is in flight on one connection and on all of them is bounded, and so is what was read and has
+not begun. Above the bounds nothing more is read, or, where the client asked for it with
 THROW_ON_OVERLOAD, requests are refused as overloaded; connections that wait are read again in the order in
 which they began to wait.
 """
@@ -9,6 +9,7 @@ which they began to wait.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from lockstep.values.errors import Overloaded
 from lockstep.values.limits import (
@@ -29,6 +30,10 @@ class NodeLoad:
         self.requests_max = CQL_NODE_REQUESTS_IN_FLIGHT_MAX
         self.bytes_max = CQL_NODE_BYTES_IN_FLIGHT_MAX
         self.refused = 0
+        #: Requests answered so far.
+        self.ended_total = 0
+        #: Called once, and forgotten, when the next request ends.
+        self.freed: Callable[[], None] | None = None
         self._waiting: dict[Flow, None] = {}
         self._wake_due = False
 
@@ -49,6 +54,10 @@ class NodeLoad:
 
     def ended(self) -> None:
         """Something in flight was answered."""
+        self.ended_total += 1
+        if self.freed is not None:
+            freed, self.freed = self.freed, None
+            freed()
         if self._waiting and not self._wake_due and not self.full:
             self._wake_later()
 
@@ -70,7 +79,7 @@ class NodeLoad:
 
 class Flow:
     """One connection's part. `throws`: its client wants errors instead of a door that is not read.
-    `client_reads` is False while answers pile up. `unbegun`: something that was read waits for its turn.
+    `client_reads` is False while answers pile up. `unbegun`: enough of what was read waits for its turn.
     `refuses`: nothing more begins, so all that comes is read."""
 
     def __init__(self, node: NodeLoad) -> None:

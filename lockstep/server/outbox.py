@@ -12,11 +12,13 @@ from typing import Final
 from lockstep.cql.wire import responses
 from lockstep.cql.wire.compression import LZ4
 from lockstep.cql.wire.constants import VERSION_4, Opcode, has_warnings
-from lockstep.cql.wire.frames import encode_envelope
+from lockstep.cql.wire.frames import Envelope, encode_envelope
 from lockstep.cql.wire.segments import encode_segments
-from lockstep.values.errors import LockstepError
+from lockstep.values.errors import LockstepError, NodeDraining, Overloaded
 from lockstep.values.limits import CQL_ANSWER_BYTES_COALESCED
 
+#: The same bytes in all versions of the protocol.
+_TOO_LATE: Final = responses.error(VERSION_4, Overloaded("This node has more requests than it can answer"))
 _RESULT: Final = int(Opcode.RESULT)
 _ERROR: Final = int(Opcode.ERROR)
 
@@ -69,6 +71,13 @@ class Outbox:
         """`version`: as in `send`."""
         version = version or self.version
         self.send(_ERROR, stream, responses.error(version, error), version=version)
+
+    def refuse_late(self, envelope: Envelope) -> None:
+        """A request that waited for too long."""
+        self.send(_ERROR, envelope.stream, _TOO_LATE)
+
+    def refuse_drained(self, envelope: Envelope) -> None:
+        self.error(envelope.stream, NodeDraining(), envelope.version)
 
     def result(
         self,

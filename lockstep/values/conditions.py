@@ -138,6 +138,14 @@ _ROWS: Final = (
         withholds="writes",
     ),
     ConditionKind(
+        "NODE_OVERLOADED",
+        Level.DEGRADED,
+        "{node} refuses requests of clients: it gets more than it can answer",
+        "nothing: what is refused had no effect, and clients are told at once",
+        "find out who asks so much, or add nodes",
+        "overload",
+    ),
+    ConditionKind(
         "TABLE_FILE_DAMAGED",
         Level.DEGRADED,
         "{node} has a damaged table file, {subject}: {detail}",

@@ -72,3 +72,27 @@ ROW_CELLS_INLINE: Final = 4096
 LOGIN_FAILURES_KEPT_MAX: Final = 10_000
 #: A login that would wait longer for its turn behind failed ones is refused: drivers give up by then.
 LOGIN_WAIT_S_MAX: Final = 10.0
+#: Requests of clients that a node works on at once: what it learns lies between these. The least keeps a node
+#: of one core busy whatever it waits for; the most are as many as a coordinator's writes in flight.
+ADMISSION_MIN: Final = 32
+ADMISSION_START: Final = 256
+ADMISSION_MAX: Final = 16_384
+#: How long requests may be worked on while the loop is busy: enough to share syncs and socket writes, a small
+#: part of what clients wait for.
+ADMISSION_TARGET_MS: Final = 100
+#: The loop's timer comes later than this on average: it always has work.
+ADMISSION_BUSY_MS: Final = 5
+#: What is learned is learned of such times: some loop turns of an overloaded node.
+ADMISSION_WINDOW_MS: Final = 250
+#: How often is looked at what waits and what is in flight.
+ADMISSION_TICK_MS: Final = 20
+#: How long requests may wait until they begin: half of a write's time; and while somebody always waits, so
+#: that who is admitted is answered soon.
+ADMISSION_PATIENCE_MS: Final = 1000
+ADMISSION_STANDING_MS: Final = 500
+#: How long batches may wait: as long as drivers do by default.
+BATCH_PATIENCE_MS: Final = 10_000
+#: Requests of one connection that were read and wait, and their bytes: as much as one read brings. Those in
+#: the kernel wait unseen.
+CQL_UNBEGUN_MAX: Final = 4096
+CQL_UNBEGUN_BYTES_MAX: Final = 256 * 1024

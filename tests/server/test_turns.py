@@ -24,8 +24,9 @@ from lockstep.values.limits import (
     CQL_REQUESTS_A_CONNECTION_TURN,
     CQL_STATEMENTS_A_TURN,
 )
+from lockstep.values.request_limits import ADMISSION_PATIENCE_MS, CQL_UNBEGUN_MAX
 from tests.server.test_flow import Transport
-from tests.server.test_responses_owed import Case
+from tests.server.test_responses_owed import Case, Clock
 
 BATCHES, ROWS = 160, 20
 
@@ -38,9 +39,12 @@ class Door:
     """Connections of one node, of whose requests only the beginning is noted: (connection, stream)."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.load = NodeLoad()
+        self.clock = Clock()
+        self.turns = Turns(self.load, self.clock)
         self.begun: list[tuple[str, int]] = []
         self.refused: list[int] = []
+        self.shed: list[Envelope] = []
         self.emptied = 0
 
     def connect(self, name: str, statements: int = 1) -> tuple[Intake, Transport]:
@@ -54,7 +58,7 @@ class Door:
         def emptied() -> None:
             self.emptied += 1
 
-        intake = Intake(self.turns, flow, Case(1).all[0], begin, emptied)
+        intake = Intake(self.turns, flow, Case(1).all[0], begin, self.shed.append, emptied)
         self.flow = flow
         return intake, transport
 
@@ -64,8 +68,6 @@ def test_one_turn_begins_a_bounded_number_of_statements_in_order() -> None:
         door = Door()
         intake, transport = door.connect("a")
         intake.take(envelopes(3 * CQL_STATEMENTS_A_TURN - 1))
-        door.flow.regulate()
-        assert not transport.reading
         counts = [len(door.begun)]
         while intake:
             await asyncio.sleep(0)
@@ -73,6 +75,53 @@ def test_one_turn_begins_a_bounded_number_of_statements_in_order() -> None:
         assert counts == [CQL_STATEMENTS_A_TURN * n for n in (1, 2)] + [3 * CQL_STATEMENTS_A_TURN - 1]
         assert door.begun == [("a", stream) for stream in range(len(door.begun))]
         assert transport.reading and door.emptied == 1 and not door.turns.waiting
+
+    asyncio.run(run())
+
+
+def test_a_connection_is_read_until_enough_waits() -> None:
+    async def run() -> None:
+        door = Door()
+        intake, transport = door.connect("a")
+        intake.take(envelopes(CQL_STATEMENTS_A_TURN + CQL_UNBEGUN_MAX - 1))
+        door.flow.regulate()
+        assert transport.reading
+        intake.take(envelopes(1))
+        door.flow.regulate()
+        assert not transport.reading
+        await asyncio.sleep(0)
+        assert transport.reading
+
+    asyncio.run(run())
+
+
+def test_what_is_admitted_is_bounded_and_what_waits_for_too_long_is_refused() -> None:
+    async def run() -> None:
+        door = Door()
+        door.turns.admission.limit = 3
+        intake, _ = door.connect("a")
+        door.load.requests = 2
+        intake.take(envelopes(1))
+        door.load.requests = 3
+        intake.take([*envelopes(2), Envelope(4, 0, 9, int(Opcode.OPTIONS), b"")])
+        assert len(door.begun) == 1
+        await asyncio.sleep(0)
+        assert len(door.begun) == 1 and door.load.freed is not None
+        door.load.requests = 2
+        door.load.ended()
+        await asyncio.sleep(0)
+        assert len(door.begun) > 1, "there was room"
+        door.load.requests = 3
+        intake.take(envelopes(2))
+        waited = len(door.begun)
+        door.clock.now_s += ADMISSION_PATIENCE_MS / 1000
+        intake.take(envelopes(1))
+        door.turns._tick()
+        assert len(door.shed) == 0 and len(door.begun) == waited
+        door.clock.now_s += 0.001
+        door.turns._tick()
+        assert len(door.shed) == door.turns.shed == 2, "only what came before"
+        assert len(intake) == 1
 
     asyncio.run(run())
 
