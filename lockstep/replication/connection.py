@@ -23,12 +23,14 @@ from lockstep.replication.frames import (
     raw_body,
 )
 from lockstep.replication.handshake import Hello, PeerInfo
+from lockstep.replication.queueing_delay import QueueingDelay
 from lockstep.replication.raw_bytes import FileReply, RawReceiver, RawSender
 from lockstep.replication.waiters import RawWaiter
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import FrameCorrupt
 from lockstep.values.limits import PEER_QUEUED_BYTES_MAX, RAW_SILENT_MS
+from lockstep.values.request_limits import EXPIRED_SLACK_MS
 
 #: Longer replies are rarely equal, and comparing them would cost more than a frame.
 SHARED_BODY_BYTES_MAX: Final = 32
@@ -86,6 +88,7 @@ class Connection(asyncio.Protocol):
         #: Requests of the peer that are being answered.
         self.serving = 0
         self.heard_s = self._clock.monotonic_s()
+        self._delay = QueueingDelay()
         self.closed = False
 
     # -- asyncio.Protocol -------------------------------------------------------------------------
@@ -120,6 +123,11 @@ class Connection(asyncio.Protocol):
                 owner.frame_received(self, envelope)
             else:
                 self.close("a message came before the handshake")
+
+    def is_expired(self, envelope: Envelope) -> bool:
+        """Whether who sent this request, which was read just now, waits no more."""
+        delay_s = self._delay.delay_s(envelope.sent_ms / 1000, self.heard_s)
+        return delay_s * 1000 > envelope.left_ms + EXPIRED_SLACK_MS
 
     def _raw_follows(self, envelope: Envelope) -> None:
         """Let the raw bytes behind this frame be taken; it is the last one that was read."""

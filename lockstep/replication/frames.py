@@ -1,5 +1,5 @@
 """Internode frames: u32 length, u32 its complement, u32 CRC-32, then a MessagePack array (verb, stream,
-epoch, flags, body).
+epoch, flags, body), of requests with (sent_ms, left_ms) behind it.
 
 A reply may announce raw bytes that follow its frame: the first eight bytes of its body tell how many.
 
@@ -32,17 +32,23 @@ RAW: Final = 16
 _HEADER = struct.Struct(">III")
 _RAW_SIZE = struct.Struct(">Q")
 _ALL_BITS: Final = 0xFFFF_FFFF
+#: What a frame says of a request that is waited for even longer.
+REQUEST_S_MAX: Final = 86_400.0
 HEADER_BYTES: Final = _HEADER.size
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`stream` pairs a reply with its request; `epoch` is the sender's when it sent."""
+    """`stream` pairs a reply with its request; `epoch` is the sender's when it sent. `sent_ms` is when a
+    request was made, by the monotonic clock of its sender, which waits for `left_ms` from then; 0 where that
+    is not said."""
 
     verb: int
     stream: int
     epoch: int
     flags: int
     body: bytes
+    sent_ms: int = 0
+    left_ms: int = 0
 
 
 class SharedReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -56,13 +62,26 @@ SHARED_REPLY = decoder(SharedReply)
 _ENVELOPE = decoder(Envelope)
 
 
-def encode_frame(verb: int, stream: int, epoch: int, flags: int, body: bytes) -> bytes:
+def encode_frame(
+    verb: int, stream: int, epoch: int, flags: int, body: bytes, sent_ms: int = 0, left_ms: int = 0
+) -> bytes:
     """One frame, header included. FrameCorrupt when the body is larger than any peer would accept."""
-    payload = encode((verb, stream, epoch, flags, body))
+    if left_ms:
+        payload = encode((verb, stream, epoch, flags, body, sent_ms, left_ms))
+    else:
+        payload = encode((verb, stream, epoch, flags, body))
     size = len(payload)
     if size > INTERNODE_FRAME_BYTES_MAX:
         raise FrameCorrupt(f"a frame of {size} bytes is above the limit of {INTERNODE_FRAME_BYTES_MAX}")
     return _HEADER.pack(size, size ^ _ALL_BITS, zlib.crc32(payload)) + payload
+
+
+def encode_request(
+    verb: int, stream: int, epoch: int, body: bytes, now_s: float, deadline_s: float, flags: int = REQUEST
+) -> bytes:
+    """The frame of a request whose answer is waited for until the deadline, by the clock of its sender."""
+    left_ms = max(1, int(min(deadline_s - now_s, REQUEST_S_MAX) * 1000))
+    return encode_frame(verb, stream, epoch, flags, body, int(now_s * 1000), left_ms)
 
 
 def encode_raw_frame(verb: int, stream: int, epoch: int, body: bytes, size: int) -> bytes:

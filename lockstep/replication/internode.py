@@ -14,7 +14,15 @@ from typing import Any, Protocol
 from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
 from lockstep.replication.error_bodies import encode_error
-from lockstep.replication.frames import ERROR, ONE_WAY, REPLY, REQUEST, SHARED, Envelope, encode_frame
+from lockstep.replication.frames import (
+    ERROR,
+    ONE_WAY,
+    REPLY,
+    SHARED,
+    Envelope,
+    encode_frame,
+    encode_request,
+)
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of, refusal
 from lockstep.replication.lanes import Lanes
 from lockstep.replication.peer import HELLO_DECODER, Link, Peer
@@ -23,7 +31,14 @@ from lockstep.replication.repeated_log import Log, RepeatedLog
 from lockstep.replication.responding import Respond
 from lockstep.replication.rivals import conflict
 from lockstep.replication.services import Services
-from lockstep.replication.serving import serve_fast, serve_later, serve_shared, unserved
+from lockstep.replication.serving import (
+    EXPIRING,
+    drop_expired,
+    serve_fast,
+    serve_later,
+    serve_shared,
+    unserved,
+)
 from lockstep.replication.shared_requests import SHARED_REQUEST_BYTES_MAX
 from lockstep.replication.shut_out import NOBODY, kept_from
 from lockstep.replication.waiters import CallbackWaiter, FutureWaiter, Waiter
@@ -83,6 +98,8 @@ class Internode(Services):
         #: Fault control: nothing is sent to, or nothing is taken from these addresses.
         self.blocked_to: set[Address] = set()
         self.blocked_from: set[Address] = set()
+        #: Requests of others that were dropped since their senders waited no more.
+        self.expired = 0
         self.shut_out = NOBODY
         self._accept = accept
         self._peers: dict[Address, Peer] = {}
@@ -161,7 +178,8 @@ class Internode(Services):
         self._streams += 1
         stream = self._streams
         shares = service.shared_decoder is not None and len(body) <= SHARED_REQUEST_BYTES_MAX
-        frame = b"" if shares else encode_frame(verb, stream, self.epoch(), REQUEST, body)
+        now_s = self.runtime.clock.monotonic_s()
+        frame = b"" if shares else encode_request(verb, stream, self.epoch(), body, now_s, deadline_s)
         for address, context in targets:
             if self.shut_out.at and self.shut_out.keeps(address, verb):
                 asyncio.get_running_loop().call_soon(waiter.failed, context, kept_from(address))
@@ -297,6 +315,9 @@ class Internode(Services):
             self.see_epoch(connection, envelope.epoch)
         verb, stream = envelope.verb, envelope.stream
         service = self._services.get(verb)
+        if envelope.left_ms and verb in EXPIRING and connection.is_expired(envelope):
+            drop_expired(self, connection, service, envelope)
+            return
         if envelope.flags & SHARED:
             serve_shared(self, connection, peer, service, envelope)
             return

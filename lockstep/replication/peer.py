@@ -25,6 +25,7 @@ from lockstep.replication.frames import (
     SHARED_REPLY,
     Envelope,
     encode_frame,
+    encode_request,
 )
 from lockstep.replication.handshake import Address, Hello, PeerInfo, peer_of
 from lockstep.replication.shared_requests import SharedOut
@@ -97,7 +98,7 @@ class Peer:
         self._sweep_at_s = 0.0
         self._sweeps = Sweeps()
         self._replays: list[bytes] = []
-        self._shared = SharedOut(node.epoch, self._post_shared)
+        self._shared = SharedOut(node.epoch, self._clock, self._post_shared)
 
     @property
     def info(self) -> PeerInfo | None:
@@ -116,8 +117,7 @@ class Peer:
         context: Any,
         reply_decoder: msgspec.msgpack.Decoder[Any],
     ) -> None:
-        """Send a request; its end is told to `waiter`, never before this call returns. `frame` is empty when
-        it may share one with others of this turn."""
+        """Send a request; its end is told to `waiter`, never before this returns. No frame: it may share."""
         node = self._node
         if len(self._pending) >= PEER_REQUESTS_IN_FLIGHT_MAX:
             self._refuse(waiter, context, PeerUnreachable(f"{self._name()} has too many requests in flight"))
@@ -133,8 +133,9 @@ class Peer:
             if frame:
                 self._post(stream, frame)
             elif connection is None or self.link is not Link.OPEN or not connection.takes_shared:
-                self._post(stream, encode_frame(verb, stream, node.epoch(), REQUEST, body))
-            elif self._shared.add(verb, stream, body):
+                now_s = self._clock.monotonic_s()
+                self._post(stream, encode_request(verb, stream, node.epoch(), body, now_s, deadline_s))
+            elif self._shared.add(verb, stream, body, deadline_s):
                 connection.before_flush(self._shared.post)
         self._pending[stream] = Pending(waiter, context, deadline_s, reply_decoder)
         if self._sweep is None or deadline_s < self._sweep_at_s:

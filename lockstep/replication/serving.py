@@ -5,14 +5,15 @@ Invariant: each request is answered; a defect in a handler is reported and answe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
-from lockstep.replication.frames import Envelope
+from lockstep.replication.frames import SHARED, Envelope
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.responding import Respond
 from lockstep.replication.services import Service
+from lockstep.replication.shared_requests import SHARED_STREAMS
 from lockstep.replication.shut_out import muted
 from lockstep.values.codec import UNREADABLE
 from lockstep.values.errors import LockstepError, Overloaded, ServerFault
@@ -20,6 +21,29 @@ from lockstep.values.limits import PEER_REQUESTS_SERVED_MAX
 
 if TYPE_CHECKING:
     from lockstep.replication.internode import Internode
+
+
+#: Requests that are dropped unread once their senders wait no more. What a dropped write leaves out its
+#: coordinator's hint brings, as for any replica that does not answer.
+EXPIRING: Final = (verbs.WRITE, verbs.READ)
+
+
+def drop_expired(
+    node: Internode, connection: Connection, service: Service[Any, Any] | None, envelope: Envelope
+) -> None:
+    """Refuse requests that waited here, or on their way, until nobody waits for their answers."""
+    streams = [envelope.stream]
+    if envelope.flags & SHARED and service is not None and service.shared_decoder is not None:
+        try:
+            streams = SHARED_STREAMS.decode(envelope.body)[0]
+        except UNREADABLE as error:
+            connection.close(f"expired messages do not decode: {error}")
+            return
+    node.expired += len(streams)
+    node.runtime.probes.reach("internode.expired")
+    connection.serving += len(streams)
+    for stream in streams:
+        Respond(node, connection, envelope.verb, stream)(Overloaded("it waited for too long at this replica"))
 
 
 async def report(error: Exception) -> None:

@@ -11,8 +11,9 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from lockstep.replication.frames import REQUEST, SHARED, encode_frame
-from lockstep.values.codec import encode
+from lockstep.replication.frames import REQUEST, SHARED, encode_request
+from lockstep.runtime.ports import Clock
+from lockstep.values.codec import decoder, encode
 
 Q = TypeVar("Q")
 
@@ -29,19 +30,28 @@ class SharedRequests(msgspec.Struct, Generic[Q], frozen=True, array_like=True, g
     requests: list[Q]
 
 
+#: Only the streams of a frame.
+SHARED_STREAMS: Final = decoder(tuple[list[int], msgspec.Raw])
+
+
 class SharedOut:
     """What waits for one peer. `post` takes the frame of the request of a stream."""
 
-    __slots__ = ("_epoch", "_post", "_waiting")
+    __slots__ = ("_clock", "_epoch", "_post", "_until_s", "_waiting")
 
-    def __init__(self, epoch: Callable[[], int], post: Callable[[int, bytes], None]) -> None:
+    def __init__(self, epoch: Callable[[], int], clock: Clock, post: Callable[[int, bytes], None]) -> None:
         self._epoch = epoch
+        self._clock = clock
+        #: The latest deadline of all that waits.
+        self._until_s = 0.0
         self._post = post
         #: Verb -> streams and bodies.
         self._waiting: dict[int, tuple[list[int], list[bytes]]] = {}
 
-    def add(self, verb: int, stream: int, body: bytes) -> bool:
+    def add(self, verb: int, stream: int, body: bytes, deadline_s: float) -> bool:
         """Whether it is the first one that waits."""
+        if deadline_s > self._until_s:
+            self._until_s = deadline_s
         waiting = self._waiting.get(verb)
         if waiting is None:
             is_first = not self._waiting
@@ -56,12 +66,15 @@ class SharedOut:
     def post(self) -> None:
         """Hand on everything that waits."""
         waiting, self._waiting = self._waiting, {}
+        now_s, until_s = self._clock.monotonic_s(), self._until_s
+        self._until_s = 0.0
         for verb, (streams, bodies) in waiting.items():
-            if len(streams) == 1:
-                self._post(streams[0], encode_frame(verb, streams[0], self._epoch(), REQUEST, bodies[0]))
-            else:
+            stream, body, flags = streams[0], bodies[0], REQUEST
+            if len(streams) > 1:
+                stream, flags = 0, REQUEST | SHARED
                 body = encode((streams, [msgspec.Raw(body) for body in bodies]))
-                self._post(streams[0], encode_frame(verb, 0, self._epoch(), REQUEST | SHARED, body))
+            frame = encode_request(verb, stream, self._epoch(), body, now_s, until_s, flags)
+            self._post(streams[0], frame)
 
     def forget(self) -> None:
         """The connection is gone."""

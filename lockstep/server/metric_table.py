@@ -223,6 +223,12 @@ _TABLE: Final = (
         "Requests of coordinators refused here, by reason",
     ),
     Metric(
+        "lockstep_replication_requests_expired_total",
+        COUNTER,
+        (),
+        "Requests of coordinators dropped here because they had waited for too long",
+    ),
+    Metric(
         "lockstep_replication_replans_total",
         COUNTER,
         ("kind",),
@@ -247,6 +253,12 @@ _TABLE: Final = (
         "Reads that asked one more replica since others were slow",
     ),
     Metric("lockstep_replication_writes_in_flight", GAUGE, (), "Writes coordinated now"),
+    Metric(
+        "lockstep_server_admission_limit_requests",
+        GAUGE,
+        (),
+        "Requests of clients that this node works on at once, as it has learned",
+    ),
     Metric("lockstep_server_bytes_in_flight", GAUGE, (), "Bytes of CQL requests not answered yet"),
     Metric(
         "lockstep_server_clients_closed_total",
@@ -273,6 +285,12 @@ _TABLE: Final = (
         COUNTER,
         ("operation", "code"),
         "CQL requests answered with an error, by its code",
+    ),
+    Metric(
+        "lockstep_server_requests_shed_total",
+        COUNTER,
+        (),
+        "CQL requests refused because they had waited for too long",
     ),
     Metric("lockstep_server_requests_total", COUNTER, (), "CQL requests with a task or a write answered"),
     Metric(

@@ -87,6 +87,7 @@ def _requests_and_epochs(node: Node) -> Iterator[Sample]:
     for reason, count in refusals.counts.items():
         yield Sample("lockstep_replication_refusals_total", count, (("reason", reason),))
     yield Sample("lockstep_replication_catch_up_waits_total", refusals.waits)
+    yield Sample("lockstep_replication_requests_expired_total", node.internode.expired)
     yield from _extra_requests(node)
     for kind, replans, catch_ups in zip(
         ("write", "read"), node.coordinator.replans(), node.coordinator.catch_ups(), strict=True

@@ -96,3 +96,6 @@ BATCH_PATIENCE_MS: Final = 10_000
 #: the kernel wait unseen.
 CQL_UNBEGUN_MAX: Final = 4096
 CQL_UNBEGUN_BYTES_MAX: Final = 256 * 1024
+#: By so much later than its sender gives it up a request of another node is dropped unread: what clocks may
+#: drift while the fastest message is remembered.
+EXPIRED_SLACK_MS: Final = 100

@@ -1,0 +1,86 @@
+"""Requests that waited for longer than their senders do are dropped unread, and nothing else is."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.replication import verbs
+from lockstep.replication.frames import REQUEST, SHARED, FrameReader, encode_frame
+from lockstep.replication.handshake import PeerInfo
+from lockstep.replication.queueing_delay import DELAY_WINDOW_S, QueueingDelay
+from lockstep.replication.responding import Respond
+from lockstep.values.codec import encode
+from lockstep.values.request_limits import EXPIRED_SLACK_MS
+from tests.replication.support import TestNode, run, running
+from tests.replication.test_internode import Ping, Pong
+
+served: list[str] = []
+
+
+def serve(peer: PeerInfo, request: Ping, respond: Respond) -> None:
+    served.append(request.text)
+    respond(Pong(request.text))
+
+
+def test_what_a_frame_says_of_time_is_behind_what_older_nodes_read() -> None:
+    plain = FrameReader().feed(encode_frame(verbs.WRITE, 5, 7, REQUEST, b"x"))[0]
+    timed = FrameReader().feed(encode_frame(verbs.WRITE, 5, 7, REQUEST, b"x", 1234, 500))[0]
+    assert (plain.sent_ms, plain.left_ms) == (0, 0)
+    assert (timed.verb, timed.stream, timed.epoch, timed.flags, timed.body) == (
+        verbs.WRITE,
+        5,
+        7,
+        REQUEST,
+        b"x",
+    )
+    assert (timed.sent_ms, timed.left_ms) == (1234, 500)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_expired_frame_is_counted_and_refused(shared: bool) -> None:
+    async def main() -> None:
+        one, two = TestNode(1), TestNode(2)
+        for node in (one, two):
+            node.internode.register_fast(verbs.WRITE, Ping, Pong, serve, shares=True)
+        async with running(one, two):
+            assert await one.internode.begin(two.address, verbs.WRITE, Ping("first"), 5000) == Pong("first")
+            peer = one.internode._peers[two.address]
+            now_ms = int(one.runtime.clock.monotonic_s() * 1000)
+            sent_ms, left_ms = now_ms - 1000, 1000 - 2 * EXPIRED_SLACK_MS
+            bodies = [encode(Ping(text)) for text in "xy"]
+            if shared:
+                body = encode(([901, 902], [msgspec.Raw(one) for one in bodies]))
+                frame = encode_frame(verbs.WRITE, 0, 1, REQUEST | SHARED, body, sent_ms, left_ms)
+            else:
+                frame = encode_frame(verbs.WRITE, 901, 1, REQUEST, bodies[0], sent_ms, left_ms)
+            peer._post(901, frame)
+            assert await one.internode.begin(two.address, verbs.WRITE, Ping("last"), 5000) == Pong("last")
+            assert two.internode.expired == (2 if shared else 1)
+            assert served == ["first", "last"]
+
+    served.clear()
+    run(main)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.floats(0, 5)), min_size=1, max_size=60),
+    st.floats(-1e6, 1e6),
+)
+def test_a_delay_is_never_told_too_long_and_exactly_after_a_fast_message(
+    messages: list[tuple[float, float]], offset_s: float
+) -> None:
+    """Messages are (pause before it, time on its way), the sender's clock is off by anything."""
+    delay, now_s = QueueingDelay(), 0.0
+    fastest_s = -DELAY_WINDOW_S
+    for pause_s, way_s in messages:
+        sent_s = now_s + pause_s
+        now_s = sent_s + way_s
+        found = delay.delay_s(sent_s + offset_s, now_s)
+        assert -1e-6 <= found <= way_s + 1e-6
+        if not way_s:
+            fastest_s = now_s
+        if now_s - fastest_s < DELAY_WINDOW_S and fastest_s >= 0:
+            assert found == pytest.approx(way_s, abs=1e-6)
