@@ -18,13 +18,13 @@ from lockstep.server.admin_access import CHALLENGE, Access, AdminAccess, status_
 from lockstep.server.answers import get, integer, later, now, required
 from lockstep.server.backups import BackupRequests
 from lockstep.server.cms_operations import ServiceOperations
-from lockstep.server.condition_views import health_operations
 from lockstep.server.cql_server import CqlServer
 from lockstep.server.exclude import BODY as EXCLUDE_BODY
 from lockstep.server.exclude import PATH as EXCLUDED_PATH
 from lockstep.server.exclude import ExcludeList
 from lockstep.server.gossip_view import PATH as GOSSIP_PATH
 from lockstep.server.gossip_view import gossip
+from lockstep.server.health_probes import health_operations
 from lockstep.server.http import (
     HttpConnection,
     HttpRequest,

@@ -35,8 +35,10 @@ class Space:
 
     def look(self) -> bool:
         """Whether too little is free; the disk is asked every DISK_SPACE_LOOK_MS at most."""
+        if not self.reserve_bytes:
+            return False
         now_s = self._runtime.clock.monotonic_s()
-        if self.reserve_bytes and now_s >= self._next_look_s:
+        if now_s >= self._next_look_s:
             self._next_look_s = now_s + DISK_SPACE_LOOK_MS / 1000
             # Once full, a little more must be free before writes are taken again.
             wanted = self.reserve_bytes * (5 if self.is_full else 4) // 4
