@@ -38,10 +38,13 @@ def main() -> int:
         print(f"{time.monotonic() - began_s:.0f} s: {_described(templates)}", flush=True)
         counts: collections.Counter[tuple[str, str, str, str]] = collections.Counter()
         bad: list[tuple[Case, Result]] = []
-        for case, result in _outcomes(arguments, templates, home):
-            counts[case.template, kind_of(case.path), case.harm, result.outcome] += 1
-            if result.outcome in BAD:
-                bad.append((case, result))
+        try:
+            for case, result in _outcomes(arguments, templates, home):
+                counts[case.template, kind_of(case.path), case.harm, result.outcome] += 1
+                if result.outcome in BAD:
+                    bad.append((case, result))
+        except KeyboardInterrupt:
+            print("interrupted: what was found so far", flush=True)
         _print_table(counts)
         for case, result in bad[:40]:
             print(f"{result.outcome}: {case.described()}: {result.said}")

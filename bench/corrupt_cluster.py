@@ -103,7 +103,8 @@ def real_cases(home: Path, count: int, chance: random.Random) -> Iterator[tuple[
             copied(home / "real", data)
             harm(data, case)
             yield case, _started(node, case, rows)
-            node.kill()
+            if node.running:
+                node.kill()
         copied(home / "real", data)
 
 
