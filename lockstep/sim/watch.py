@@ -83,7 +83,8 @@ class Watch:
             self.cluster.fact("gap crossed by a snapshot")
         if kind == "metadata.applied":
             name = label.rpartition(".")[0]
-            check_metadata_files(name, self.cluster.processes[name].disk)
+            if name in self.cluster.processes:  # Replays of the log run beside the cluster.
+                check_metadata_files(name, self.cluster.processes[name].disk)
         self.log(now_ns, label, kind, facts)
         if kind == "metadata.applied" and (
             self.cluster.newest.excluded or self.exclusions.known_ns or self.apart
