@@ -93,6 +93,7 @@ def test_with_periodic_syncs_a_crash_takes_back_at_most_a_period() -> None:
             town.process(number).crash()
         town.start(1, 2, 3)
         town.until(lambda: town.ready(1, 2, 3))
+        town.wait(1)  # By then they have heard of each other.
         assert write(town, 1, b"old").error is None
         town.wait(3)
         assert write(town, 1, b"new").error is None

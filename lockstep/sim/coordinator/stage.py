@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from typing import Any
 
 from lockstep.cql.wire import client as wire
@@ -34,7 +35,7 @@ from lockstep.sim.disk import DiskSettings
 from lockstep.sim.links import LinkSettings
 from lockstep.sim.world import World, WorldSettings
 from lockstep.storage.model import open_model_store
-from lockstep.storage.store import STORE_DIRECTORY
+from lockstep.storage.store import STORE_DIRECTORY, Family
 from lockstep.values.codec import encode
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import Consistency
@@ -117,7 +118,10 @@ class Stage:
         store.load()
         for batch in entry_batches(self.history.entries[: self._epoch]):
             await store.append(batch)
-        (await _open_store(runtime)).close()
+        with closing(await _open_store(runtime)) as kept:
+            # The first sync of a log takes longer than others.
+            kept.write([("put", Family.LOCAL.key(b"prepared"), b"")])
+            await kept.sync()
 
     async def _serve(self, runtime: Runtime) -> None:
         timeout = self.timeout_ms
