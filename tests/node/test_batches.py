@@ -77,6 +77,7 @@ def test_a_batch_is_all_or_nothing_when_its_coordinator_dies(label: str, hit: in
         # What the dead coordinator lacks has been left for it.
         town.start(1)
         town.until(lambda: town.ready(1) and town.node(2).hints.store.count() == 0)
+        town.wait(1)  # By then it has heard of the others.
         assert seen(town, 1) == len(KEYS)
 
 
