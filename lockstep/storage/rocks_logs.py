@@ -1,8 +1,8 @@
 """RocksDB's log file format, which its write-ahead logs and its manifest have: whole records, or damage.
 
 A file is blocks of 32 KiB; a block holds fragments (checksum, length, type, payload), and a record is one
-fragment or several. Invariant: a file may end inside a fragment, or in bytes that were never written, as a
-crash leaves it; anything else that is not a whole fragment is damage, and damage is never read as an end.
+fragment or several. Invariant: a file may end inside a fragment, or before sectors that were never written,
+as a crash leaves it; anything else that is not a whole fragment is damage, and is never read as an end.
 """
 
 from __future__ import annotations
@@ -72,11 +72,18 @@ def _checksum(typed: bytes) -> int:
 
 
 def _damage_at(content: bytes, offset: int) -> str:
-    """What shows that bytes which are no whole fragment were one; empty when a crash may have left them."""
+    """What shows that bytes which are no whole fragment were one; empty when a crash may have left them.
+
+    A power loss leaves sectors of a file's unsynced end unwritten, not only the last ones: what stands behind
+    such a hole was never synced. How far the file was synced is not known here; who knows it compares.
+    """
     rest = content[offset:]
     if not rest.strip(b"\0"):
         return ""
-    if _whole_after(content, offset):
+    next_whole = _next_whole(content, offset)
+    if _has_hole(content, offset, next_whole or len(content)):
+        return ""
+    if next_whole:
         return "a damaged record is followed by a whole one"
     if len(rest) < _HEADER.size:
         return ""
@@ -85,15 +92,19 @@ def _damage_at(content: bytes, offset: int) -> str:
         # A crash cuts the last fragment short, and a length that was changed looks like that.
         whole = checksum == _checksum(rest[_HEADER.size - 1 :])
         return "the length of a whole record is not its own" if whole else ""
-    data_end = max(offset + 1, len(content.rstrip(b"\0")))
-    # A power loss leaves whole sectors unwritten, up to the end.
-    if -(-data_end // _SECTOR_BYTES) * _SECTOR_BYTES < len(content):
-        return ""
     return "a record is not what its checksum says"
 
 
-def _whole_after(content: bytes, offset: int) -> bool:
-    """Whether a whole fragment begins behind `offset` in its block, or where a later block does."""
+def _has_hole(content: bytes, offset: int, end: int) -> bool:
+    """Whether a sector between the two holds zeroes alone; the file may end inside the last one."""
+    first = -(-offset // _SECTOR_BYTES) * _SECTOR_BYTES
+    last = end if end == len(content) else end - _SECTOR_BYTES + 1
+    sectors = (content[at : at + _SECTOR_BYTES] for at in range(first, last, _SECTOR_BYTES))
+    return any(not sector.strip(b"\0") for sector in sectors)
+
+
+def _next_whole(content: bytes, offset: int) -> int:
+    """Where the next whole fragment behind `offset` begins, in its block or at a later one; 0: none."""
     block_end = offset - offset % BLOCK_BYTES + BLOCK_BYTES
     tried = (*range(offset + 1, min(block_end, len(content))), *range(block_end, len(content), BLOCK_BYTES))
-    return any(_fragment_at(content, position)[0] for position in tried)
+    return next((position for position in tried if _fragment_at(content, position)[0]), 0)

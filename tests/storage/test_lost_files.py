@@ -176,6 +176,35 @@ def test_a_torn_end_behind_what_is_known_is_no_damage(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
+def test_sectors_that_a_power_loss_left_unwritten_end_what_was_synced(tmp_path: Path) -> None:
+    """File systems write pages in any order: whole records may stand behind a hole. Nothing there was synced;
+    where the file is known to have been, a hole is damage."""
+
+    async def body() -> None:
+        store = await open_kept(tmp_path / "node")
+        await fill(store, Random(3), 20)
+        await noted(store)
+        expected = content_of(store)
+        (log,) = (tmp_path / "node" / "store").glob("*.log")
+        known = log.stat().st_size
+        for number in range(6):
+            store.write([("put", b"late%d" % number, Random(number).randbytes(1500))])
+            store._write_staged()
+        store._database.flush_wal(False)
+        await killed(tmp_path / "node", tmp_path / "kept")
+        store.close()
+        content = (tmp_path / "kept" / "store" / log.name).read_bytes()
+        behind, before = -(-known // 512) * 512, known // 2 // 512 * 512
+        for start, wanted in ((behind, "whole"), (behind + 512, "whole"), (before, "refused")):
+            shutil.copytree(tmp_path / "kept", tmp_path / "case")
+            holed = content[:start] + bytes(1024) + content[start + 1024 :]
+            (tmp_path / "case" / "store" / log.name).write_bytes(holed)
+            assert await outcome(tmp_path / "case", expected) == wanted, start
+            shutil.rmtree(tmp_path / "case")
+
+    asyncio.run(body())
+
+
 def test_a_store_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
     async def body() -> None:
         store = await open_kept(tmp_path / "node")
