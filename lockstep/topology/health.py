@@ -88,13 +88,24 @@ def verdict(found: Sequence[Finding], own: int, *, running: bool) -> str:
 
 
 def _sentences(found: Sequence[Finding], own: int) -> list[str]:
-    """What each says; nodes of which nothing is to be said but that they are down share a sentence."""
-    down = [one for one in found if one.condition.code == "NODE_DOWN"]
-    together = f"nodes {', '.join(str(one.node) for one in down)} are down" if len(down) > 1 else ""
-    parts = [one.sentence(own) for one in found if not (together and one in down[1:])]
-    if together:
-        parts[parts.index(down[0].sentence(own))] = together
-    return parts
+    """What each says; nodes of which nothing is to be said but that they are down share a sentence, and so do
+    the keyspaces of which the same is to be said."""
+    by_sentence: dict[tuple[str, int], list[Finding]] = {}
+    for at, one in enumerate(found):
+        is_shared = one.condition.code == "NODE_DOWN" or (one.node == 0 and not one.condition.detail)
+        by_sentence.setdefault((one.condition.code, -1 if is_shared else at), []).append(one)
+    return [_shared_sentence(same, own) for same in by_sentence.values()]
+
+
+def _shared_sentence(same: Sequence[Finding], own: int) -> str:
+    first = same[0]
+    if len(same) == 1:
+        return first.sentence(own)
+    if first.condition.code == "NODE_DOWN":
+        return f"nodes {', '.join(str(one.node) for one in same)} are down"
+    subjects = ", ".join(one.condition.subject for one in same)
+    together = msgspec.structs.replace(first.condition, subject=subjects)
+    return msgspec.structs.replace(first, condition=together).sentence(own)
 
 
 def _finding(node: int, condition: Condition, own: int) -> Finding:

@@ -48,6 +48,15 @@ def test_a_cluster_is_healthy_only_without_findings() -> None:
     assert said([1, 2], factor=1)[0] is Level.UNAVAILABLE
 
 
+def test_keyspaces_of_which_the_same_is_said_share_a_sentence() -> None:
+    """Else they push out of the verdict what is wrong with the metadata group."""
+    now = started([(100,), (200,), (300,)], *((name, simple(3)) for name in ("a", "b", "c", "d"))).now
+    found = findings(now, View(1, frozenset((1,)), {}))
+    assert level_of(found) is Level.UNAVAILABLE
+    text = verdict(found, 1, running=False)
+    assert text.startswith("unavailable: no quorum for some ranges of a, b, c, d; nodes 2, 3 are down")
+
+
 def test_full_disks_count_for_writes_only() -> None:
     assert said([1, 2, 3], {2: [FULL]})[0] is Level.DEGRADED
     level, text = said([1, 2], {2: [FULL]})
