@@ -18,6 +18,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.sim.checkers.service import unsettled_voters
 from lockstep.sim.operators import Operators
 from lockstep.sim.streams import Stream
+from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation, can_go_back
 from lockstep.values.errors import Rejected
@@ -29,12 +30,16 @@ _NOBODY = NodeId(0)
 
 
 class KindOperators:
-    """`pause_s`: mean pause between two of these operations."""
+    """`pause_s`: mean pause between two of these operations. `forced`: of the nodes without a vote that lose
+    their disk, how many are given up by force, each once nothing is degraded by an earlier one."""
 
-    def __init__(self, operators: Operators, pause_s: float) -> None:
+    def __init__(self, operators: Operators, pause_s: float, forced: float = 0.0) -> None:
         self._operators = operators
         self._cluster = operators.cluster
         self._pause_s = pause_s
+        self._forced = forced
+        #: Whether the node whose disk is gone is given up by force.
+        self._by_force = False
         self._draw: Stream = operators.cluster.world.stream("kind operators")
         #: The node whose disk is gone and that has not left yet; 0 when there is none.
         self._destroyed = _NOBODY
@@ -80,7 +85,9 @@ class KindOperators:
         newest = self._cluster.newest
         if newest.operations or newest.requests.live:
             return
-        spared = () if self._groups_are_whole() else newest.service.members
+        can_force = self._forced > 0 and not newest.degraded
+        self._by_force = can_force and self._draw.random() < self._forced
+        spared = () if self._groups_are_whole() and not self._by_force else newest.service.members
         normal = (node.id for node in newest.directory.in_state(NodeState.NORMAL))
         removable = [node for node in normal if node not in spared and _may_go(newest, node)]
         if not removable:
@@ -91,7 +98,7 @@ class KindOperators:
             self._cluster.fact("voter's disk destroyed")
         name = self._cluster.name_of(self._destroyed)
         self._cluster.park(name, self._destroyed)
-        self._replaced = self._draw.random() < 0.6
+        self._replaced = not self._by_force and self._draw.random() < 0.6
         if self._replaced:
             self._replace(name)
         await self._remove(runtime)
@@ -120,6 +127,11 @@ class KindOperators:
             self._destroyed = _NOBODY
         elif await self._made_way(runtime):
             return
+        elif self._by_force:
+            wish = ForceRemove(node, "its disk is gone")
+            submitted = await self._operators.submit(runtime, EntryKind.FORCE_REMOVE, wish)
+            if submitted.outcome == "ok":
+                self._cluster.fact("node given up by force")
         elif node not in newest.requests.by_node and not self._replaced:
             request = EnqueueRequest(OperationKind.REMOVE, node, actor="operator")
             await self._operators.submit(runtime, EntryKind.ENQUEUE_REQUEST, request)

@@ -224,7 +224,8 @@ class Operators:
             await self.submit(runtime, EntryKind.INCLUDE_NODES, wish)
 
     async def _include_all(self, runtime: Runtime) -> None:
-        while self.cluster.newest.excluded:
+        """One whose disk is gone is not taken back; it leaves as it is."""
+        while any(one.node not in self.cluster.retired for one in self.cluster.newest.excluded):
             await self._include(runtime)
             await asyncio.sleep(0.1)
 

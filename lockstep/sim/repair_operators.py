@@ -33,6 +33,8 @@ _OPTIONS = (
     ("tombstone_gc", (("mode", "repair"), ("propagation_delay_in_seconds", str(_DELAY_S)))),
 )
 _INCREMENTAL = 0.5
+#: Between two repairs at the end, of which one runs at a time.
+_LAST_PAUSE_S = 1.0
 #: Share of repairs that are of a part only, where some are, and of those between some replicas only.
 _PARTIAL = 0.5
 _SOME_REPLICAS = 0.25
@@ -62,6 +64,15 @@ class RepairOperators:
                 work = partial(self._repair, self._cluster.nodes[name], self._draw.random() < _INCREMENTAL)
                 self._cluster.processes[name].submit(work)
 
+    async def end(self, runtime: Runtime) -> None:
+        """Repair until no range is degraded."""
+        while self._cluster.newest.degraded:
+            ready = [name for name in self._cluster.in_service() if self._cluster.ready(name)]
+            if ready:
+                node = self._cluster.nodes[self._draw.choice(ready)]
+                self._cluster.processes[node.configuration.node.name].submit(partial(self._repair_all, node))
+            await asyncio.sleep(_LAST_PAUSE_S)
+
     async def _set_options(self, runtime: Runtime) -> None:
         keyspace = self._cluster.newest.schema.by_name.get(KEYSPACE)
         for table in keyspace.tables if keyspace is not None else ():
@@ -77,6 +88,21 @@ class RepairOperators:
         ranges, nodes = self._drawn_ranges(), self._drawn_nodes(node)
         if self._partial and self._draw.random() < _PARTIAL:
             tables = (self._draw.choice(tables),)
+        await self._drive(node, tables, ranges, nodes, incremental)
+
+    async def _repair_all(self, node: Node, _runtime: Runtime) -> None:
+        tables = tuple(table.id for table in node.cluster.schema.by_name[KEYSPACE].tables)
+        await self._drive(node, tables, (FULL_RING,))
+
+    async def _drive(
+        self,
+        node: Node,
+        tables: tuple[int, ...],
+        ranges: tuple[Range, ...],
+        nodes: tuple[NodeId, ...] = (),
+        incremental: bool = False,
+    ) -> None:
+        keyspace = node.cluster.schema.by_name[KEYSPACE]
         part = RepairPart(KEYSPACE, keyspace.replication, tables, ranges)
         try:
             begun = await node.repairs.begin((part,), nodes, incremental=incremental)

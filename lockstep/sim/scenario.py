@@ -98,6 +98,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     append_bytes: tuple[int, ...] = (1 << 20,)
     #: Mean pause between two operations that move, rebuild or remove nodes; 0 is none.
     kinds_s: float = 0.0
+    #: Of the nodes without a vote that such an operation finds dead, how many are given up by force.
+    forced: float = 0.0
     #: Of each join, the probability that it is cancelled while its newcomer gets data.
     cancel_joins: float = 0.0
     #: Mean pause between two changes of the keyspace's replication; 0 is none.
@@ -164,6 +166,18 @@ def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]
     return sides
 
 
+def _drawn_load(scenario: Scenario, world: World, draw: Stream) -> Load:
+    """What clients ask, drawn."""
+    load: Load = draw_load(draw)
+    if scenario.clients:
+        load = msgspec.structs.replace(load, clients=scenario.clients)
+    if scenario.levels:
+        load = msgspec.structs.replace(load, levels=scenario.levels)
+    if scenario.rare_levels:
+        load = msgspec.structs.replace(load, rare_levels=scenario.rare_levels)
+    return msgspec.structs.replace(load, volley=world.stream("volley").choice(scenario.volley))
+
+
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one seed gave; `violation` is empty when everything held."""
 
@@ -223,7 +237,7 @@ class Run:
             self.operators.when_ready.append(service.start)
             self.operators.at_end.append(service.end)
         if scenario.kinds_s:
-            kinds = KindOperators(self.operators, scenario.kinds_s)
+            kinds = KindOperators(self.operators, scenario.kinds_s, scenario.forced)
             self.operators.when_ready.append(kinds.start)
             self.operators.at_end.append(kinds.end)
         if scenario.cancel_joins:
@@ -236,6 +250,7 @@ class Run:
         if scenario.repair_s:
             repairs = RepairOperators(self.operators, scenario.repair_s, partial=scenario.partial_repairs)
             self.operators.when_ready.append(repairs.start)
+            self.operators.at_end.append(repairs.end)
         self.sides = _sides(scenario, self.operators, self.watch)
         self.nemesis = Nemesis(self.cluster, self.watch, draw_swarm(draw, scenario.faults, scenario.always))
         for side in self.sides:
@@ -247,15 +262,7 @@ class Run:
         self.judged = 0
 
     def _load(self, draw: Stream) -> Load:
-        """What clients ask, drawn."""
-        load: Load = draw_load(draw)
-        if self.scenario.clients:
-            load = msgspec.structs.replace(load, clients=self.scenario.clients)
-        if self.scenario.levels:
-            load = msgspec.structs.replace(load, levels=self.scenario.levels)
-        if self.scenario.rare_levels:
-            load = msgspec.structs.replace(load, rare_levels=self.scenario.rare_levels)
-        return msgspec.structs.replace(load, volley=self.world.stream("volley").choice(self.scenario.volley))
+        return _drawn_load(self.scenario, self.world, draw)
 
     def _operators(self, tables: list[str]) -> Operators:
         scenario = self.scenario
@@ -348,7 +355,13 @@ class Run:
     def _settled(self) -> bool:
         cluster = self.cluster
         newest = cluster.newest
-        if newest.operations or not self.workload.idle or not self.operators.idle or cluster.stores.unfilled:
+        if (
+            newest.operations
+            or newest.degraded
+            or not self.workload.idle
+            or not self.operators.idle
+            or cluster.stores.unfilled
+        ):
             return False
         if self._voters() or not all(side.idle for side in self.sides):
             return False
@@ -378,6 +391,7 @@ class Run:
         cluster = self.cluster
         parts = [self._voters()] if self._voters() else []
         parts += [operation.title() + f" in {operation.stage}" for operation in cluster.newest.operations]
+        parts += [f"{len(cluster.newest.degraded)} ranges are degraded"] * bool(cluster.newest.degraded)
         for name in cluster.in_service():
             if not cluster.ready(name):
                 parts.append(f"{name} is not ready (running: {cluster.processes[name].alive})")

@@ -425,6 +425,30 @@ SCENARIOS: dict[str, Scenario] = {
             ),
         ),
         Scenario(
+            # All is asked for at ALL: what a quorum alone holds may be lost by force.
+            name="forced",
+            chaos_s=15.0,
+            founders=(4, 5),
+            factors=(3, 3, 2),
+            spares=2,
+            busy_s=5.0,
+            clients=2,
+            levels=(Consistency.ALL,),
+            rare_levels=(Consistency.ONE,),
+            kinds_s=0.5,
+            forced=0.9,
+            repair_s=1.0,
+            partial_repairs=True,
+            faults=(
+                *("kill", "power", "pause", "partition", "latency", "flapping", "slow_disk"),
+                *("isolate_leader", "crash_at_probe"),
+            ),
+            sometimes=(
+                *("node given up by force", "a range was marked repaired", "a part of a range was marked"),
+                *("a snapshot with degraded ranges", "repair done"),
+            ),
+        ),
+        Scenario(
             name="newcomers",
             chaos_s=15.0,
             founders=(3, 3, 4),

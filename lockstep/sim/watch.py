@@ -17,6 +17,7 @@ from lockstep.node.raft_transport import METADATA_GROUP
 from lockstep.schema.model import Replication
 from lockstep.sim.checkers.consensus import CommittedMonitor
 from lockstep.sim.checkers.contents import RepairBegun, check_equal, check_unchanged
+from lockstep.sim.checkers.degraded import check_marked
 from lockstep.sim.checkers.emptied import Emptied
 from lockstep.sim.checkers.log import LogMonitor
 from lockstep.sim.checkers.management import ManagementMonitor
@@ -83,6 +84,9 @@ class Watch:
             self.cluster.fact("gap crossed by a snapshot")
         if kind == "metadata.applied":
             name = label.rpartition(".")[0]
+            if label not in self.log.incarnations or facts["installed"]:
+                # What it shows first was read from its snapshot and the entries behind that.
+                self._from_snapshot(name, facts["cluster"])
             if name in self.cluster.processes:  # Replays of the log run beside the cluster.
                 check_metadata_files(name, self.cluster.processes[name].disk)
         self.log(now_ns, label, kind, facts)
@@ -93,6 +97,12 @@ class Watch:
         self.management(now_ns, label, kind, facts)
         if kind == "raft.role" and facts["role"] == "leader" and facts["group"] == METADATA_GROUP:
             self._elected(label, facts["term"])
+
+    def _from_snapshot(self, name: str, value: ClusterMetadata) -> None:
+        node = self.cluster.nodes.get(name)
+        taken = max(node.state.store.infos, default=0) if node is not None and value.degraded else 0
+        if 0 < taken < len(self.log.values) and self.log.values[taken].degraded:
+            self.cluster.fact("a snapshot with degraded ranges")
 
     def _shut_out(self, now_ns: int) -> None:
         newest, seen = self.cluster.newest, self.log.seen
@@ -137,6 +147,7 @@ class Watch:
         self._stages(before, after)
         if before.repairs is not after.repairs:
             self._repaired(after)
+            check_marked(before, after, cluster.fact)
 
     def _repaired(self, after: ClusterMetadata) -> None:
         """What a repair recorded as equal is equal."""
@@ -283,7 +294,7 @@ class Watch:
             only,
             # Who lost its store answers nobody before it is filled.
             (*(NodeId(node) for node in cluster.retired), *cluster.stores.unfilled_ids()),
-            purges=cluster.purges,
+            purges=writes.deletions if cluster.purges else None,
         )
 
     def _disks(self, metadata: ClusterMetadata) -> dict[NodeId, DurableContent]:

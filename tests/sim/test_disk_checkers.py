@@ -160,3 +160,18 @@ def test_a_pending_replica_that_holds_something_of_its_ranges_is_refused() -> No
         full = store(world, "b", after, keys, 40)
         with pytest.raises(Violation, match=r"REP-3: node 4 becomes pending .* still holds"):
             check_wiped(after, operation, full, NodeId(4))
+
+
+def test_what_a_purged_deletion_hid_need_not_be_held(cluster: ClusterMetadata) -> None:
+    """A deletion that nobody acknowledged may have had its effect, and be gone."""
+    gone = Change("t", b"k", 20, Consistency.QUORUM, 1000, delete_partition=True)
+    unknown = Event(client="c1", request=gone, start_ns=0, end_ns=1, outcome=Outcome.UNKNOWN)
+    writes = AcknowledgedWrites([acknowledged(put(10)), unknown], ROWS)
+    with World(1) as world:
+        empty = {NodeId(at): store(world, f"e{at}", cluster, [], 0) for at in (1, 2, 3)}
+        assert check_held("REP-1", cluster, writes.newest, empty, purges=writes.deletions) == 1
+        with pytest.raises(Violation, match=r"REP-1: .* lacks timestamp 10"):
+            check_held("REP-1", cluster, writes.newest, empty)
+        left = {**empty, NodeId(1): store(world, "f", cluster, [put(10)], 1)}
+        with pytest.raises(Violation, match=r"REP-1: .* lacks timestamp 10"):
+            check_held("REP-1", cluster, writes.newest, left, purges=writes.deletions)

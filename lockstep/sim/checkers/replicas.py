@@ -161,12 +161,16 @@ def _bodies(content: bytes) -> Iterable[bytes]:
 
 
 class AcknowledgedWrites:
-    """The newest acknowledged write of each register that a quorum read of a scope must meet, by scope."""
+    """The newest acknowledged write of each register that a quorum read of a scope must meet, by scope;
+    `deletions`: the newest deletion of each that may have had an effect."""
 
     def __init__(self, events: Sequence[Event], rows_per_partition: int) -> None:
         self.newest: dict[str, dict[Place, State]] = {scope: {} for scope in scopes_of(events)}
+        self.deletions: dict[Place, State] = {}
         for event in events:
             change = event.request
+            if isinstance(change, Change) and not change.puts and event.outcome is not Outcome.FAILED:
+                _take(self.deletions, change, rows_per_partition)
             if isinstance(change, Change) and event.outcome is Outcome.OK:
                 for scope, newest in self.newest.items():
                     if has_quorum(event, scope):
@@ -208,14 +212,15 @@ def check_held(
     contents: Mapping[NodeId, DurableContent],
     only: Mapping[Replication, Sequence[Range]] | None = None,
     gone: Sequence[NodeId] = (),
-    purges: bool = False,
+    purges: Mapping[Place, State] | None = None,
 ) -> int:
     """Every read quorum of each range meets a replica that durably holds the newest acknowledged write.
 
     `newest` is by scope, as AcknowledgedWrites has it.
     `only` limits the check to some ranges; `gone` are nodes that never answer again, so no
-    quorum has them. `purges`: a deletion need not be held once nothing is left that it hides. Returns how
-    many registers were judged.
+    quorum has them. `purges`: where deletions may be gone, the newest one of each register that may have
+    had an effect; it need not be held, nor what it hides, once nothing is left of that. Returns how many
+    registers were judged.
     """
     for content in contents.values():
         content.refresh()
@@ -234,8 +239,11 @@ def check_held(
         row = clustering_bytes(clustering)
         states = {node: contents[node].state(table.id, key, row) for node in readers if node in contents}
         judged += 1
-        if purges and not wanted[1] and not any(state[1] and state < wanted for state in states.values()):
-            continue
+        place = (table_name, key, clustering)
+        if purges is not None:
+            hiding = max(wanted, purges.get(place, NOTHING))
+            if not hiding[1] and not any(state[1] and state < hiding for state in states.values()):
+                continue
         lacking = [node for node in readers if states.get(node, NOTHING) < wanted]
         for dc, quorum in _quorums(replication, scope, single):
             there = [n for n in lacking if not dc or cluster.directory.dc_by_id[n] == dc]

@@ -10,6 +10,7 @@ from lockstep.sim.planted.damage import DAMAGE
 from lockstep.sim.planted.data import DATA
 from lockstep.sim.planted.decisions import DECISIONS
 from lockstep.sim.planted.decisions import DIRECTED as _DECISIONS_DIRECTED
+from lockstep.sim.planted.degraded import DEGRADED
 from lockstep.sim.planted.indexes import INDEXES
 from lockstep.sim.planted.log import LOG
 from lockstep.sim.planted.lost_stores import LOST_STORES
@@ -49,6 +50,7 @@ REGISTRY: dict[str, Planted] = {
         *COLUMNS,
         *DAMAGE,
         *REPAIRS,
+        *DEGRADED,
         *LOST_STORES,
         *MACHINES,
     )
