@@ -9,6 +9,7 @@ that is older than what a repair lets this node purge and its sender does not kn
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from lockstep.consensus import paxos
@@ -45,6 +46,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import decoder
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
 from lockstep.values.limits import PURGE_AGE_S_MIN
+from lockstep.values.request_limits import MERGED_BYTES_INLINE
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult
 from lockstep.values.tokens import Range
 
@@ -146,13 +148,14 @@ class BallotService:
         return ProposeReply(epoch, True, after.floor)
 
     async def _commit(self, request: CommitRequest) -> CommitReply:
+        value, sequence = request.proposal.value, 0
+        mutation = await self._decoded(value) if value else None
         epoch = self._judge(request)
         before = self._state(request.place)
         after = paxos.commit(before, request.proposal)
-        value, sequence = request.proposal.value, 0
-        if value:
+        if mutation is not None:
             self._require_unpurged(request)
-            sequence = self._engine.apply(MUTATION.decode(value))
+            sequence = self._engine.apply(mutation)
         if after is not before or not value:
             # Later in the store's log: a crash never leaves this without what it speaks of.
             sequence = self._keep(request.place, before, after)
@@ -160,6 +163,11 @@ class BallotService:
         await self._engine.synced(sequence)
         self._fence(request)
         return CommitReply(epoch)
+
+    async def _decoded(self, value: bytes) -> Mutation:
+        if len(value) <= MERGED_BYTES_INLINE:
+            return MUTATION.decode(value)
+        return await self._runtime.tasks.run_blocking(partial(MUTATION.decode, value))
 
     def _require_unpurged(self, request: CommitRequest) -> None:
         """StaleEpoch when a later deletion may be gone here by a change that the sender may not know."""

@@ -10,6 +10,7 @@ counts only when nothing that matters has changed since it was planned.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -54,7 +55,7 @@ from lockstep.values.limits import (
     MUTATION_BYTES_MAX,
     SHORT_READ_ROUNDS_MAX,
 )
-from lockstep.values.rows import Mutation, Partition, Position, ReadCommand, ReadResult
+from lockstep.values.rows import Mutation, Partition, Position, ReadCommand, ReadResult, has_large_row
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -120,8 +121,11 @@ class Conditionals:
         serial: Consistency,
         consistency: Consistency,
         patience: Patience,
+        *,
+        is_long: bool = False,
     ) -> Any:
-        """The answer of the decision that took effect, or that wrote nothing.
+        """The answer of the decision that took effect, or that wrote nothing. `is_long`: to decide takes
+        longer than the loop may.
 
         Unavailable, Overloaded, InvalidRequest, ColumnsGone: nothing was proposed. WriteTimeout of type CAS:
         as far as this node knows, nothing was decided. ConditionalUnknown. WriteTimeout or WriteFailure of
@@ -131,7 +135,7 @@ class Conditionals:
         request = _Write(self, self.writes_ended, place, serial, patience)
 
         async def run() -> Any:
-            decision = await self._passing(request, lambda: request.decided(command, decide))
+            decision = await self._passing(request, lambda: request.decided(command, decide, is_long=is_long))
             if request.own is not None:
                 await request.apply(request.own, consistency)
             return decision.answer
@@ -188,7 +192,7 @@ class Conditionals:
 class _Write(Rounds):
     """A conditional write."""
 
-    async def decided(self, command: ReadCommand, decide: Decide) -> Decision:
+    async def decided(self, command: ReadCommand, decide: Decide, *, is_long: bool) -> Decision:
         """Returns once the decision has its outcome; `own` is then what was decided, or None."""
         decision: Decision | None = None
         for _ in range(BALLOT_ROUNDS_MAX):
@@ -201,7 +205,9 @@ class _Write(Rounds):
             if fate is Fate.UNKNOWN:
                 raise ConditionalUnknown(self.serial, 0, plan.required)
             if fate is Fate.LOST:
-                self.own, decision = None, self._decision(command, results, decide, ballot)
+                self.own, work = None, partial(self._decision, command, results, decide, ballot)
+                beside = is_long or has_large_row(results)
+                decision = await self.owner.runtime.tasks.run_blocking(work) if beside else work()
                 if decision.mutation is None:
                     self.goes(Happened.ANSWERED)
                     self.did("The condition does not match existing values")
@@ -224,6 +230,7 @@ class _Write(Rounds):
     def _decision(
         self, command: ReadCommand, results: Sequence[ReadResult], decide: Decide, ballot: Ballot
     ) -> Decision:
+        """Pure, but for what `decide` looks at: it may be worked out beside the loop."""
         partitions, end = merge_answers(results, command.reverse)
         page = Page(command)
         page.add(partitions, None)

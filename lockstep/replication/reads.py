@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -47,7 +48,7 @@ from lockstep.values.limits import (
     REQUEST_PLANS_MAX,
     SHORT_READ_ROUNDS_MAX,
 )
-from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult
+from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult, has_large_row
 from lockstep.values.tokens import Range
 
 
@@ -136,7 +137,10 @@ class Reads:
             else:
                 asked, (partitions, end) = await self._confirmed(asked, answers, consistency, deadline_s)
             held = page.count()
-            page.add(partitions, end)
+            if has_large_row(reply.result for _, reply in answers):
+                await self.runtime.tasks.run_blocking(partial(page.add, partitions, end))
+            else:
+                page.add(partitions, end)
             if end is None:
                 after, short, barren = None, 0, 0
                 if asked.right >= command.right:
@@ -161,6 +165,8 @@ class Reads:
         notes = NOTES.get()
         if not differ:
             found = first.partitions, first.end if first.more else None
+        elif has_large_row(results):
+            found = await self.runtime.tasks.run_blocking(partial(merge_answers, results, command.reverse))
         else:
             found = merge_answers(results, command.reverse)
         placement = self.plans.placement(command.table_id) if differ else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from lockstep.metadata.cluster import ClusterMetadata
@@ -37,7 +38,7 @@ from lockstep.replication.refusals import (
 from lockstep.replication.responding import Respond
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
-from lockstep.values.rows import Mutation, ReadCommand, ReadResult
+from lockstep.values.rows import Mutation, ReadCommand, ReadResult, has_large_row
 from lockstep.values.tokens import Range
 
 #: `await catch_up(epoch, source address)`: returns when the epoch is applied here, or raises PeerTimeout.
@@ -238,8 +239,11 @@ class ReplicaService:
         """
         accepted_epoch = self._check_read(request)
         result = await self._engine.read(request.command)
+        reply: ReadReply | None = None
+        if has_large_row((result,)):
+            reply = await self._runtime.tasks.run_blocking(partial(reply_to, request, accepted_epoch, result))
         self._check_read(request)
-        return reply_to(request, accepted_epoch, result)
+        return reply or reply_to(request, accepted_epoch, result)
 
     def _check_read(self, request: ReadRequest) -> int:
         command = request.command

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.server.batch_limits import BatchLimits
+from lockstep.server.viewed_writes import require_derivable
 from lockstep.values.errors import (
     ColumnsGone,
     InvalidRequest,
@@ -18,6 +19,7 @@ from lockstep.values.errors import (
     WriteTimeout,
 )
 from lockstep.values.ids import Consistency
+from lockstep.values.request_limits import WRITES_A_TURN
 from lockstep.values.rows import Mutation
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class BatchWrites:
         once: bool = False,
     ) -> tuple[str, ...]:
         """Write a batch; warnings for its client. `once`: see `all`."""
+        require_derivable(self._node.cluster, mutations)
         if len(mutations) < 2:
             await self.all(mutations, consistency, "SIMPLE", once=once)
             return ()
@@ -63,6 +66,7 @@ class BatchWrites:
     ) -> None:
         """Write every mutation at the level; the first error once all have ended. `once`: what was read for
         them may have changed by their own effect, so what was begun is never planned anew."""
+        require_derivable(self._node.cluster, mutations)
         try:
             await self._each(mutations, consistency, write_type)
         except ColumnsGone as error:
@@ -76,7 +80,9 @@ class BatchWrites:
         begin = self._node.coordinator.begin_write
         begun: list[asyncio.Future[None]] = []
         failure: LockstepError | None = None
-        for mutation in mutations:
+        for at, mutation in enumerate(mutations):
+            if at and not at % WRITES_A_TURN:
+                await asyncio.sleep(0)
             try:
                 begun.append(begin(mutation, consistency, self._write_ms, write_type))
             except RequestError as error:

@@ -18,9 +18,11 @@ from lockstep.replication.ballot_messages import Place
 from lockstep.replication.ballot_rounds import Patience
 from lockstep.replication.conditional import Decision
 from lockstep.server.capture import refuse_uncapturable
+from lockstep.server.planning_aside import is_long
 from lockstep.server.serial_levels import SERIAL_LEVELS
 from lockstep.server.statements import Statement
 from lockstep.server.user_functions import UserFunctions, called_by
+from lockstep.server.viewed_writes import require_derivable
 from lockstep.values.errors import InvalidRequest
 from lockstep.values.ids import Consistency
 from lockstep.values.rows import ReadResult
@@ -51,11 +53,14 @@ async def run_conditional(
 
     if called_by(prepared for prepared, _ in entries):
         context = await _with_results(functions, context, asked)
-    request = asked(context)
+    long = any(is_long(statement.text, values) for statement, values in parts)
+    request = await functions.aside.run(lambda: asked(context)) if long else asked(context)
     captured = [statement.captured for statement, _ in parts if statement.captured]
 
     def decide(result: ReadResult, time_us: int) -> Decision:
         verdict = request.decide(result, time_us)
+        if verdict.mutation is not None:
+            require_derivable(node.cluster, (verdict.mutation,))
         if captured and verdict.mutation is not None:
             of_tables = frozenset[int]().union(*captured)
             refuse_uncapturable(node.cluster.generations, of_tables, (verdict.mutation,), context.now_us)
@@ -69,6 +74,7 @@ async def run_conditional(
         serial,
         parameters.consistency,
         Patience(timeouts.write_ms, timeouts.cas_contention_ms),
+        is_long=long,
     )
     return responses.rows(responses.encode_rows_metadata(version, found.columns), found.rows)
 

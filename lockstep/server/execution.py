@@ -37,8 +37,8 @@ from lockstep.server.conditional import run_conditional
 from lockstep.server.counter_writes import at_server_time, change_counters, counts, tables_of
 from lockstep.server.latencies import BATCHES, CONDITIONAL_BATCHES, COUNTER_BATCHES, OPERATION
 from lockstep.server.permits import Permits, Session
-from lockstep.server.planning_aside import is_long
-from lockstep.server.request_statements import RequestStatements
+from lockstep.server.planning_aside import are_long, is_long
+from lockstep.server.request_statements import RequestStatements, is_long_batch
 from lockstep.server.role_statements import RoleStatements
 from lockstep.server.schema_statements import SchemaStatements
 from lockstep.server.selects import Selects
@@ -56,7 +56,6 @@ from lockstep.values.errors import (
 )
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import (
-    BATCH_STATEMENTS_MAX,
     REQUEST_PLANS_MAX,
     TRACE_PARAMETER_CHARACTERS_MAX,
 )
@@ -290,6 +289,7 @@ class Executor:
                 at_server_time(context),
                 prepared.called,
                 lambda moment: plan_modification(prepared, values, moment),
+                is_long=is_long(statement.text, values),
             )
             return await self._count(changes, parameters.consistency)
         lists = await self.selects.lists([(prepared, values)], context, parameters.consistency)
@@ -297,7 +297,7 @@ class Executor:
             context,
             prepared.called,
             lambda moment: plan_modification(prepared, values, moment, lists),
-            is_long=is_long(statement.text, values),
+            is_long=is_long(statement.text, values) or are_long(lists),
         )
         if statement.captured:
             refuse_uncapturable(self._node.cluster.generations, statement.captured, mutations, context.now_us)
@@ -342,27 +342,27 @@ class Executor:
         return Answer(responses.VOID, warnings) if warnings else _VOID
 
     async def _run_batch(self, session: Session, batch: Batch, begun: bool) -> Answer:
-        if len(batch.statements) > BATCH_STATEMENTS_MAX:
-            raise InvalidRequest(f"A batch holds at most {BATCH_STATEMENTS_MAX} statements")
         if sum(map(len, {one.statement for one in batch.statements})) > BATCH_TEXT_CHARACTERS_MAX:
             raise InvalidRequest("Batch too large")
         keyspace = batch.parameters.keyspace or session.keyspace
         parts = await self._requested.of_batch(batch, keyspace, begun)
+        different = list(dict.fromkeys(parts))
         if self._permits is not None:
-            self._permits.require_all(session, [part.needs for part in parts])
+            self._permits.require_all(session, [part.needs for part in different])
         entries = [(part.prepared, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
         context = self.context(batch.parameters)
         OPERATION.set(BATCHES)
-        called = called_by(prepared for prepared, _ in entries)
-        check_batch(BATCH_NAMES[batch.kind], tables_of(parts))
-        if any(is_conditional(part.prepared) for part in parts):
+        called = called_by(part.prepared for part in different)
+        check_batch(BATCH_NAMES[batch.kind], tables_of(different))
+        if any(is_conditional(part.prepared) for part in different):
             OPERATION.set(CONDITIONAL_BATCHES)
             pairs = [(part, entry.values) for part, entry in zip(parts, batch.statements, strict=True)]
             return await self._decide(session, pairs, context, batch.parameters, is_batch=True)
-        if any(counts(part.prepared) for part in parts):
+        long = is_long_batch(parts, batch)
+        if any(counts(part.prepared) for part in different):
             OPERATION.set(COUNTER_BATCHES)
             changes = await self._functions.settled(
-                at_server_time(context), called, lambda moment: plan_batch(entries, moment)
+                at_server_time(context), called, lambda moment: plan_batch(entries, moment), is_long=long
             )
             return await self._count(changes, batch.parameters.consistency)
         lists = await self.selects.lists(entries, context, batch.parameters.consistency)
@@ -370,9 +370,9 @@ class Executor:
             context,
             called,
             lambda moment: plan_batch(entries, moment, lists),
-            is_long=any(is_long(part.text, values) for part, (_, values) in zip(parts, entries, strict=True)),
+            is_long=long or are_long(lists),
         )
-        captured = [part.captured for part in parts if part.captured]
+        captured = [part.captured for part in different if part.captured]
         if captured:
             of_tables = frozenset[int]().union(*captured)
             refuse_uncapturable(self._node.cluster.generations, of_tables, mutations, context.now_us)

@@ -11,11 +11,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from lockstep.cql.context import Lists
 from lockstep.cql.wire.messages import Value
 from lockstep.runtime.ports import Tasks
 from lockstep.values.errors import Overloaded
 from lockstep.values.request_limits import (
     PLANNED_ASIDE_QUEUED_MAX,
+    ROW_CELLS_INLINE,
     STATEMENT_INLINE_CHARACTERS,
     VALUES_INLINE_BYTES,
 )
@@ -28,6 +30,11 @@ def is_long(text: str, values: Sequence[Value] = ()) -> bool:
     if len(text) > STATEMENT_INLINE_CHARACTERS:
         return True
     return sum([len(value) for value in values if isinstance(value, bytes)]) > VALUES_INLINE_BYTES
+
+
+def are_long(lists: Lists | None) -> bool:
+    """Whether lists that a statement changes are too much for the loop."""
+    return lists is not None and sum(map(len, lists.values())) > ROW_CELLS_INLINE
 
 
 class PlanningAside:

@@ -7,11 +7,19 @@ prepare it again.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from lockstep.cql.wire.messages import Batch, BatchStatement, Query
 from lockstep.server.planning_aside import PlanningAside, is_long
 from lockstep.server.statements import Statement, Statements
-from lockstep.values.request_limits import STATEMENT_INLINE_CHARACTERS
+from lockstep.values.request_limits import BATCH_STATEMENTS_A_TURN, STATEMENT_INLINE_CHARACTERS
+
+
+def is_long_batch(parts: Sequence[Statement], batch: Batch) -> bool:
+    """Whether the statements of a batch and their values are too much for the loop."""
+    if len(parts) > BATCH_STATEMENTS_A_TURN:
+        return True
+    return any(is_long(part.text, entry.values) for part, entry in zip(parts, batch.statements, strict=True))
 
 
 class RequestStatements:
@@ -39,8 +47,10 @@ class RequestStatements:
         """With turns for others between them."""
         found: list[Statement] = []
         characters = 0
-        for entry in batch.statements:
+        for at, entry in enumerate(batch.statements):
             text = entry.statement
+            if at and not at % BATCH_STATEMENTS_A_TURN:
+                await asyncio.sleep(0)
             if isinstance(text, str):
                 characters += len(text)
                 if is_long(text):

@@ -34,8 +34,8 @@ from lockstep.server.virtual import VirtualTables
 from lockstep.values.errors import ColumnsGone, InvalidRequest, LockstepError, ReadFailure
 from lockstep.values.ids import Consistency
 from lockstep.values.limits import PARTITION_READS_AT_ONCE_MAX
-from lockstep.values.request_limits import ROW_CELLS_INLINE, ROWS_A_TURN
-from lockstep.values.rows import ReadCommand, ReadResult
+from lockstep.values.request_limits import ROWS_A_TURN
+from lockstep.values.rows import ReadCommand, ReadResult, has_large_row
 
 if TYPE_CHECKING:
     from lockstep.node.node import Node
@@ -144,7 +144,7 @@ class Selects:
             builder = PageBuilder(chosen)
             while commands := builder.commands():
                 results = await read(commands)
-                if _has_large_row(results):
+                if has_large_row(results):
                     await self._functions.aside.run(partial(builder.add, results))
                     continue
                 for _ in builder.adding(results):
@@ -187,6 +187,8 @@ class Selects:
         for at in range(0, len(commands), PARTITION_READS_AT_ONCE_MAX):
             some = commands[at : at + PARTITION_READS_AT_ONCE_MAX]
             results += await self._read_all(some, consistency, self._timeouts.read_ms)
+        if has_large_row(results):
+            return await self._functions.aside.run(partial(list_reads.lists, commands, results))
         return list_reads.lists(commands, results)
 
     def _check_columns(self, shape: TableShape) -> None:
@@ -235,16 +237,6 @@ async def _encoded(rows: Sequence[ResultRow]) -> list[bytes]:
             await asyncio.sleep(0)
         parts.append(responses.encode_rows(rows[at : at + ROWS_A_TURN]))
     return parts
-
-
-def _has_large_row(results: Sequence[ReadResult]) -> bool:
-    """Whether making one row of it takes long."""
-    return any(
-        len(row.cells) > ROW_CELLS_INLINE
-        for result in results
-        for partition in result.partitions
-        for row in (*partition.rows, *((partition.static,) if partition.static is not None else ()))
-    )
 
 
 def _check_level(consistency: Consistency) -> None:

@@ -182,8 +182,8 @@ class StorageEngine:
         snapshot = self._store.snapshot()
         try:
             reading = reading_of(snapshot, command, self._ask_merge, definition)
-            for _ in reading.steps():
-                await asyncio.sleep(0)
+            for work in reading.steps():
+                await (asyncio.sleep(0) if work is None else self._runtime.tasks.run_blocking(work))
         finally:
             snapshot.close()
         if isinstance(reading, IndexReading) and reading.stale:
@@ -211,8 +211,7 @@ class StorageEngine:
         snapshot = self._store.snapshot()
         try:
             reading = Reading(snapshot, command, self._ask_merge)
-            for _ in reading.steps():
-                pass
+            reading.run()
         finally:
             snapshot.close()
         return reading.result()

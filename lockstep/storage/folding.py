@@ -15,10 +15,13 @@ from lockstep.storage.reconcile import merge_rows
 from lockstep.storage.store import Pair
 from lockstep.storage.visible import row_is_live, without_dead
 from lockstep.values import limits
+from lockstep.values.request_limits import MERGED_BYTES_INLINE
 from lockstep.values.rows import Deletion, Partition, RangeDeletion, Row
 
 #: Told the place (partition prefix, place) of which a read saw many fragments.
 AskMerge = Callable[[bytes, bytes], None]
+#: Work to be done before who gave it goes on, beside the loop where there is one; it may raise CorruptFile.
+Work = Callable[[], None]
 
 _KIND_HEADER = keys.KIND_HEADER[0]
 _KIND_STATIC = keys.KIND_STATIC[0]
@@ -32,11 +35,13 @@ class PartitionFold:
     """
 
     __slots__ = (
+        "_ahead",
         "_ask_merge",
         "_dead",
         "_deletion",
         "_dropped",
         "_group",
+        "_group_bytes",
         "_now_s",
         "_place",
         "_ranges",
@@ -84,21 +89,42 @@ class PartitionFold:
         self._ask_merge = ask_merge
         self._place: bytes | None = None
         self._group: list[Pair] = []
+        self._group_bytes = 0
+        #: What `due` has merged of the group.
+        self._ahead: tuple[Row | None] | None = None
         self._deletion: Deletion | None = None
         self._ranges: tuple[RangeDeletion, ...] = ()
         self._shadow: Shadow | None = None
         self._rows: list[Row] = []
+
+    def due(self, pair: Pair | None) -> Work | None:
+        """What is to be done before the pair is added, or, None, before the end: much merging, if any."""
+        if self._group_bytes <= MERGED_BYTES_INLINE or self._place is None or self._ahead is not None:
+            return None
+        if pair is not None and pair[0][:-_WRITE_BYTES] == self._place:
+            return None
+        kind = self._place[len(self.prefix)]
+        if kind == _KIND_HEADER or (kind == _KIND_STATIC and not self.with_static):
+            return None
+        return self._merge_ahead
+
+    def _merge_ahead(self) -> None:
+        assert self._place is not None, "there is a group to merge"
+        is_static = self._place[len(self.prefix)] == _KIND_STATIC
+        self._ahead = (self._static_of(self._group) if is_static else self._row_of(self._group),)
 
     def add(self, pair: Pair) -> bool:
         """False when taken; True when the fold was full before this fragment, which it did not take."""
         place = pair[0][:-_WRITE_BYTES]
         if place == self._place:
             self._group.append(pair)
+            self._group_bytes += len(pair[1])
             return False
         if self._place is not None and self._finish_place():
             return True
         self._place = place
         self._group = [pair]
+        self._group_bytes = len(pair[1])
         return False
 
     def finish(self) -> Partition:
@@ -121,11 +147,24 @@ class PartitionFold:
             return False
         if kind == _KIND_STATIC:
             if self.with_static:
-                states = [decode_row(store_key, value, b"") for store_key, value in group]
-                static = merge_rows(states, self._deletion)
-                self.static = static and without_dead(static, self._dead)
+                self.static = self._taken_ahead(group, self._static_of)
             return False
         return self._finish_row(group)
+
+    def _taken_ahead(self, group: list[Pair], merge: Callable[[list[Pair]], Row | None]) -> Row | None:
+        """What `due` has merged, or what `merge` does now."""
+        ahead, self._ahead = self._ahead, None
+        return merge(group) if ahead is None else ahead[0]
+
+    def _static_of(self, group: list[Pair]) -> Row | None:
+        static = merge_rows([decode_row(key, value, b"") for key, value in group], self._deletion)
+        return static and without_dead(static, self._dead)
+
+    def _row_of(self, group: list[Pair]) -> Row | None:
+        clustering = keys.clustering_of(group[0][0], self.prefix)
+        over = self._deletion if self._shadow is None else self._shadow.over(clustering)
+        row = merge_rows([decode_row(key, value, clustering) for key, value in group], over)
+        return without_dead(row, self._dead) if row is not None and self._dead else row
 
     def _finish_header(self, group: list[Pair]) -> None:
         deletion: Deletion | None = None
@@ -140,12 +179,8 @@ class PartitionFold:
             self._shadow = Shadow(deletion, self._ranges)
 
     def _finish_row(self, group: list[Pair]) -> bool:
-        clustering = keys.clustering_of(group[0][0], self.prefix)
-        over = self._deletion if self._shadow is None else self._shadow.over(clustering)
-        row = merge_rows([decode_row(key, value, clustering) for key, value in group], over)
-        self.last = clustering
-        if row is not None and self._dead:
-            row = without_dead(row, self._dead)
+        self.last = keys.clustering_of(group[0][0], self.prefix)
+        row = self._taken_ahead(group, self._row_of)
         if row is not None:
             self._rows.append(row)
             if row_is_live(row, self._now_s, self._dropped):

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 
 from lockstep.schema.clustering import after_prefix
 from lockstep.storage import keys
-from lockstep.storage.folding import AskMerge, PartitionFold
+from lockstep.storage.folding import AskMerge, PartitionFold, Work
 from lockstep.storage.index_entries import (
     HEAD_BYTES,
     PLACE_AT,
@@ -23,7 +23,7 @@ from lockstep.storage.index_entries import (
     place_of,
     split_place,
 )
-from lockstep.storage.reading import Reading, normal_slices
+from lockstep.storage.reading import Reading, Steps, normal_slices
 from lockstep.storage.reconcile import is_empty
 from lockstep.storage.store import StoreSnapshot
 from lockstep.storage.visible import counts_static
@@ -39,7 +39,7 @@ _Candidates = list[tuple[bytes, bytes]]
 class PlacesReading(Reading):
     """Reads the places of a command, in their order, as far as they are of its tokens."""
 
-    def steps(self) -> Iterator[None]:
+    def steps(self) -> Steps:
         command = self._command
         for place in command.places:
             if not command.left < place.token <= command.right:
@@ -51,7 +51,7 @@ class PlacesReading(Reading):
             self._close(fold, stopped=stopped, is_last=False)
             if self._end is not None:
                 return
-            yield
+            yield None
 
 
 class IndexReading(Reading):
@@ -76,7 +76,7 @@ class IndexReading(Reading):
         self._most = limits.INDEX_CANDIDATES_MAX if is_point else limits.INDEX_SPAN_CANDIDATES_MAX
         self.stale: list[bytes] = []
 
-    def steps(self) -> Iterator[None]:
+    def steps(self) -> Steps:
         floor, ceiling = self._place_bounds()
         while True:
             found = yield from self._next(floor, ceiling)
@@ -86,7 +86,7 @@ class IndexReading(Reading):
                     return
             if len(found) < self._most:
                 return
-            yield
+            yield None
             floor = found[-1][0] + b"\x00"
 
     # -- candidates -------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class IndexReading(Reading):
                 lower = max(lower, place_of(prefix, after.clustering) + b"\x00")
         return lower, upper
 
-    def _next(self, floor: bytes, ceiling: bytes) -> Generator[None, None, _Candidates]:
+    def _next(self, floor: bytes, ceiling: bytes) -> Generator[Work | None, None, _Candidates]:
         """The first candidates between the bounds, in reading order."""
         head, index, most = self.definition.head, self._index, self._most
         if self._is_point:
@@ -130,22 +130,22 @@ class IndexReading(Reading):
                 if len(found) >= 2 * most:
                     found = heapq.nsmallest(most, found)
             if not seen % limits.FRAGMENTS_PER_TURN_MAX:
-                yield
+                yield None
         return heapq.nsmallest(most, found)
 
     # -- their rows -------------------------------------------------------------------------------
 
-    def _read(self, candidates: _Candidates) -> Generator[None, None, None]:
+    def _read(self, candidates: _Candidates) -> Generator[Work | None, None, None]:
         token, key, prefix, _ = split_place(self._command.table_id, candidates[0][0])
         if self.definition.whole:
             yield from self._read_whole(token, key, prefix, candidates)
         else:
             yield from self._read_rows(token, key, prefix, candidates)
-        yield
+        yield None
 
     def _read_whole(
         self, token: int, key: bytes, prefix: bytes, candidates: _Candidates
-    ) -> Generator[None, None, None]:
+    ) -> Generator[Work | None, None, None]:
         fold = self._fold(token, key, prefix)
         fold.with_static = True
         stopped = yield from self._feed(fold)
@@ -168,7 +168,7 @@ class IndexReading(Reading):
 
     def _read_rows(
         self, token: int, key: bytes, prefix: bytes, candidates: _Candidates
-    ) -> Generator[None, None, None]:
+    ) -> Generator[Work | None, None, None]:
         command = self._command
         wanted: dict[bytes, None] = {}
         for place, _ in candidates:

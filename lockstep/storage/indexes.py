@@ -213,8 +213,7 @@ class Indexes:
         snapshot = self._store.snapshot()
         try:
             reading = Reading(snapshot, command, None)
-            for _ in reading.steps():
-                pass
+            reading.run()
         finally:
             snapshot.close()
         value = entry[len(definition.head) : at]

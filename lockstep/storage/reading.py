@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from lockstep.storage import keys
-from lockstep.storage.folding import AskMerge, PartitionFold
+from lockstep.storage.folding import AskMerge, PartitionFold, Work
 from lockstep.storage.reconcile import is_empty
-from lockstep.storage.store import StoreSnapshot
+from lockstep.storage.store import Pair, StoreSnapshot
 from lockstep.storage.visible import counts_static, row_is_live
 from lockstep.values import limits
+from lockstep.values.request_limits import MERGED_BYTES_INLINE
 from lockstep.values.rows import ALL_ROWS, Partition, Position, ReadCommand, ReadResult, Row, Slice
 from lockstep.values.tokens import Range
 
 _UNLIMITED = 1 << 62
 _Bounds = tuple[bytes, bytes, bool]
+#: See `Reading.steps`.
+Steps = Iterator[Work | None]
 
 
 class Reading:
-    """Run `steps()` to its end (each item is an invitation to give the loop a turn), then take `result()`."""
+    """Run `steps()` to its end, then take `result()`. Each item is work to be done first, or None: an
+    invitation to give the loop a turn."""
 
     def __init__(self, view: StoreSnapshot, command: ReadCommand, ask_merge: AskMerge | None) -> None:
         self._view = view
@@ -34,12 +38,20 @@ class Reading:
         self._partitions: list[Partition] = []
         self._live = 0
         self._bytes = 0
+        #: Bytes of fragments since the last item.
+        self._turn_bytes = 0
         self._end: Position | None = None
+
+    def run(self) -> None:
+        """All steps in one go."""
+        for work in self.steps():
+            if work is not None:
+                work()
 
     def result(self) -> ReadResult:
         return ReadResult(tuple(self._partitions), self._end is not None, self._end)
 
-    def steps(self) -> Iterator[None]:
+    def steps(self) -> Steps:
         command = self._command
         if command.key is not None:
             return self._single(command.right, command.key)
@@ -53,7 +65,7 @@ class Reading:
             return self._straight(lower, upper)
         return self._partition_by_partition(lower, upper, then_straight=is_plain)
 
-    def _single(self, token: int, key: bytes) -> Iterator[None]:
+    def _single(self, token: int, key: bytes) -> Steps:
         after = self._command.after
         if after is not None and after.clustering is None:
             return
@@ -61,7 +73,7 @@ class Reading:
         stopped = yield from self._feed(fold)
         self._close(fold, stopped=stopped, is_last=True)
 
-    def _partition_by_partition(self, lower: bytes, upper: bytes, *, then_straight: bool) -> Iterator[None]:
+    def _partition_by_partition(self, lower: bytes, upper: bytes, *, then_straight: bool) -> Steps:
         while True:
             found = next(self._view.scan(lower, upper), None)
             if found is None:
@@ -71,16 +83,18 @@ class Reading:
             self._close(fold, stopped=stopped, is_last=False)
             if self._end is not None:
                 return
-            yield
+            yield None
             lower = fold.end
             if then_straight:
                 yield from self._straight(lower, upper)
                 return
 
-    def _straight(self, lower: bytes, upper: bytes) -> Iterator[None]:
+    def _straight(self, lower: bytes, upper: bytes) -> Steps:
         """All rows of all partitions in key order need no seek between partitions."""
         fold: PartitionFold | None = None
         for seen, pair in enumerate(self._view.scan(lower, upper), start=1):
+            if fold is not None and (work := fold.due(pair)) is not None:
+                yield work
             if fold is None or pair[0] >= fold.end:
                 if fold is not None:
                     self._close(fold, stopped=False, is_last=False)
@@ -90,10 +104,19 @@ class Reading:
             if fold.add(pair):
                 self._close(fold, stopped=True, is_last=False)
                 return
-            if not seen % limits.FRAGMENTS_PER_TURN_MAX:
-                yield
+            if self._is_turn(seen, pair):
+                yield None
         if fold is not None:
+            if (work := fold.due(None)) is not None:
+                yield work
             self._close(fold, stopped=False, is_last=True)
+
+    def _is_turn(self, seen: int, pair: Pair) -> bool:
+        self._turn_bytes += len(pair[1])
+        if seen % limits.FRAGMENTS_PER_TURN_MAX and self._turn_bytes <= MERGED_BYTES_INLINE:
+            return False
+        self._turn_bytes = 0
+        return True
 
     def _fold(self, token: int, key: bytes, prefix: bytes) -> PartitionFold:
         return PartitionFold(
@@ -108,16 +131,20 @@ class Reading:
             ask_merge=self._ask_merge,
         )
 
-    def _feed(self, fold: PartitionFold) -> Generator[None, None, bool]:
+    def _feed(self, fold: PartitionFold) -> Generator[Work | None, None, bool]:
         """Returns True when the fold was full before the partition's content ended."""
         seen = 0
         for lower, upper, reverse in self._pieces(fold):
             for pair in self._view.scan(lower, upper, reverse):
+                if (work := fold.due(pair)) is not None:
+                    yield work
                 if fold.add(pair):
                     return True
                 seen += 1
-                if not seen % limits.FRAGMENTS_PER_TURN_MAX:
-                    yield
+                if self._is_turn(seen, pair):
+                    yield None
+        if (work := fold.due(None)) is not None:
+            yield work
         return False
 
     def _pieces(self, fold: PartitionFold) -> list[_Bounds]:

@@ -307,8 +307,8 @@ CQL_ANSWER_BYTES_COALESCED: Final = 256 * 1024
 TEXT_STATEMENTS_MAX: Final = 512
 #: A longer statement text is planned anew each time, so that kept texts stay below 2 MiB.
 TEXT_STATEMENT_CHARACTERS_MAX: Final = 4096
-#: Mutations of one batch, as many as the protocol's count allows.
-BATCH_STATEMENTS_MAX: Final = 65_535
+#: Statements of one batch: they are decoded in one go, some 35 ms.
+BATCH_STATEMENTS_MAX: Final = 32_768
 #: Traces that one node is storing; requests beyond it run untraced, and their clients are told.
 TRACES_IN_FLIGHT_MAX: Final = 64
 #: Statements of a traced batch that its trace names.

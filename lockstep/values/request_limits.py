@@ -64,10 +64,24 @@ CLIENT_STALLED_MS_MAX: Final = 30_000
 CLIENT_SLOW_MS_MAX: Final = 2_000
 #: Tables of which a node remembers how large their answers are; some hundred bytes each.
 RESPONSE_SIZES_KEPT_MAX: Final = 1024
+#: Values of all statements of a batch: they are decoded in one go, some 30 ms.
+BATCH_VALUES_MAX: Final = 131_072
+#: Statements of a batch that are looked up, or planned on the loop, in one go: some 10 ms.
+BATCH_STATEMENTS_A_TURN: Final = 1000
+#: Writes of one request that begin before the loop gets a turn: some 5 ms.
+WRITES_A_TURN: Final = 500
+#: Rows, cells and bytes of a write of one partition, times the views of its table: a replica works out what
+#: views make of them in the step in which it applies the write. Some 40 ms.
+VIEWED_ROWS_MAX: Final = 1000
+VIEWED_CELLS_MAX: Final = 16_384
+VIEWED_BYTES_MAX: Final = 4 * 1024 * 1024
 #: Rows made or encoded for one answer before the loop gets a turn: some 10 ms.
 ROWS_A_TURN: Final = 2000
 #: Cells of one row that is made on the loop: some 10 ms.
 ROW_CELLS_INLINE: Final = 4096
+#: Bytes of one row that is merged on the loop, and of fragments that are merged before it gets a turn: ten
+#: thousand small cells, some 10 ms.
+MERGED_BYTES_INLINE: Final = 256 * 1024
 #: Failed logins that a node remembers of each kind (role at an address, address, role): a few megabytes.
 LOGIN_FAILURES_KEPT_MAX: Final = 10_000
 #: A login that would wait longer for its turn behind failed ones is refused: drivers give up by then.

@@ -8,7 +8,11 @@ local deletion and expiry times are whole seconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+
+from lockstep.values.request_limits import ROW_CELLS_INLINE
 
 #: No expiry; also the smallest possible local time, so it never counts as expired.
 NEVER_S = 0
@@ -178,3 +182,15 @@ class ReadResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     partitions: tuple[Partition, ...]
     more: bool = False
     end: Position | None = None
+
+
+def has_large_row(results: Iterable[ReadResult]) -> bool:
+    """Whether some row has more than ROW_CELLS_INLINE cells: what is made of it is not made on a loop."""
+    for result in results:
+        for partition in result.partitions:
+            if partition.static is not None and len(partition.static.cells) > ROW_CELLS_INLINE:
+                return True
+            for row in partition.rows:
+                if len(row.cells) > ROW_CELLS_INLINE:
+                    return True
+    return False

@@ -6,22 +6,21 @@ import json
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from lockstep.cql.wire import client as wire
-from lockstep.cql.wire.constants import Opcode
-from lockstep.cql.wire.messages import QueryParameters, Value
+from lockstep.cql.wire.constants import BATCH_UNLOGGED, Opcode
+from lockstep.cql.wire.messages import BatchStatement, QueryParameters, Value
 from lockstep.values.ids import Consistency
+from lockstep.values.limits import BATCH_STATEMENTS_MAX
 from tests.server.wire_client import WireClient
 
 PORTS = (19142, 17100, 17180)
-#: How long others may wait for a statement, on a machine that gives an idle node its turns at once.
-WAIT_MS_MAX = 100.0
+#: The most processor time that one callback of a node's loop may take for a statement.
+CALLBACK_MS_MAX = 50.0
 
 
 @contextmanager
@@ -34,28 +33,28 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 class Door:
-    """A real node, a client of it, and another process that measures how long others wait."""
+    """A real node that measures itself, and a client of it."""
 
-    def __init__(self, client: WireClient, pinger: subprocess.Popen[str]) -> None:
+    def __init__(self, client: WireClient, node: subprocess.Popen[str]) -> None:
         self._client = client
-        self._pinger = pinger
+        self._node = node
 
-    def longest_ms(self) -> float:
-        """The longest that an answer to the other client took since the last call."""
-        assert self._pinger.stdin is not None and self._pinger.stdout is not None
-        self._pinger.stdin.write("\n")
-        self._pinger.stdin.flush()
-        return float(self._pinger.stdout.readline())
-
-    def quiet_ms(self) -> float:
-        """As long as the busiest tenth of a second while nobody asks anything else."""
-        self.longest_ms()
-        time.sleep(0.1)
-        return self.longest_ms()
+    def longest(self) -> tuple[float, str]:
+        """The most processor time, in milliseconds, that one callback took since the last call, and which."""
+        assert self._node.stdin is not None and self._node.stdout is not None
+        self._node.stdin.write("\n")
+        self._node.stdin.flush()
+        told = json.loads(self._node.stdout.readline())
+        return told["longest_ms"], told["callback"]
 
     def ask(self, text: str, *values: Value) -> wire.Body:
         body = wire.query(4, text, QueryParameters(Consistency.ONE, tuple(values)))
         return self._client.ask(Opcode.QUERY, body)
+
+    def batch(self, statements: Sequence[BatchStatement]) -> wire.Body:
+        """As an unlogged batch of the protocol."""
+        body = wire.batch(4, BATCH_UNLOGGED, statements, QueryParameters(Consistency.ONE))
+        return self._client.ask(Opcode.BATCH, body)
 
     def prepare(self, text: str) -> wire.Body:
         return self._client.ask(Opcode.PREPARE, wire.prepare(4, text))
@@ -79,28 +78,41 @@ cql_port = {cql}
 admin_port = {admin}
 """
     )
-    command = [sys.executable, "-m", "lockstep.server.main", "--config", str(file)]
-    node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    command = [sys.executable, "-m", "tests.server.measured_node", "--config", str(file)]
+    node = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     with ended(node):
         assert node.stdout is not None
         json.loads(node.stdout.readline().removeprefix("ready "))
-        ping = [sys.executable, str(Path(__file__).with_name("pinger.py")), "127.0.0.1", str(cql)]
-        pinger = subprocess.Popen(ping, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        with ended(pinger), WireClient("127.0.0.1", cql) as client:
+        with WireClient("127.0.0.1", cql) as client:
             client.socket.settimeout(60)
             client.startup()
-            made = Door(client, pinger)
+            made = Door(client, node)
             for text in (
                 "CREATE KEYSPACE w WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}",
-                "CREATE TABLE w.t (k int PRIMARY KEY, v text, m map<int, int>, f frozen<map<int, int>>)",
+                "CREATE TABLE w.t (k int PRIMARY KEY, v text, m map<int, int>, f frozen<map<int, int>>, "
+                "l list<int>)",
+                "CREATE TABLE w.r (k int, c int, v int, PRIMARY KEY (k, c))",
+                "CREATE TABLE w.b (k int, c int, a int, v text, m map<int, int>, PRIMARY KEY (k, c))",
+                "CREATE MATERIALIZED VIEW w.bv AS SELECT * FROM w.b WHERE a IS NOT NULL AND k IS NOT NULL "
+                "AND c IS NOT NULL PRIMARY KEY (a, k, c)",
             ):
                 assert isinstance(made.ask(text), wire.SchemaChange)
             yield made
 
 
-MAP = ",".join(f"{number}:{number}" for number in range(30_000))
-PACKED = struct.pack(">i", 30_000) + b"".join(struct.pack(">iiii", 4, n, 4, n) for n in range(30_000))
-REFUSED = {
+def map_of(count: int) -> bytes:
+    return struct.pack(">i", count) + b"".join(struct.pack(">iiii", 4, n, 4, n) for n in range(count))
+
+
+ENTRIES = 131_072
+MAP = "{" + ",".join(f"{number}:{number}" for number in range(65_535)) + "}"
+PACKED = map_of(ENTRIES)
+LIST = struct.pack(">i", ENTRIES) + b"".join(struct.pack(">ii", 4, n) for n in range(ENTRIES))
+TEXT = "x" * 11_500_000
+MANY = ",".join(map(str, range(1900)))
+REFUSED: dict[str, str] = {
     "selections": f"SELECT {','.join(['v'] * 149_000)} FROM w.t WHERE k = 1",
     "in": f"SELECT v FROM w.t WHERE k IN ({','.join(map(str, range(140_000)))})",
     "string": "SELECT '" + "x" * 14_000_000,
@@ -114,49 +126,75 @@ REFUSED = {
     "changed string": "INSERT INTO w.t (k, v) VALUES (1, '" + "x" * 8_000_000,
     "quotes": "INSERT INTO w.t (k, v) VALUES (1, '" + "''" * 4_000_000,
     "changed number": "INSERT INTO w.t (k) VALUES (" + "9" * 8_000_000,
+    "rows of a view": f"UPDATE w.b SET v = 'a' WHERE k = 1 AND c IN ({MANY})",
+    "cells of a view": f"INSERT INTO w.b (k, c, a, m) VALUES (1, 1, 1, {MAP})",
+    "text of a view": f"INSERT INTO w.b (k, c, a, v) VALUES (1, 1, 1, '{TEXT}')",
 }
 TAKEN: dict[str, tuple[str, tuple[Value, ...]]] = {
     "selections": (f"SELECT {','.join(['v'] * 8000)} FROM w.t WHERE k = 1", ()),
-    "in": (f"SELECT v FROM w.t WHERE k IN ({','.join(map(str, range(3000)))})", ()),
-    "map": (f"INSERT INTO w.t (k, m) VALUES (1, {{{MAP}}})", ()),
-    "frozen map": (f"INSERT INTO w.t (k, f) VALUES (1, {{{MAP}}})", ()),
+    "in": (f"SELECT v FROM w.t WHERE k IN ({','.join(map(str, range(9000)))})", ()),
+    "changed in": (f"UPDATE w.t SET v = 'a' WHERE k IN ({','.join(map(str, range(100, 9000)))})", ()),
+    "text": (f"INSERT INTO w.t (k, v) VALUES (1, '{TEXT}')", ()),
+    "text read": ("SELECT v FROM w.t WHERE k = 1", ()),
+    "map": (f"INSERT INTO w.t (k, m) VALUES (1, {MAP})", ()),
+    "frozen map": (f"INSERT INTO w.t (k, f) VALUES (1, {MAP})", ()),
     "bound map": ("INSERT INTO w.t (k, m) VALUES (2, ?)", (PACKED,)),
+    "bound map over another": ("UPDATE w.t SET m = m + ? WHERE k = 2", (PACKED,)),
+    "map read": ("SELECT m FROM w.t WHERE k = 2", ()),
+    "map read as json": ("SELECT JSON m FROM w.t WHERE k = 2", ()),
     "bound frozen map": ("INSERT INTO w.t (k, f) VALUES (2, ?)", (PACKED,)),
+    "bound list": ("INSERT INTO w.t (k, l) VALUES (3, ?)", (LIST,)),
+    "element of a list": ("UPDATE w.t SET l[7] = 8 WHERE k = 3", ()),
+    "elements of a list": ("UPDATE w.t SET l = l - [3] WHERE k = 3", ()),
+    "conditional map": ("INSERT INTO w.t (k, m) VALUES (4, ?) IF NOT EXISTS", (PACKED,)),
+    "condition of a map": (f"UPDATE w.t SET v = 'a' WHERE k = 4 IF m = {MAP}", ()),
+    "condition not met": ("INSERT INTO w.t (k, v) VALUES (4, 'a') IF NOT EXISTS", ()),
+    "map of a view": ("INSERT INTO w.b (k, c, a, m) VALUES (2, 1, 1, ?)", (map_of(16_000),)),
+    "map of a view that moves": ("UPDATE w.b SET a = 2 WHERE k = 2 AND c = 1", ()),
     "columns": (f"CREATE TABLE w.d (k int PRIMARY KEY, {','.join(f'c{n} int' for n in range(2000))})", ()),
 }
 
 
-def judge(door: Door, work: str, waited_ms: float, quiet_ms: float) -> None:
-    assert waited_ms <= WAIT_MS_MAX + 3 * quiet_ms, f"{work}: others waited {waited_ms:.0f} ms"
-
-
-def best_of(door: Door, text: str, *values: Value) -> tuple[wire.Body, float, float]:
-    """The answer, and how long others waited in the best of three attempts, beside a quiet time."""
-    found = []
+def judge(door: Door, work: str, ask: Callable[[], wire.Body]) -> wire.Body:
+    """The answer, where no callback took too long in the best of three attempts: a processor that others
+    heat up is slower."""
+    found: list[tuple[float, str]] = []
     for _ in range(3):
-        quiet_ms = door.quiet_ms()
-        answer = door.ask(text, *values)
-        waited_ms = door.longest_ms()
-        found.append((waited_ms, quiet_ms))
-        if waited_ms <= WAIT_MS_MAX:
-            break
-    return (answer, *min(found))
+        door.longest()
+        answer = ask()
+        found.append(door.longest())
+        if found[-1][0] <= CALLBACK_MS_MAX:
+            return answer
+    raise AssertionError(f"{work}: a callback took {min(found)[0]:.0f} ms: {min(found)[1]}")
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_is_too_long_is_refused_while_others_are_answered(door: Door, kind: str) -> None:
-    answer, waited_ms, quiet_ms = best_of(door, REFUSED[kind])
+    answer = judge(door, kind, lambda: door.ask(REFUSED[kind]))
     assert isinstance(answer, wire.ErrorResponse)
     assert answer.code in (0x2000, 0x2200)
-    judge(door, kind, waited_ms, quiet_ms)
 
 
 @pytest.mark.parametrize("kind", TAKEN)
 def test_long_statements_are_planned_while_others_are_answered(door: Door, kind: str) -> None:
     text, values = TAKEN[kind]
-    answer, waited_ms, quiet_ms = best_of(door, text, *values)
+    answer = judge(door, kind, lambda: door.ask(text, *values))
     assert not isinstance(answer, wire.ErrorResponse) or "already exists" in answer.message, answer
-    judge(door, kind, waited_ms, quiet_ms)
+
+
+@pytest.mark.parametrize("count", [1900, BATCH_STATEMENTS_MAX])
+def test_long_batches_are_planned_while_others_are_answered(door: Door, count: int) -> None:
+    prepared = door.prepare("INSERT INTO w.r (k, c, v) VALUES (?, ?, ?)")
+    assert isinstance(prepared, wire.PreparedResult)
+    statements = [
+        BatchStatement(prepared.statement_id, tuple(struct.pack(">i", v) for v in (1, n % 1900, n)))
+        for n in range(count)
+    ]
+    assert isinstance(judge(door, "batch", lambda: door.batch(statements)), wire.VoidResult)
+    found = door.ask("SELECT v FROM w.r WHERE k = 1 AND c = 7")
+    assert isinstance(found, wire.RowsResult)
+    # All have one timestamp, so the greatest value stands.
+    assert found.rows[0][0] == struct.pack(">i", (count - 8) // 1900 * 1900 + 7)
 
 
 def test_a_long_text_is_prepared_beside_the_loop_and_executed(door: Door) -> None:
@@ -173,3 +211,11 @@ def test_what_was_written_by_long_statements_is_read(door: Door) -> None:
     found = door.ask("SELECT v FROM w.t WHERE k = 9")
     assert isinstance(found, wire.RowsResult)
     assert found.rows[0][0] == text.replace("''", "'").encode()
+
+
+def test_batches_of_too_many_statements_or_values_are_refused_before_they_are_decoded(door: Door) -> None:
+    many = [BatchStatement(b"id", ())] * (BATCH_STATEMENTS_MAX + 1)
+    wide = [BatchStatement(b"id", (None,) * 60_000)] * 60
+    for work, statements in (("statements", many), ("values", wide)):
+        answer = judge(door, work, lambda statements=statements: door.batch(statements))
+        assert isinstance(answer, wire.ErrorResponse) and answer.code == 0x2200

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.storage import keys
+from lockstep.storage import folding, keys, reading
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.group_commit import GroupCommit
 from lockstep.storage.merging import merge_place
@@ -129,6 +129,26 @@ async def engine_with(kind: str, path: Path, mutations: list[Mutation], **option
     for m in mutations:
         engine.apply(m)
     return engine
+
+
+@BOTH
+def test_large_rows_are_merged_beside_the_loop_and_read_as_others(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        dice = Random(1)
+        mutations = [random_mutation(dice, number) for number in range(150)]
+        engine = await engine_with(kind, tmp_path, mutations)
+        asked = [command(), *(command(place, row_limit=limit) for place in KEYS for limit in (0, 1, 2))]
+        expected = [await engine.read(one) for one in asked]
+        for module in (folding, reading):
+            monkeypatch.setattr(module, "MERGED_BYTES_INLINE", 10)
+        assert [await engine.read(one) for one in asked] == expected
+        assert all(engine.read_now(one) is None for one in asked), "it would be merged on the loop"
+        assert [engine.peek(one) for one in asked] == expected
+        await engine.close()
+
+    asyncio.run(body())
 
 
 @BOTH

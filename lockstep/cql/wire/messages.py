@@ -1,8 +1,9 @@
 """Request bodies as values (the server's side).
 
 Owns: the request structs and their decoding by version. Invariant: any body decodes to a struct or
-raises ProtocolViolation; null (None) and unset (UNSET) stay distinct. Bytes behind the last field are
-ignored, as clients may append what extensions define.
+raises ProtocolViolation, or InvalidRequest where a batch holds more than is decoded in one go; null (None)
+and unset (UNSET) stay distinct. Bytes behind the last field are ignored, as clients may append what
+extensions define.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from lockstep.cql.wire.constants import (
     has_wide_flags,
 )
 from lockstep.cql.wire.primitives import unpack_int, unpack_long, unpack_short, unpack_uint
-from lockstep.values.errors import ProtocolViolation
+from lockstep.values.errors import InvalidRequest, ProtocolViolation
 from lockstep.values.ids import Consistency
+from lockstep.values.limits import BATCH_STATEMENTS_MAX
+from lockstep.values.request_limits import BATCH_VALUES_MAX
 
 
 class Unset(enum.Enum):
@@ -291,7 +294,10 @@ def _decode_batch(version: int, body: bytes, at: int) -> Batch:
     if kind > BATCH_COUNTER:
         raise ProtocolViolation(f"Invalid batch type {kind}")
     count, at = unpack_short(body, at + 1)[0], at + 3
+    if count > BATCH_STATEMENTS_MAX:
+        raise InvalidRequest(f"A batch holds at most {BATCH_STATEMENTS_MAX} statements")
     statements = []
+    room = BATCH_VALUES_MAX
     for _ in range(count):
         prepared = body[at]
         statement: str | bytes
@@ -301,7 +307,11 @@ def _decode_batch(version: int, body: bytes, at: int) -> Batch:
             statement, at = wire.read_short_bytes(body, at + 1)
         else:
             raise ProtocolViolation("Invalid query kind in BATCH messages. Must be 0 or 1")
-        values, at = _read_values(body, at + 2, unpack_short(body, at)[0])
+        width = unpack_short(body, at)[0]
+        room -= width
+        if room < 0:
+            raise InvalidRequest(f"The statements of a batch have at most {BATCH_VALUES_MAX} values")
+        values, at = _read_values(body, at + 2, width)
         statements.append(BatchStatement(statement, values))
     head = _HEAD_5 if has_wide_flags(version) else _HEAD_4
     number, flags = head.unpack_from(body, at)
