@@ -12,6 +12,7 @@ from lockstep.metadata.directory import Directory
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.metadata.requests import Request, RequestState
 from lockstep.metadata.requests import Requests as Known
+from lockstep.node.moved import Moved
 from lockstep.server.requests import Requests
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
@@ -40,7 +41,7 @@ class Asked(Requests):
                     excluded_by_node={},
                     epoch=7,
                 ),
-                topology=SimpleNamespace(blocking=(), progress={}, said={}),
+                topology=SimpleNamespace(blocking=(), progress={}, said={}, moved=Moved()),
                 node_id=1,
                 runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
                 is_leader=False,
@@ -48,8 +49,8 @@ class Asked(Requests):
         )
         self._leader = leader
 
-    async def running(self) -> list[dict[str, Any]]:
-        return self._leader
+    async def _leaders(self) -> dict[str, Any]:
+        return {"requests": self._leader, "moved": {}}
 
 
 def operation(number: int) -> Operation:
