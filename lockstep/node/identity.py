@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.node.journal import Journal
+from lockstep.node.stamps import STAMPS_PATH
 from lockstep.runtime.ports import Disk, Runtime
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.store import STORE_DIRECTORY
@@ -65,11 +66,15 @@ class IdentityFile:
         return self.value
 
     def _refuse_others_data(self) -> None:
-        """CorruptFile: whose data this is cannot be known any more."""
-        for directory in ("raft", "metadata", "store"):
-            if self._runtime.disk.names(directory):
+        """CorruptFile: whose data this is cannot be known any more. Metadata alone is of no node: a dump was
+        put there for a new one."""
+        disk = self._runtime.disk
+        for directory in ("raft", STORE_DIRECTORY):
+            if disk.names(directory):
                 why = f"it says nothing, and there is data of a node in {directory}"
                 raise CorruptFile(IDENTITY_PATH, 0, why)
+        if disk.exists(STAMPS_PATH):
+            raise CorruptFile(IDENTITY_PATH, 0, f"it says nothing, and there is {STAMPS_PATH} of a node")
 
     async def adopt_cluster(self, cluster_id: str) -> None:
         """Bind the directory to a cluster; ConfigurationError when it belongs to another one."""

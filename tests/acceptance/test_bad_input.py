@@ -24,12 +24,14 @@ from tests.acceptance import parts
 from tests.acceptance.parts import (
     ADMIN_PORT,
     CQL_PORT,
+    END_S,
     INTERNODE_PORT,
     Load,
     lockstep,
     node_process,
     node_settings,
     run_node,
+    until,
     write_settings,
 )
 
@@ -183,16 +185,23 @@ def test_a_wiped_founder_is_refused(tmp_path: Path, running: Running) -> None:
 
 
 def test_founders_that_disagree_say_so_and_wait(tmp_path: Path) -> None:
-    one = {"name": "split", "founders": [OTHER, ANOTHER]}
-    two = {"name": "split", "founders": [OTHER, ANOTHER, "127.0.0.43"]}
-    first = write_settings(tmp_path / "1", node_settings(OTHER, tmp_path / "1/data", one))
-    second = write_settings(tmp_path / "2", node_settings(ANOTHER, tmp_path / "2/data", two))
-    with node_process(first) as process:
-        ended = run_node(second, timeout_s=4)
-        told = parts.stop_node(process)
-    said = told.err + ended.err
-    assert "this node's founders are" in said, said
-    assert "ready" not in told.out + ended.out, "a split list founds no cluster"
+    founders = [OTHER, ANOTHER]
+
+    def founder(directory: Path, address: str, named: list[str]) -> Path:
+        cluster = {"name": "split", "founders": named}
+        log = {"file": str(directory / "log")}
+        return write_settings(directory, node_settings(address, directory / "data", cluster, log=log))
+
+    def said() -> str:
+        return "".join(file.read_text() for file in tmp_path.glob("?/log"))
+
+    first = founder(tmp_path / "1", OTHER, founders)
+    second = founder(tmp_path / "2", ANOTHER, [*founders, "127.0.0.43"])
+    with node_process(first) as one, node_process(second) as two:
+        until(lambda: "this node's founders are" in said(), timeout_s=END_S)
+        assert one.poll() is None and two.poll() is None, "they wait"
+        told = [parts.stop_node(process) for process in (one, two)]
+    assert "ready" not in told[0].out + told[1].out, "a split list founds no cluster"
 
 
 # -- joining ------------------------------------------------------------------------------------------
@@ -477,28 +486,60 @@ def journal(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def single(directory: Path, foreign_data: Path) -> Path:
-    """A copy of the stopped node's data with the configuration it had."""
-    shutil.copytree(foreign_data, directory / "data")
+@pytest.fixture(scope="module")
+def killed_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of a node that was killed while it served."""
+    directory = tmp_path_factory.mktemp("killed")
+    with node_process(founder_of_one(directory)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready ")
+        process.kill()
+    return directory / "data"
+
+
+def single(directory: Path, data: Path) -> Path:
+    """A copy of a node's data with the configuration it had."""
+    shutil.copytree(data, directory / "data")
     return founder_of_one(directory)
 
 
-def test_a_torn_tail_is_cut_off(tmp_path: Path, foreign_data: Path, journal: str) -> None:
-    file = single(tmp_path, foreign_data)
-    with (tmp_path / "data" / journal).open("ab") as torn:
+def tear(file: Path) -> None:
+    """Half of a record at a file's end."""
+    with file.open("ab") as torn:
         torn.write(struct.pack("<II", 500, 1) + b"half a rec")
+
+
+def damage(file: Path) -> None:
+    """One bit of the first record; a record after it shows that this is no torn tail."""
+    whole = file.read_bytes()
+    content = bytearray(whole)
+    content[12] ^= 0x10
+    file.write_bytes(bytes(content) + whole)
+
+
+def test_a_torn_tail_that_a_crash_left_is_cut_off(tmp_path: Path, killed_data: Path, journal: str) -> None:
+    file = single(tmp_path, killed_data)
+    tear(tmp_path / "data" / journal)
     with node_process(file) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ready ")
         assert parts.stop_node(process).code == 0
+    assert b"half a rec" not in (tmp_path / "data" / journal).read_bytes()
 
 
-def test_damage_in_the_middle_names_file_and_offset(tmp_path: Path, foreign_data: Path, journal: str) -> None:
+def test_a_torn_tail_after_a_stop_in_good_order_is_damage(
+    tmp_path: Path, foreign_data: Path, journal: str
+) -> None:
     file = single(tmp_path, foreign_data)
-    path = tmp_path / "data" / journal
-    content = bytearray(path.read_bytes())
-    content[12] ^= 0x10
-    # A record after the damaged one shows that this is no torn tail.
-    path.write_bytes(bytes(content) + bytes(foreign_data.joinpath(journal).read_bytes()))
-    ended = run_node(file)
-    ended.refused("CORRUPT_FILE", 1, journal, "at byte 0")
+    size_bytes = (tmp_path / "data" / journal).stat().st_size
+    tear(tmp_path / "data" / journal)
+    run_node(file).refused("CORRUPT_FILE", 1, f"{journal} is corrupt at byte {size_bytes}: ", "stopped")
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])
+def test_damage_in_the_middle_names_file_and_offset(
+    tmp_path: Path, foreign_data: Path, killed_data: Path, journal: str, stopped: bool
+) -> None:
+    file = single(tmp_path, foreign_data if stopped else killed_data)
+    damage(tmp_path / "data" / journal)
+    run_node(file).refused("CORRUPT_FILE", 1, f"{journal} is corrupt at byte 0: ")

@@ -14,6 +14,7 @@ from lockstep.node.raft_journal import RaftJournal
 from lockstep.runtime.ports import Runtime
 from lockstep.sim.disk import SimDisk
 from lockstep.sim.world import World
+from lockstep.values.clock_limits import STAMPS_RESERVED_US
 from lockstep.values.codec import decoder, frame_record, scan_records
 from lockstep.values.errors import CannotApply, CorruptFile, DiskRefused
 from tests.node.support import Town, keyspace
@@ -193,6 +194,9 @@ def test_what_a_killed_predecessor_left_unsynced_is_durable_before_it_is_believe
         town.world.network.isolate(process.host)
         town.start(2)
         town.until(lambda: "n2" in town.nodes and town.node(2).identity.value.host_id != "")
+        if path == "metadata/log-000000000001":
+            # After a kill it first waits until the clock has passed the timestamps that were reserved.
+            town.until(lambda: town.node(2).state.epoch > 0, limit_s=STAMPS_RESERVED_US / 1e6 + 0.1)
         town.wait(0.1)
         seen = disk.read(path)
         assert disk.durable()[path] == seen != b""

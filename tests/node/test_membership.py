@@ -114,7 +114,9 @@ def test_a_node_that_left_stops_serving_and_does_not_start_again() -> None:
         town.until(lambda: "n4" in town.ended, limit_s=2.0)
         assert isinstance(town.ended["n4"], PreconditionError)
         assert not town.nodes["n4"].ready and town.logged("node.left", "n4")
-        assert not town.process(4).alive
+        # It stores which timestamps it has given before the process ends.
+        assert not town.node(4).internode._running
+        town.until(lambda: not town.process(4).alive, limit_s=1.0)
         town.start(4)
         town.until(lambda: "n4" in town.ended)
         assert "has left the cluster" in str(town.ended["n4"])

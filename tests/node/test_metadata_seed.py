@@ -9,10 +9,11 @@ import pytest
 
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.dump import dump_file, load_file
+from lockstep.node.identity import IdentityFile
 from lockstep.node.metadata_seed import seed_directory
 from lockstep.node.metadata_state import MetadataState
 from lockstep.runtime.real import real_runtime
-from lockstep.values.errors import ConfigurationError
+from lockstep.values.errors import ConfigurationError, CorruptFile
 from tests.node.metadata_place import LONG, REGISTRY
 
 
@@ -35,6 +36,23 @@ def test_a_directory_is_seeded_from_a_dump_with_entries(base: int, first: int | 
     state = asyncio.run(seed())
     assert state.epoch == end and state_digest(state.current) == state_digest(LONG.values[end])
     assert state.first_epoch == (first or 1)
+
+
+@pytest.mark.parametrize("kept", ["", "raft/group-1", "store/CURRENT", "stamps"])
+def test_a_seeded_directory_gets_an_identity_and_one_that_lost_its_own_gets_none(
+    kept: str, tmp_path: Path
+) -> None:
+    dump = load_file(dump_file(LONG.values[0], LONG.entries[0:4]), REGISTRY)
+    runtime = real_runtime(str(tmp_path / "d"))
+    asyncio.run(seed_directory(runtime, dump))
+    if not kept:
+        assert asyncio.run(IdentityFile(runtime).boot()).generation == 1
+        return
+    (tmp_path / "d" / kept).parent.mkdir(exist_ok=True)
+    (tmp_path / "d" / kept).write_bytes(b"a node's")
+    with pytest.raises(CorruptFile, match=r"identity .* it says nothing") as caught:
+        asyncio.run(IdentityFile(runtime).boot())
+    assert kept.partition("/")[0] in caught.value.why
 
 
 def test_a_directory_with_anything_in_it_is_left_alone(tmp_path: Path) -> None:

@@ -55,7 +55,19 @@ def test_a_changed_file_is_named(name: str, harm: str, tmp_path: Path) -> None:
     with pytest.raises(CorruptFile) as caught:
         asyncio.run(with_seal(tmp_path, Seal.open))
     assert caught.value.path == name
+    first_bytes = len(frame_record(b"first"))
+    assert caught.value.offset == {"flipped": first_bytes, "cut": len(content) - 3}.get(harm, 0)
     assert (tmp_path / SEAL_PATH).exists(), "whoever starts it again is told again"
+
+
+@pytest.mark.parametrize("tail", [b"half a rec", frame_record(b"whole")])
+def test_what_is_appended_to_a_file_begins_where_it_ended(tail: bytes, tmp_path: Path) -> None:
+    sealed(tmp_path)
+    whole = (tmp_path / "identity").read_bytes()
+    (tmp_path / "identity").write_bytes(whole + tail)
+    with pytest.raises(CorruptFile) as caught:
+        asyncio.run(with_seal(tmp_path, Seal.open))
+    assert (caught.value.path, caught.value.offset) == ("identity", len(whole))
 
 
 def test_a_damaged_seal_is_told_of_and_keeps_nobody_from_starting(tmp_path: Path) -> None:
