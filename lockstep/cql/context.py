@@ -37,6 +37,12 @@ class Context(msgspec.Struct, frozen=True):
     calls: UserCalls | None = None
     is_decided: bool = False
 
+    @property
+    def deleted_at_s(self) -> int:
+        """When a deletion of this request was made: never before one that this coordinator took earlier, as a
+        repair that asked it meanwhile counts only those as arrived."""
+        return max(self.now_s, self.stamp_us // 1_000_000)
+
     def decided_at(self, time_us: int) -> Context:
         """The context of a request that a ballot of this time decides.
 

@@ -95,7 +95,7 @@ def _from_steps(plan: ModificationPlan, steps: BoundSteps, values: Values, conte
     for column, index, validate in steps.cells:
         value = values[index]
         if value is None:
-            cells.append(Cell(column, None, timestamp_us, 0, now_s))
+            cells.append(Cell(column, None, timestamp_us, 0, context.deleted_at_s))
         elif value is not UNSET:
             validate(value)
             cells.append(Cell(column, value, timestamp_us, ttl_s, expires_at_s))
@@ -147,7 +147,7 @@ def _general(plan: ModificationPlan, values: Values, context: Context, ids: List
         values = plan.json.values(values, context)
     keys = partition_keys(plan.restrictions, values, context)
     if plan.deletes_rows:
-        deletion = Deletion(timestamp_us, context.now_s)
+        deletion = Deletion(timestamp_us, context.deleted_at_s)
         return tuple(_row_deletions(plan, key, deletion, values, context) for key in keys)
     ttl_s = _ttl(plan, values, context)
     found = []

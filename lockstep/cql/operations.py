@@ -70,7 +70,7 @@ class RowWriter:
         self._write(Cell(column, value, self.timestamp_us, self.ttl_s, self.expires_at_s, path))
 
     def erase(self, column: int, path: bytes | None = None) -> None:
-        self._write(Cell(column, None, self.timestamp_us, 0, self.context.now_s, path))
+        self._write(Cell(column, None, self.timestamp_us, 0, self.context.deleted_at_s, path))
 
     def _write(self, cell: Cell) -> None:
         place = (cell.column, cell.path or b"")
@@ -80,7 +80,7 @@ class RowWriter:
 
     def clear(self, column: int, timestamp_us: int) -> None:
         """Delete a whole collection up to a timestamp."""
-        self.deletions[column] = ColumnDeletion(column, Deletion(timestamp_us, self.context.now_s))
+        self.deletions[column] = ColumnDeletion(column, Deletion(timestamp_us, self.context.deleted_at_s))
 
     def present(self, column: int) -> Sequence[Cell]:
         """Cells of a list in the order of its elements, as earlier operations of the statement leave it."""

@@ -327,7 +327,7 @@ class Parts(MetadataParts):
         )
 
         oldest = self.oldest_hint_us
-        participant.oldest_undelivered_us = self._oldest_write_us
+        participant.asks(self._oldest_write_us, self.stamps.caught_up_us)
         interval_s = self.configuration.purge.interval_ms / 1000
         self.tombstone_purge = TombstonePurge(
             runtime, state, self.engine, self.guards, oldest, interval_s, self.log

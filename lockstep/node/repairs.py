@@ -21,6 +21,7 @@ from lockstep.node.submission import Submitter
 from lockstep.replication.repair_messages import About, Note
 from lockstep.runtime.ports import Runtime
 from lockstep.topology.repairs import BeginRepair, EndRepair, RepairUnit, refuse_emptied, units
+from lockstep.topology.undelivered import Told, all_arrived_before_us
 from lockstep.values.errors import LockstepError, PreconditionError, SessionClosed
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import (
@@ -166,15 +167,21 @@ class RepairDriver:
         text = f"{progress.ranges_failed} of {progress.ranges} ranges: {failures[0][1]}" if failures else ""
         return self._ends.ending(repair.id, state, text, ranges, before_s)
 
+    def _now_us(self) -> int:
+        """By the steady clock."""
+        return int(self._runtime.clock.monotonic_s() * 1_000_000)
+
     async def _nothing_older_is_under_way(self, repair: Repair) -> int:
-        """The second before which every write has reached its replicas or is in what will be compared; 0 when
-        some node that may keep an older one for others cannot be asked."""
+        """The second before which every write has reached its replicas or is in what will be compared, on the
+        clock that is furthest behind; 0 when some node that may keep an older one for others cannot be asked,
+        or cannot tell."""
         cluster = self._state.current
-        before_s = repair.began_s
+        told: list[Told] = []
         note = Note(repair.session_id, repair.began_epoch, About.UNDELIVERED)
         for node in cluster.directory.present_ids:
             if node in cluster.directory.shadowed:
                 return 0
+            asked_us = self._now_us()
             try:
                 noted = await self._questions.note(node, note)
             except SessionClosed:
@@ -182,9 +189,8 @@ class RepairDriver:
             except LockstepError as error:
                 self._log("repair.not_for_purging", repair=repair.id, node=node, error=str(error))
                 return 0
-            if noted.oldest_us >= 0:
-                before_s = min(before_s, noted.oldest_us // 1_000_000)
-        return before_s
+            told.append(Told(noted.oldest_us, noted.at_us, asked_us, self._now_us()))
+        return all_arrived_before_us(repair.began_s * 1_000_000, told) // 1_000_000
 
 
 def _whole(

@@ -15,6 +15,7 @@ import msgspec
 
 from lockstep.runtime.ports import Runtime
 from lockstep.values.clock_limits import (
+    STAMPS_CAUGHT_UP_MS,
     STAMPS_KEPT_BACK_US,
     STAMPS_RENEWED_BELOW_US,
     STAMPS_RESERVED_US,
@@ -26,6 +27,7 @@ from lockstep.values.errors import CorruptFile, DiskRefused, LockstepError
 STAMPS_PATH: Final = "stamps"
 _NEW_PATH: Final = "stamps.new"
 _RECORD_BYTES_MAX: Final = 1024
+_LOOK_MS: Final = 5
 
 
 class Reservation(msgspec.Struct, frozen=True, array_like=True):
@@ -75,6 +77,17 @@ class Stamps:
             self._reserving = True
             self._runtime.tasks.spawn(self._reserve(), "stamps.reserve")
         self._runtime.probes.observe("stamp.given", stamp_us=stamp_us)
+        return stamp_us
+
+    async def caught_up_us(self) -> int:
+        """The next timestamp, once enough is reserved that it is not behind the clock; a slow disk is waited
+        for at most STAMPS_CAUGHT_UP_MS, so it may be behind."""
+        wall_us, stamp_us = self._wall_us(), self.next_us()
+        for _ in range(STAMPS_CAUGHT_UP_MS // _LOOK_MS):
+            if stamp_us >= wall_us:
+                break
+            await asyncio.sleep(_LOOK_MS / 1000)
+            stamp_us = self.next_us()
         return stamp_us
 
     async def release(self) -> None:

@@ -74,8 +74,11 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 class Noted(msgspec.Struct, frozen=True, array_like=True):
     """`oldest_us`: when the oldest write was made that this node is yet to deliver; -1: there is none.
-    `bytes`: an estimate. `changed`: parts of the ranges, of an answer to CHANGES."""
+    `bytes`: an estimate. `changed`: parts of the ranges, of an answer to CHANGES. `at_us`: of an answer to
+    UNDELIVERED, the time on this node's clock, by which `oldest_us` is told too; it dates no deletion back
+    behind it. 0: it does not say."""
 
     oldest_us: int = -1
     bytes: int = 0
     changed: tuple[Range, ...] = ()
+    at_us: int = 0

@@ -99,6 +99,8 @@ class RepairParticipant:
         self._trees: dict[AskTree, _Building] = {}
         self._turns = asyncio.Semaphore(REPAIR_TREES_AT_ONCE_MAX)
         self.oldest_undelivered_us: Callable[[], int | None] = lambda: None
+        #: This node's next timestamp, mostly not behind its clock.
+        self.caught_up_us: Callable[[], Awaitable[int]] = self._wall_us
         self.counts = RepairCounts()
         internode.register(verbs.REPAIR_TREE, AskTree, Tree, self._serve_tree)
         internode.register(verbs.REPAIR_READ, AskRows, ReadResult, self._serve_rows)
@@ -183,12 +185,28 @@ class RepairParticipant:
         """Answer a small question, or take a small fact. SessionClosed."""
         self._guards.require(note.session_id)
         if note.about is About.UNDELIVERED:
-            oldest = self.oldest_undelivered_us()
-            return Noted(-1 if oldest is None else oldest)
+            return await self._undelivered()
         if note.about is About.EQUAL:
             await self._equal(note)
             return Noted()
         return await self._extent(note)
+
+    def asks(
+        self, oldest_undelivered_us: Callable[[], int | None], caught_up_us: Callable[[], Awaitable[int]]
+    ) -> None:
+        """Set whom to ask about this node's time: see the two attributes."""
+        self.oldest_undelivered_us = oldest_undelivered_us
+        self.caught_up_us = caught_up_us
+
+    async def _wall_us(self) -> int:
+        return self._runtime.clock.wall_us()
+
+    async def _undelivered(self) -> Noted:
+        # No deletion of this node is dated below a timestamp that it gave, however its clock is set.
+        stamp_us = await self.caught_up_us()
+        wall_us, oldest = self._runtime.clock.wall_us(), self.oldest_undelivered_us()
+        at_us = min(wall_us, stamp_us)
+        return Noted(-1 if oldest is None else oldest - (wall_us - at_us), at_us=at_us)
 
     async def _equal(self, note: Note) -> None:
         """Nothing but the repair wrote to most of the ranges since they were looked at: remember that."""

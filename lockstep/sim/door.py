@@ -136,7 +136,7 @@ class DoorServer(_Framed):
         if table is None:
             raise InvalidRequest(f"table {body.table} is not known here")
         if isinstance(body, Change):
-            mutation = mutation_for(body, table, node.new_mutation_id(), self._now_s())
+            mutation = mutation_for(body, table, node.new_mutation_id(), self._deleted_at_s())
             await node.coordinator.write(mutation, body.consistency, body.timeout_ms)
             return Answer(number)
         return Answer(number, rows=await self._rows(body, table))
@@ -159,6 +159,9 @@ class DoorServer(_Framed):
             if not result.more:
                 return tuple(rows)
             after = result.end
+
+    def _deleted_at_s(self) -> int:
+        return max(self._now_s(), self._node.stamps.next_us() // 1_000_000)
 
     def _now_s(self) -> int:
         return self._runtime.clock.wall_us() // 1_000_000

@@ -90,9 +90,9 @@ class BeginRepair(msgspec.Struct, frozen=True, array_like=True):
 class EndRepair(msgspec.Struct, frozen=True, array_like=True):
     """`ranges`, by part: what was made equal, on all participants and in all tables of the part.
 
-    `before_s`: everything written before this second had reached its replicas or was on the way to none; 0:
-    that is not known. `unchanged_since`: refused when something held got other replicas after this epoch; 0:
-    whatever they are.
+    `before_s`: everything written before this second, on the clock that was furthest behind, had reached its
+    replicas or was on the way to none; 0: that is not known. `unchanged_since`: refused when something held
+    got other replicas after this epoch; 0: whatever they are.
     """
 
     repair: int

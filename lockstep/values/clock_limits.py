@@ -14,6 +14,8 @@ STAMPS_RESERVED_US: Final = 2_000_000
 STAMPS_RENEWED_BELOW_US: Final = 1_500_000
 #: What is left of a reservation when the clock is at its end, until more is durable: as many timestamps.
 STAMPS_KEPT_BACK_US: Final = 500_000
+#: Longest wait for a timestamp that is not behind the clock: a few syncs of a disk that is busy.
+STAMPS_CAUGHT_UP_MS: Final = 500
 #: Pause before timestamps are reserved again after the disk refused.
 STAMPS_RETRY_MS: Final = 500
 #: Answers of one node from which its clock is known: the one with the shortest way of so many counts.

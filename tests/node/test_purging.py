@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from lockstep.cql.context import Context
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.purging import purge_before_s
 from lockstep.metadata.schema_change import ChangeSchema
@@ -152,7 +153,7 @@ def test_a_write_kept_for_others_is_older_than_what_a_repair_lets_go(town: Town)
     """Whoever keeps it may bring it back after the repair."""
 
     async def keep(node: Node) -> None:
-        node.repair_participant.oldest_undelivered_us = lambda: 5_000_000
+        node.repair_participant.oldest_undelivered_us = lambda: 5_900_000
 
     done(town, town.begin(3, keep))
     repair(town)
@@ -267,3 +268,93 @@ def test_hints_of_a_node_that_left_bring_nothing_back_that_a_repair_let_go(town:
     assert not any(pairs(town, number) for number in NODES)
     assert town.node(2).hints.dropped[OUTLIVED] == 1
     assert {(mark.node, mark.reason) for mark in town.node(2).hints.store.marks()} == {(3, OUTLIVED)}
+
+
+def keep_for_a_silent_replica(town: Town, at_us: int) -> Mutation:
+    """A write that the third node misses, and of which the first keeps a hint."""
+    name = (3).to_bytes(4, "big")
+    row = Row(b"\x00", Liveness(at_us), None, (Cell(2, b"v", at_us),))
+    made = Mutation(table_id(town.newest), token_of(name), name, bytes(MUTATION_ID_BYTES), at_us, rows=(row,))
+    with replaced((town.node(3).replica, "write", lambda _request, _answer: None)):
+        done(town, town.begin(1, lambda node: node.coordinator.write(made, Consistency.QUORUM, 2000)))
+        town.until(lambda: town.node(1).hints.store.count() == 1)
+    return made
+
+
+def repair_while_a_clock_was_ahead() -> None:
+    """The node that keeps a write for another has its clock an hour ahead; others delete what was written."""
+    with purging_town() as town:
+        set_mode(town, "repair")
+        town.process(1).jump_wall(3600)
+        with replaced((town.node(3).replica, "write", _refuses)):
+            at_us = town.node(2).runtime.clock.wall_us()
+            keep_for_a_silent_replica(town, at_us)
+            for number in NODES:
+                write(town, number, 3, at_us + 1, deletion=Deletion(at_us + 1, now_s(town, 2)))
+            town.wait(10)
+            repair(town, 2)
+            town.wait(8)
+            assert town.node(1).hints.store.count() == 1
+            assert all(pairs(town, number) for number in NODES), "the deletion goes behind what it deletes"
+        town.until(lambda: not town.node(1).hints.store.count())
+        assert not any(shown(town, number) for number in NODES)
+
+
+def shown(town: Town, number: int) -> list[Row]:
+    """Live rows of the third partition on a node."""
+    name = (3).to_bytes(4, "big")
+    at = token_of(name)
+    command = ReadCommand(
+        table_id(town.newest), at - 1, at, name, ALL_ROWS, (), False, False, 0, 0, now_s(town, 2)
+    )
+    found = done(town, town.begin(number, lambda node: node.engine.read(command))).partitions
+    return [row for part_ in found for row in part_.rows if row.liveness is not None]
+
+
+def test_a_repair_knows_of_writes_kept_by_a_node_whose_clock_is_ahead() -> None:
+    repair_while_a_clock_was_ahead()
+
+
+def test_what_a_node_deletes_once_its_clock_was_set_back_goes_behind_a_repair(town: Town) -> None:
+    """Else it would count as arrived wherever the repair was."""
+    set_mode(town, "repair")
+    town.wait(5)
+    repair(town)
+    [recorded] = town.newest.repairs.by_table[table_id(town.newest)]
+    town.process(1).jump_wall(-3600)
+    node = town.node(1)
+
+    async def asked(_node: Node) -> Context:
+        now_us, stamp_us = node.runtime.clock.wall_us(), node.stamps.next_us()
+        return Context(now_us, now_us // 1_000_000, stamp_us, stamp_us, b"", bytes)
+
+    context = done(town, town.begin(1, asked))
+    assert context.now_s < recorded.before_s <= context.deleted_at_s
+
+
+def test_an_idle_node_tells_a_repair_the_time_that_its_clock_shows(town: Town) -> None:
+    """Its reserved timestamps are behind that."""
+    set_mode(town, "repair")
+    town.wait(20)
+    began_s = now_s(town)
+    repair(town)
+    [recorded] = town.newest.repairs.by_table[table_id(town.newest)]
+    assert began_s - 4 <= recorded.before_s
+
+
+def repair_by_a_driver_that_is_ahead() -> None:
+    """What two replicas delete after it has not reached the third, whatever the driver's clock shows."""
+    with purging_town() as town:
+        set_mode(town, "repair")
+        for number in NODES:
+            write(town, number, 3, 1000)
+        town.process(1).jump_wall(3600)
+        repair(town)
+        for number in NODES[1:]:
+            write(town, number, 3, 2000, deletion=Deletion(2000, now_s(town, 2)))
+        town.wait(GRACE_S)
+        assert all(pairs(town, number) for number in NODES[1:])
+
+
+def test_a_repair_whose_driver_is_ahead_covers_nothing_that_came_after_it() -> None:
+    repair_by_a_driver_that_is_ahead()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from lockstep.cql.context import Context
+from lockstep.node import repairs
 from lockstep.node.purging import TombstonePurge
+from lockstep.node.repairs import RepairDriver
+from lockstep.sim.door import DoorServer
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
 from lockstep.storage.purging import Purge
@@ -34,9 +38,41 @@ def _purge_newest_fragment() -> contextlib.AbstractContextManager[None]:
     return replaced((Purge, "_place", place))
 
 
+def _repair_by_the_drivers_clock() -> contextlib.AbstractContextManager[None]:
+    """All that was deleted before a repair began on its driver's clock counts as arrived."""
+
+    async def began_s(_driver: Any, repair: Any) -> int:
+        return int(repair.began_s)
+
+    return replaced((RepairDriver, "_nothing_older_is_under_way", began_s))
+
+
+def _deletions_dated_by_the_clock() -> contextlib.AbstractContextManager[None]:
+    """A node whose clock was set back dates deletions before those that it took earlier."""
+    return replaced(
+        (Context, "deleted_at_s", property(lambda self: self.now_s)),
+        (DoorServer, "_deleted_at_s", DoorServer._now_s),
+    )
+
+
+def _kept_by_ones_own_clock() -> contextlib.AbstractContextManager[None]:
+    """How far a node's clock is ahead is no matter when it tells of what it keeps."""
+
+    def least(began_us: int, told: Any) -> int:
+        kept: list[int] = [one.oldest_us for one in told]
+        return min([began_us, *kept])
+
+    return replaced((repairs, "all_arrived_before_us", least))
+
+
 PURGING = (
     Planted("purge_unrepaired", "deleted rows return", "purge", _purge_unrepaired),
     Planted("purge_newest_fragment", "deleted rows return", "purge", _purge_newest_fragment),
+    Planted("deletions_dated_by_the_clock", "deleted rows return", "purge", _deletions_dated_by_the_clock),
 )
 #: What a test brings about.
-DIRECTED = (Planted("purge_in_sessions", "older data arrives after its deletion", "", _purge_in_sessions),)
+DIRECTED = (
+    Planted("purge_in_sessions", "older data arrives after its deletion", "", _purge_in_sessions),
+    Planted("repair_by_the_drivers_clock", "deleted rows return", "", _repair_by_the_drivers_clock),
+    Planted("kept_by_ones_own_clock", "deleted rows return", "", _kept_by_ones_own_clock),
+)
