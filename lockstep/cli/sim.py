@@ -191,6 +191,9 @@ def reached(seed: int, seeds: int, all_of_them: bool) -> int:
 @click.option("--planted", is_flag=True, help="Look for bugs planted on purpose.")
 @click.option("--plant", default="", help="Plant this bug; it must be found.")
 @click.option("--garbage", default=0, help="Instead so many mutated frames and statements.")
+@click.option(
+    "--long", "is_long", is_flag=True, help="Instead long statements: how long they keep a loop busy."
+)
 def fuzz(
     seed: int,
     seeds: int,
@@ -201,10 +204,11 @@ def fuzz(
     planted: bool,
     plant: str,
     garbage: int,
+    is_long: bool,
 ) -> int:
     """Compare random statements on random tables with an obvious model of the language."""
+    from lockstep.sim.fuzz import effort, report
     from lockstep.sim.fuzz import garbage as sender
-    from lockstep.sim.fuzz import report
 
     if planted:
         return 0 if report.planted(seed, seeds, plant, click.echo) else 1
@@ -214,6 +218,11 @@ def fuzz(
         if garbage:
             counts, wrong = sender.run(at, garbage)
             click.echo(sender.text_of(at, counts, wrong))
+            failed += bool(wrong)
+            continue
+        if is_long:
+            most, wrong = effort.run(at)
+            click.echo(effort.text_of(at, most, wrong))
             failed += bool(wrong)
             continue
         order = report.Order(

@@ -8,7 +8,7 @@ level. Rows that one replica's limit hid are asked for, never skipped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -48,6 +48,7 @@ from lockstep.values.limits import (
     REQUEST_PLANS_MAX,
     SHORT_READ_ROUNDS_MAX,
 )
+from lockstep.values.request_limits import ROWS_A_TURN
 from lockstep.values.rows import Partition, Position, ReadCommand, ReadResult, has_large_row
 from lockstep.values.tokens import Range
 
@@ -140,7 +141,7 @@ class Reads:
             if has_large_row(reply.result for _, reply in answers):
                 await self.runtime.tasks.run_blocking(partial(page.add, partitions, end))
             else:
-                page.add(partitions, end)
+                await _add(page, partitions, end)
             if end is None:
                 after, short, barren = None, 0, 0
                 if asked.right >= command.right:
@@ -311,6 +312,14 @@ class Reads:
             # Nothing was learned: the next attempt asks again, perhaps another replica.
             self.reach("read.catch_up_failed")
             await asyncio.sleep(REPLICA_RETRY_MS / 1000)
+
+
+async def _add(page: Page, partitions: Sequence[Partition], end: Position | None) -> None:
+    """In parts, with turns for others between them."""
+    page.add(partitions[:ROWS_A_TURN], end)
+    for at in range(ROWS_A_TURN, len(partitions), ROWS_A_TURN):
+        await asyncio.sleep(0)
+        page.add(partitions[at : at + ROWS_A_TURN], end)
 
 
 def _piece(command: ReadCommand, left: int, after: Position | None, row_limit: int) -> ReadCommand:

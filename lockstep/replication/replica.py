@@ -38,6 +38,7 @@ from lockstep.replication.refusals import (
 from lockstep.replication.responding import Respond
 from lockstep.runtime.ports import Runtime
 from lockstep.values.errors import LockstepError, NotReplica, StaleEpoch
+from lockstep.values.request_limits import WRITES_A_TURN
 from lockstep.values.rows import Mutation, ReadCommand, ReadResult, has_large_row
 from lockstep.values.tokens import Range
 
@@ -172,7 +173,10 @@ class ReplicaService:
                     answer(error)
             else:
                 self._probes.reach("replica.write.synced")
-                self._acknowledge(batch)
+                for at in range(0, len(batch), WRITES_A_TURN):
+                    if at:
+                        await asyncio.sleep(0)
+                    self._acknowledge(batch[at : at + WRITES_A_TURN])
             self._finished += len(batch)
             self._wake_drains()
         self._syncing = False

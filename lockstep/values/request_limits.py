@@ -68,8 +68,12 @@ RESPONSE_SIZES_KEPT_MAX: Final = 1024
 BATCH_VALUES_MAX: Final = 131_072
 #: Statements of a batch that are looked up, or planned on the loop, in one go: some 10 ms.
 BATCH_STATEMENTS_A_TURN: Final = 1000
-#: Writes of one request that begin before the loop gets a turn: some 5 ms.
+#: Writes of one request that begin, or that one sync has made durable and that are acknowledged, before the
+#: loop gets a turn: some 5 ms.
 WRITES_A_TURN: Final = 500
+#: Calls of functions that one callback of a node's loop makes for anything that a client sends: 20 to 50 ms.
+#: Simulated nodes are held to it.
+CALLBACK_CALLS_MAX: Final = 150_000
 #: Rows, cells and bytes of a write of one partition, times the views of its table: a replica works out what
 #: views make of them in the step in which it applies the write. Some 40 ms.
 VIEWED_ROWS_MAX: Final = 1000

@@ -6,12 +6,13 @@ from __future__ import annotations
 import pytest
 
 from lockstep.cql.wire import messages
-from lockstep.sim.fuzz import garbage, report
+from lockstep.sim.fuzz import effort, garbage, report
 from lockstep.sim.fuzz.altering import Alter, AlterType, Rename
 from lockstep.sim.fuzz.door import Door
 from lockstep.sim.fuzz.planted import PLANTS
 from lockstep.sim.fuzz.play import Difference, Wait, draw_script, in_cql
 from lockstep.sim.fuzz.shrink import shrunk
+from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
 from lockstep.values.ids import Consistency
 
@@ -83,6 +84,20 @@ def test_a_node_that_breaks_on_bytes_is_noticed() -> None:
     with replaced((messages, "_level", lambda number: levels[number])):
         found = (garbage.run(seed, 100, streams=3)[1] for seed in range(1, 12))
         assert "KeyError" in next(wrong[0] for wrong in found if wrong)
+
+
+@pytest.mark.parametrize("group", effort.GROUPS)
+def test_no_long_statement_keeps_a_node_from_others(group: str) -> None:
+    found, wrong = effort.run(1, group)
+    assert wrong == []
+    assert found
+
+
+@pytest.mark.parametrize(("group", "plant"), effort.PLANTS, ids=[plant.name for _, plant in effort.PLANTS])
+def test_a_turn_that_is_not_given_is_noticed(group: str, plant: Planted) -> None:
+    with plant.plant():
+        wrong = effort.run(1, group)[1]
+    assert any("calls in one callback" in text for text in wrong), plant.harm
 
 
 def test_static_content_without_rows_is_seen_as_in_cassandra() -> None:
