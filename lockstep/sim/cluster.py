@@ -7,6 +7,7 @@ it back on the same disk. A node that left is parked with an empty disk, and joi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -115,12 +116,15 @@ class SmallAppends(Node):
     its metadata group hands it as committed."""
 
     append_bytes_max = 1 << 20
+    #: Called when it has read its disk, and nobody hears of it yet.
+    when_loaded: Callable[[], None] = staticmethod(lambda: None)
 
     def _committed(self, entries: tuple[Entry, ...]) -> None:
         self.runtime.probes.observe("raft.committed", entries=entries)
         super()._committed(entries)
 
     def _start_consensus(self) -> None:
+        self.when_loaded()
         super()._start_consensus()
         if self.driver is not None:
             state = self.driver.raft.state
@@ -157,6 +161,8 @@ class SimCluster:
         self.on_park: Callable[[str], None] = lambda name: None
         #: Told each node before clients reach it.
         self.on_serve: Callable[[Node], None] = lambda node: None
+        #: Told (name, node) of each node that has read its disk.
+        self.on_load: Callable[[str, Node], None] = lambda name, node: None
         self._draw = world.stream("cluster")
         self._duplicates = world.stream("duplicates")
         #: With one entry at a time followers stop at every point between a leader's entries.
@@ -308,6 +314,7 @@ class SimCluster:
                 return
             node = SmallAppends(runtime, self.configuration(name), self.open_store, self._log(name))
             node.append_bytes_max = self.append_bytes_max
+            node.when_loaded = partial(self.on_load, name, node)
             node.management.snapshot_entries = self.shape.management_entries
             if self.shape.duplicate:
                 node.internode.duplicate = self._duplicate

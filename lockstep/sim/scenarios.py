@@ -374,6 +374,7 @@ SCENARIOS: dict[str, Scenario] = {
             sometimes=(
                 *("a batch was written", "a batch with an unknown outcome", "batches.replayed"),
                 *("hints.delivered", "hints.left_again", "hints.handed_over"),
+                *("a hint was delivered", "a hint was handed on"),
                 *("join completed", "decommission completed"),
             ),
         ),

@@ -22,6 +22,7 @@ from lockstep.sim.checkers.emptied import Emptied
 from lockstep.sim.checkers.log import LogMonitor
 from lockstep.sim.checkers.management import ManagementMonitor
 from lockstep.sim.checkers.metadata_files import check_metadata_files
+from lockstep.sim.checkers.owed import OwedHints
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
 from lockstep.sim.checkers.replicas import (
     AcknowledgedWrites,
@@ -69,6 +70,7 @@ class Watch:
         self._contents: dict[str, DurableContent] = {}
         cluster.world.monitors.append(self)
         cluster.on_park = self.log.forget
+        cluster.on_load = OwedHints(cluster, self._filled_disks).attach
 
     def __call__(self, now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
         if kind == "raft.committed":
@@ -305,6 +307,11 @@ class Watch:
             if cluster.node_id(name) == node.id:
                 contents[node.id] = self._content(name)
         return contents
+
+    def _filled_disks(self) -> dict[NodeId, DurableContent]:
+        """Of nodes that have all that they should."""
+        unfilled = self.cluster.stores.unfilled_ids()
+        return {node: one for node, one in self._disks(self.cluster.newest).items() if node not in unfilled}
 
     def unowned(self, metadata: ClusterMetadata) -> list[str]:
         """What nodes in service store of ranges that are not theirs, as sentences."""

@@ -9,10 +9,12 @@ from typing import Any
 from lockstep.replication import batches
 from lockstep.replication.batch_records import ForgetBatch
 from lockstep.replication.batches import Batches
-from lockstep.replication.hint_delivery import HintDelivery
+from lockstep.replication.hint_delivery import HintDelivery, Taken
 from lockstep.replication.hint_store import HintStore
+from lockstep.replication.messages import WriteReply
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
+from lockstep.values.errors import PeerUnreachable
 
 
 def _batch_forgotten_early() -> contextlib.AbstractContextManager[None]:
@@ -43,6 +45,41 @@ def _hints_never_sent() -> contextlib.AbstractContextManager[None]:
     return replaced((HintDelivery, "_deliver_some", deliver_some))
 
 
+def _hint_forgotten_unanswered() -> contextlib.AbstractContextManager[None]:
+    """A hint that its replica did not answer counts as delivered."""
+    original = HintDelivery._send
+
+    def send(self: Any, plan: Any, target: Any, hint: Any) -> Any:
+        answer = original(self, plan, target, hint)
+        told = asyncio.get_running_loop().create_future()
+
+        def answered(done: Any) -> None:
+            if done.cancelled() or told.done():
+                told.cancel()
+            elif isinstance(done.exception(), TimeoutError | PeerUnreachable):
+                told.set_result(WriteReply(plan.epoch))
+            elif done.exception() is not None:
+                told.set_exception(done.exception())
+            else:
+                told.set_result(done.result())
+
+        answer.add_done_callback(answered)
+        return told
+
+    return replaced((HintDelivery, "_send", send))
+
+
+def _hints_taken_unsynced() -> contextlib.AbstractContextManager[None]:
+    """A node says that it keeps the hints of one that leaves before its disk has them."""
+
+    async def take_over(self: Any, _peer: Any, given: Any) -> Any:
+        self._store.put(given.hints)
+        self._wake.set()
+        return Taken(len(given.hints))
+
+    return replaced((HintDelivery, "_take_over", take_over))
+
+
 def _hints_of_former_replicas_dropped() -> contextlib.AbstractContextManager[None]:
     """Hints of a node that no longer owns their range are forgotten."""
 
@@ -60,6 +97,8 @@ def _hint_dropped_unmarked() -> contextlib.AbstractContextManager[None]:
 OWED = (
     Planted("batch_forgotten_early", "half a batch is written", "batches", _batch_forgotten_early),
     Planted("hints_never_sent", "replicas lack acknowledged writes", "batches", _hints_never_sent),
+    Planted("hint_forgotten_unanswered", "replicas lack writes", "batches", _hint_forgotten_unanswered),
+    Planted("hints_taken_unsynced", "replicas lack writes", "batches", _hints_taken_unsynced),
 )
 #: What a test brings about.
 DIRECTED = (
