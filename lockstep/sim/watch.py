@@ -75,8 +75,7 @@ class Watch:
     def __call__(self, now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
         if kind == "raft.committed":
             driver = self.cluster.nodes[label.rpartition(".")[0]].driver
-            leads = driver is not None and driver.is_leader
-            self.consensus.committed(label, facts["entries"], driver.raft if driver and leads else None)
+            self.consensus.committed(label, facts["entries"], driver.raft if driver else None)
             return
         if kind == "stamp.given":
             name = label.rpartition(".")[0]

@@ -3,7 +3,8 @@
 RFT-1: all members commit the same entries at the same places, over every crash. RFT-2: of every two
 configurations that follow each other, any quorum of the one meets any quorum of the other, and whoever gets
 a vote was a learner before, and holds the log up to the entry that made it one. RFT-3: what a leader commits
-first is durable at a majority of the voters in force there, and ends in an entry of its own term.
+first is durable at a majority of the voters in force there, and ends in an entry of its own term; also when a
+follower that heard of it is handed it before the leader is, whose own disk may be the slower one.
 
 Invariant: the monitor sees every committed entry of every incarnation and remembers the first one seen at
 each place.
@@ -33,9 +34,12 @@ class CommittedMonitor:
         self._member = member
 
     def committed(self, label: str, entries: Sequence[Entry], raft: Raft | None) -> None:
-        """`raft` is the consensus of the member that was handed the entries, when it leads."""
-        if raft is not None and entries and entries[-1].index not in self.entries:
-            self._committed_first(label, raft)
+        """`raft` is the consensus of the member that was handed the entries, if it is known."""
+        leader = self._leader_of(raft) if raft is not None else None
+        last_index = entries[-1].index if entries else 0
+        # What a follower is handed may be known from the leader before this one.
+        if leader is not None and 0 < last_index <= leader.commit_index and last_index not in self.entries:
+            self._committed_first(leader)
         for entry in entries:
             known = self.entries.get(entry.index)
             if known is None:
@@ -45,14 +49,27 @@ class CommittedMonitor:
             elif known != entry:
                 raise Violation("RFT-1", f"{label} has committed another entry at index {entry.index}")
 
-    def _committed_first(self, label: str, raft: Raft) -> None:
-        index, configuration = raft.commit_index, raft.configuration
-        term = raft.entry(index).term
-        if term != raft.term:
-            raise Violation("RFT-3", f"{label} leads term {raft.term} and commits {index} of term {term}")
+    def _leader_of(self, raft: Raft) -> Raft | None:
+        """The consensus of whoever leads a member's term; None when that cannot be told.
+
+        Also None when another member leads while its voters change: what it committed before was counted by
+        the former ones.
+        """
+        if raft.is_leader:
+            return raft
+        leader = self._member(raft.leader) if raft.leader is not None else None
+        if leader is None or not leader.is_leader or leader.term != raft.term:
+            return None
+        return leader if leader.is_configuration_committed else None
+
+    def _committed_first(self, leader: Raft) -> None:
+        index, configuration = leader.commit_index, leader.configuration
+        term, who = leader.entry(index).term, f"member {leader.identity}"
+        if term != leader.term:
+            raise Violation("RFT-3", f"{who} leads term {leader.term} and commits {index} of term {term}")
         holders = [voter for voter in configuration.members() if self._holds(voter, index, term)]
         if not _holds_quorum(configuration, holders):
-            raise Violation("RFT-3", f"{label} commits {index}, durable at {holders} of {configuration}")
+            raise Violation("RFT-3", f"{who} commits {index}, durable at {holders} of {configuration}")
 
     def _holds(self, voter: int, index: int, term: int) -> bool:
         """Whether the entry is durable there; also when that cannot be told."""
