@@ -357,7 +357,7 @@ class Run:
         newest = cluster.newest
         if (
             newest.operations
-            or newest.degraded
+            or (self.scenario.forced and newest.degraded)
             or not self.workload.idle
             or not self.operators.idle
             or cluster.stores.unfilled

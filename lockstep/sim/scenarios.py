@@ -140,7 +140,6 @@ SCENARIOS: dict[str, Scenario] = {
             clients=3,
             counting=1,
             deciding=1,
-            indexing=1,
             repair_s=4.0,
             faults=("damage_block", "kill", "pause", "partition", "latency", "slow_disk", "isolate_leader"),
             sometimes=("disk.block_damaged", "read.asked_another", "counter.next_leader", "join completed"),

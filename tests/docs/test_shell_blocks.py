@@ -63,6 +63,13 @@ def normal(text: str) -> list[str]:
     return lines
 
 
+#: cqlsh's driver may end its executor while its scheduler still has work; no node is asked any more.
+DRIVER_SHUTDOWN = re.compile(
+    r"Exception in thread Task Scheduler:\nTraceback[^\n]*\n(?: [^\n]*\n)*"
+    r"RuntimeError: cannot schedule new futures after shutdown\n"
+)
+
+
 @pytest.mark.parametrize("one", RUN, ids=lambda one: str(one.path.relative_to(ROOT)))
 def test_commands_work_and_print_what_the_page_shows(one: Page, tmp_path: Path) -> None:
     prefix = f"127.0.{100 + RUN.index(one)}."
@@ -85,7 +92,7 @@ def test_commands_work_and_print_what_the_page_shows(one: Page, tmp_path: Path) 
         for left in list_clusters(tmp_path / "home" / "clusters"):
             left.destroy()
     assert done.returncode == 0, done.stdout
-    assert "Traceback" not in done.stdout, done.stdout
+    assert "Traceback" not in DRIVER_SHUTDOWN.sub("", done.stdout), done.stdout
     printed = normal(done.stdout)
     for line in normal("\n".join(one.outputs)):
         assert line in printed, f"{line!r} is not among\n{done.stdout}"

@@ -32,13 +32,17 @@ INTERNODE_PORT = 17000
 ADMIN_PORT = 17080
 #: Nodes whose clients log in need one.
 JOIN_SECRET = "the-join-secret-of-these-tests"
-_blocks = itertools.count(1)
+#: Blocks of eight addresses with one third octet; the first one is left out.
+_BLOCKS = 30
+_blocks = itertools.count()
 
 
 def addresses() -> Iterator[str]:
     """Loopback addresses that no other cluster of this process uses, nor (most likely) another test run."""
-    block, run = next(_blocks), os.getpid()
-    return (f"127.{1 + run // 250 % 250}.{run % 250}.{block * 8 + index}" for index in range(8))
+    turn, block = divmod(next(_blocks), _BLOCKS)
+    # Processes of one run have neighbouring numbers: a process goes on far from them.
+    run = os.getpid() + 7919 * turn
+    return (f"127.{1 + run // 250 % 250}.{run % 250}.{8 + block * 8 + index}" for index in range(8))
 
 
 class Member:
