@@ -125,7 +125,8 @@ class TestNode:
         )
         self.internode = self.build()
 
-    def build(self) -> Internode:
+    def build(self, **security: Any) -> Internode:
+        """`security`: how its connections are kept from strangers, as Internode takes it."""
         return Internode(
             self.runtime,
             lambda: self.greeting,
@@ -133,6 +134,7 @@ class TestNode:
             self._told,
             lambda hello: self.refuse,
             self._log,
+            **security,
         )
 
     def _told(self, peer: PeerInfo, epoch: int) -> None:

@@ -35,16 +35,8 @@ class ProvingNode(TestNode):
         super().__init__(index, **identity)
         self.internode.register(verbs.PING, Ping, Pong, echo)
 
-    def build(self) -> Internode:
-        return Internode(
-            self.runtime,
-            lambda: self.greeting,
-            lambda: self.current_epoch,
-            self._told,
-            lambda hello: self.refuse,
-            self._log,
-            secrets=secrets_in(self._secret),
-        )
+    def build(self, **security: Any) -> Internode:
+        return super().build(**security, secrets=secrets_in(self._secret))
 
 
 def refused(node: TestNode) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,16 +27,8 @@ class TlsNode(TestNode):
         super().__init__(index)
         self.internode.register(verbs.PING, Ping, Pong, echo)
 
-    def build(self) -> Internode:
-        return Internode(
-            self.runtime,
-            lambda: self.greeting,
-            lambda: self.current_epoch,
-            self._told,
-            lambda hello: self.refuse,
-            self._log,
-            tls=self._tls,
-        )
+    def build(self, **security: Any) -> Internode:
+        return super().build(**security, tls=self._tls)
 
     def reasons(self) -> list[str]:
         events = ("internode.connect_failed", "internode.tls_refused")
