@@ -91,6 +91,21 @@ def test_ids_are_time_uuids_that_differ_by_cluster_operation_and_entry() -> None
     assert {s for _, s in one.streams()}.isdisjoint(s for _, s in other.streams())
 
 
+def test_ids_and_streams_stay_what_they_were() -> None:
+    """Readers of the log keep them: what another version computes must be the same bytes."""
+    assert cdc.generation_id("c", 7, 9, 1_767_225_600_000) == "d0c3c000-e6a4-11f0-a9a0-49d25c8bacce"
+    made = Generation(1, "4d9d2000-e6a5-11f0-8000-000000000001", 0, 1, packed(TOKENS), 1)
+    found = [(end, stream.hex()) for end, stream in made.streams()]
+    assert found == [
+        (-4611686018427387904, "c000000000000000d70117be68000001"),
+        (-1, "ffffffffffffffffd70117be68000011"),
+        (0, "0000000000000000d70117be68000021"),
+        (5, "0000000000000005d70117be68000031"),
+        (9223372036854775807, "7fffffffffffffffd70117be68000041"),
+    ]
+    assert made.stream_for(6).hex() == found[4][1] and made.stream_for(-(1 << 63) + 1).hex() == found[0][1]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import msgspec
 import pytest
 
@@ -180,6 +182,70 @@ def test_a_new_leader_rebuilds_the_same_tip() -> None:
     other.rebuild(made.now, entries)
     assert encode_cluster(other.value) == encode_cluster(tip.value)
     assert judge(other, b"a", 20) == Duplicate(entries[0].epoch, committed=False)
+
+
+def test_a_tip_knows_what_pending_entries_make_of_the_very_value_they_were_judged_at() -> None:
+    made = history()
+    tip = Tip(made.now, made.registry)
+    appended = [
+        found for found in (judge(tip, b"a", 20), judge(tip, b"b", 21)) if isinstance(found, Appended)
+    ]
+    first, second = (found.entry for found in appended)
+    after_first = tip.value_at(first, made.now)
+    assert after_first is not None and after_first.epoch == first.epoch
+    assert tip.value_at(second, after_first) is tip.value
+    other = entry_after(made, EntryKind.REGISTER, codec.encode(register(30)))
+    equal = decode_cluster(encode_cluster(made.now))
+    for entry, before in (
+        (other, made.now),
+        (second, made.now),
+        (first, after_first),
+        (first, equal),
+        (made.entries[-1], made.values[-2]),
+        (msgspec.structs.replace(second, epoch=second.epoch + 1), tip.value),
+    ):
+        assert tip.value_at(entry, before) is None, entry.epoch
+    assert not tip.forked_at(made.now) and not tip.forked_at(after_first) and not tip.forked_at(tip.value)
+    stranger = apply_entry(made.now, other, made.registry)
+    assert tip.forked_at(stranger)
+    assert not tip.forked_at(msgspec.structs.replace(stranger, epoch=tip.epoch + 1)), (
+        "nothing was appended there"
+    )
+    assert not tip.forked_at(msgspec.structs.replace(stranger, epoch=made.now.epoch))
+    tip.applied_now(after_first)
+    assert tip.value_at(second, after_first) is tip.value and tip.value_at(first, made.now) is None
+    assert tip.applied is after_first
+    tip.validate()
+
+
+def test_a_tip_that_is_no_chain_is_noticed() -> None:
+    made = history()
+    tip = Tip(made.now, made.registry)
+    judge(tip, b"a", 20)
+    first = tip.value
+    judge(tip, b"b", 21)
+    tip.validate()
+    (one, _), (two, value) = tip._pending
+    foreign = seal(
+        epoch=two.epoch, entry_id=two.entry_id, kind=two.kind, body=two.body, actor="", commit_time_us=0,
+        term=1, previous_hash=bytes(32),
+    )  # fmt: skip
+    for wrong in (
+        [(two, value)],
+        [(one, first), (one, first)],
+        [(one, first), (foreign, value)],
+        [(one, first), (two, first)],
+        [(one, first), (two, msgspec.structs.replace(value, hash=bytes(32)))],
+        [(one, first), (two, msgspec.structs.replace(value, epoch=value.epoch + 1))],
+    ):
+        tip._pending = deque(wrong)
+        with pytest.raises(AssertionError):
+            tip.validate()
+    tip._pending = deque([(one, first), (foreign, value)])
+    with pytest.raises(AssertionError, match="chain"):
+        tip.applied_now(first)
+    with pytest.raises(AssertionError, match="never goes back"):
+        tip.applied_now(made.values[-2])
 
 
 def test_applying_another_entry_than_the_pending_one_is_noticed() -> None:

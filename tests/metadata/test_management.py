@@ -49,6 +49,7 @@ from lockstep.metadata.management_commands import (
     decode_command,
     encode_command,
 )
+from lockstep.values import codec
 from lockstep.values.errors import CannotApply
 
 HOSTS = [Host(f"h{number}", f"127.0.0.{number}", 7000) for number in range(1, 5)]
@@ -189,6 +190,147 @@ def test_an_id_that_is_no_longer_kept_is_refused_for_its_age(monkeypatch: pytest
     assert "h3" not in late.by_host_id
 
 
+VOTERS = RecordVoters((1, 2), 5, 7, 1)
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (Found("c2", "town", (HOSTS[1],)), "ALREADY_FOUNDED"),
+        (Admit(msgspec.structs.replace(HOSTS[1], host_id=""), 1), "INVALID"),
+        (Admit(msgspec.structs.replace(HOSTS[1], address=""), 1), "INVALID"),
+        (Admit(msgspec.structs.replace(HOSTS[1], port=0), 1), "INVALID"),
+        (Admit(msgspec.structs.replace(HOSTS[1], port=1), 1), ""),
+        (Admit(HOSTS[2], 1), "EXPELLED"),
+        (Admit(msgspec.structs.replace(HOSTS[0], node_id=4), 1), "CONFLICT"),
+        (Admit(msgspec.structs.replace(HOSTS[0], node_id=3), 1), ""),
+        (Admit(msgspec.structs.replace(HOSTS[1], node_id=3), 1), "CONFLICT"),
+        (Admit(HOSTS[0], 9), ""),
+        (Expel("h2"), "NOT_ADMITTED"),
+        (Expel("h3"), ""),
+        (RecordVoters((), 9, 9), "INVALID"),
+        (RecordVoters((2, 1), 9, 9, 2), "INVALID"),
+        (RecordVoters((1, 1), 9, 9, 2), "INVALID"),
+        (RecordVoters((1, 2), 4, 7, 1), "STALE"),
+        (RecordVoters((1, 2), 9, 6, 1), "STALE"),
+        (RecordVoters((1, 2), 9, 9, 0), "STALE"),
+        (RecordVoters((1, 3), 5, 7, 1), "CONFLICT"),
+        (VOTERS, ""),
+        (RecordVoters((1, 3), 6, 7, 1), ""),
+        (RecordVoters((1, 3), 0, 8, 1), ""),
+        (RecordVoters((1, 3), 0, 0, 2), ""),
+    ],
+)
+def test_what_each_command_comes_to(action: Action, expected: str) -> None:
+    """h1 is node 3, h3 was expelled, and voters are recorded."""
+    state = founded()
+    before: list[Action] = [
+        Admit(msgspec.structs.replace(HOSTS[0], node_id=3), 2), Admit(HOSTS[2], 2), Expel("h3"), VOTERS,
+    ]  # fmt: skip
+    for index, one in enumerate(before, 2):
+        state = apply(state, index, command(index, one))
+        assert code(state, index) == ""
+    after = apply(state, 20, command(20, action))
+    after.validate()
+    assert code(after, 20) == expected and (after.index, after.hash != state.hash) == (20, True)
+    refused = after.outcomes[-1].refusal
+    assert bool(expected) is (refused is not None and bool(refused.message))
+    unchanged = action in (VOTERS, Expel("h3"), Admit(HOSTS[0], 9)) or expected
+    if unchanged or action == before[0]:
+        kept = msgspec.structs.replace(after, index=state.index, hash=state.hash, outcomes=state.outcomes)
+        assert kept == state, "a refusal, or what is so already, changes nothing"
+    elif isinstance(action, RecordVoters):
+        assert after.voters.voters == action.voters and after.voters.index == 20
+        told = (action.recovery_generation, action.epoch, action.configuration_index)
+        assert after.voters.version == told
+
+
+def test_a_node_keeps_the_moment_of_its_first_admission_and_its_id() -> None:
+    state = apply(founded(), 2, command(2, Admit(HOSTS[1], 4)))
+    assert state.nodes[1] == management.AdmittedNode("h2", "127.0.0.2", 7000, 0, 4, 2)
+    moved = msgspec.structs.replace(HOSTS[1], address="127.0.0.9", port=7001, node_id=8)
+    state = apply(state, 3, command(3, Admit(moved, 6)))
+    assert state.nodes[1] == management.AdmittedNode("h2", "127.0.0.9", 7001, 8, 4, 2)
+    state = apply(state, 4, command(4, Admit(HOSTS[1], 7)))
+    assert state.nodes[1] == management.AdmittedNode("h2", "127.0.0.2", 7000, 8, 4, 2)
+    assert state.nodes[0] == management.AdmittedNode("h1", "127.0.0.1", 7000, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("action", "why"),
+    [
+        (Admit(HOSTS[0], 1), "NOT_FOUNDED"),
+        (VOTERS, "NOT_FOUNDED"),
+        (Expel("h1"), "NOT_ADMITTED"),
+        (Found("", "town", (HOSTS[0],)), "INVALID"),
+        (Found("c", "", (HOSTS[0],)), "INVALID"),
+        (Found("c", "town", ()), "INVALID"),
+        (Found("c", "town", (HOSTS[0], Host("h9", "", 7000))), "INVALID"),
+        (Found("c", "town", (HOSTS[0],), former=(Former("c"),)), "INVALID"),
+        (Found("c", "town", (HOSTS[0],), former=(Former("b"), Former("b"))), "INVALID"),
+    ],
+)
+def test_a_group_without_a_cluster_takes_no_command_but_a_sound_founding(action: Action, why: str) -> None:
+    state = apply(EMPTY_STATE, 3, command(1, action))
+    assert code(state, 1) == why and not state.lineage and not state.nodes and state.cluster_id == ""
+
+
+def test_a_cluster_has_no_more_nodes_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management, "NODES_MAX", 2)
+    state = apply(founded(), 2, command(2, Admit(HOSTS[1], 1)))
+    state = apply(state, 3, command(3, Admit(HOSTS[2], 1)))
+    assert (code(state, 2), code(state, 3)) == ("", "FULL")
+    again = apply(state, 4, command(4, Admit(msgspec.structs.replace(HOSTS[1], port=9), 1)))
+    assert code(again, 4) == "", "who is in may move"
+
+
+SOUND = apply(apply(founded(), 2, command(2, Admit(HOSTS[1], 1))), 3, command(3, VOTERS))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"nodes": SOUND.nodes[::-1]}, "sorted and unique"),
+        ({"nodes": SOUND.nodes[:1] * 2}, "sorted and unique"),
+        ({"nodes": tuple(msgspec.structs.replace(n, node_id=1) for n in SOUND.nodes)}, "one host"),
+        ({"expelled": ("h9", "h8")}, "expelled hosts are sorted"),
+        ({"expelled": ("h9", "h9")}, "expelled hosts are sorted"),
+        ({"expelled": ("h1",)}, "is not admitted"),
+        ({"lineage": SOUND.lineage * 2}, "the lineage is broken at cluster c1"),
+        ({"lineage": (msgspec.structs.replace(SOUND.lineage[0], hash=bytes(32)),)}, "the lineage is broken"),
+        ({"lineage": (), "nodes": ()}, "identity comes first"),
+        ({"lineage": (), "voters": management.VotersRecord()}, "identity comes first"),
+        ({"outcomes": SOUND.outcomes[::-1]}, "one outcome for an index"),
+        ({"outcomes": SOUND.outcomes[:1] * 2}, "one outcome for an index"),
+        ({"outcomes": tuple(msgspec.structs.replace(o, id=b"x" * 16) for o in SOUND.outcomes)}, "for an id"),
+        ({"forgotten_index": 1}, "outcomes are recent"),
+        ({"index": 2}, "outcomes are recent"),
+        ({"voters": management.VotersRecord((2, 1))}, "voters are sorted"),
+        ({"voters": management.VotersRecord((1, 1))}, "voters are sorted"),
+    ],
+)
+def test_a_state_that_contradicts_itself_is_noticed(changed: dict[str, Any], why: str) -> None:
+    SOUND.validate()
+    with pytest.raises(AssertionError, match=why):
+        msgspec.structs.replace(SOUND, **changed).validate()
+
+
+def test_a_state_keeps_as_many_outcomes_as_the_limit_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management, "MANAGEMENT_OUTCOMES_MAX", 3)
+    SOUND.validate()
+    more = apply(SOUND, 9, command(9, Admit(HOSTS[2], 1)))
+    more.validate()
+    assert [one.index for one in more.outcomes] == [2, 3, 9] and more.forgotten_index == 1
+    assert not more.is_known(command(1, VOTERS).id) and more.is_known(command(2, VOTERS).id)
+    assert more.outcome_of(command(1, VOTERS).id) is None
+    known = apply(more, 10, command(10, Admit(HOSTS[3], 1), base_index=1))
+    assert code(known, 10) == "", "it was sent when all later ids were kept"
+    with pytest.raises(AssertionError, match="bounded"):
+        msgspec.structs.replace(more, outcomes=(*SOUND.outcomes[:1], *more.outcomes)).validate()
+    with pytest.raises(AssertionError, match="in order"):
+        apply(more, 9, command(11, VOTERS))
+
+
 def test_an_expelled_host_stays_out() -> None:
     state = apply(founded(), 2, command(2, Expel("h1")))
     state = apply(state, 3, command(3, Admit(HOSTS[0], 1)))
@@ -220,6 +362,9 @@ def test_a_damaged_snapshot_is_refused() -> None:
         decode_state(bytes(data))
     with pytest.raises(CannotApply, match="cannot be read"):
         decode_state(bytes(data[:-1]))
+    image = management._Image(management.SNAPSHOT_FORMAT + 1, founded().digest, founded())
+    with pytest.raises(CannotApply, match="another version"):
+        decode_state(codec.encode(image))
 
 
 # -- words
