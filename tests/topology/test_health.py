@@ -72,6 +72,46 @@ def test_what_stops_one_node_is_unavailable_there_and_a_degraded_cluster_elsewhe
     assert said([1, 2, 3], stopped)[0] is Level.DEGRADED
 
 
+def test_a_verdict_tells_at_most_three_things_and_whether_quorums_hold() -> None:
+    names = {code: CONDITIONS[code].withholds for code in ("NODE_DRAINED", "DISK_FULL", "NODE_DOWN")}
+    assert names == {"NODE_DRAINED": "nothing", "DISK_FULL": "writes", "NODE_DOWN": "everything"}
+    drained, full = [Condition("NODE_DRAINED")], [FULL]
+    assert said([1, 2, 3], {2: drained})[1] == ("degraded: node 2 was drained and serves no clients"), (
+        "it is a replica as before, so nothing is to be said of quorums"
+    )
+    assert said([1, 2, 3], {2: drained, 3: full})[1].endswith("is full; every range has a quorum")
+    four = {1: drained, 2: [*drained, Condition("NODE_OVERLOADED")], 3: drained}
+    level, text = said([1, 2, 3], four)
+    assert level is Level.DEGRADED and text.count(";") == 3 and text.endswith("; 1 more")
+    three = said([1, 2, 3], {1: drained, 2: drained, 3: drained})[1]
+    assert three.count(";") == 2 and "more" not in three and three.startswith("degraded: this node was")
+    assert verdict((), 1, running=True) == (
+        "healthy: every range has all its replicas; topology changes are running"
+    )
+    assert verdict((), 1, running=False) == "healthy: every range has all its replicas"
+
+
+def test_a_leaderless_group_is_not_told_where_it_has_no_majority() -> None:
+    leaderless = {2: [Condition("METADATA_NO_LEADER")]}
+    assert cluster().voters == (1,)
+
+    def codes(alive: Sequence[int]) -> set[str]:
+        view = View(2, frozenset(alive), leaderless)
+        return {one.condition.code for one in findings(cluster(), view)}
+
+    assert codes([1, 2, 3]) == {"METADATA_NO_LEADER"}
+    assert codes([2, 3]) == {"METADATA_NO_MAJORITY", "NODE_DOWN"}
+
+
+def test_a_finding_says_which_command_comes_next() -> None:
+    hint = findings(cluster(), View(1, frozenset((1, 2)), {}))[0]
+    assert (hint.hint, hint.kind.code) == ("start it; its own log says why it ended", "NODE_DOWN")
+    shut = started([(100,), (200,), (300,)], ("ks", simple(3)))
+    shut.submit(ExcludeNodes((NodeId(3),), "late"))
+    (excluded,) = findings(shut.now, View(1, frozenset((1, 2, 3)), {}))
+    assert excluded.hint == "lockstep topology exclude 3 --undo, once it has caught up"
+
+
 def test_a_condition_of_a_newer_release_is_not_healthy() -> None:
     level, text = said([1, 2, 3], {3: [Condition("LEAKS_OIL", "gasket")]})
     assert level is Level.DEGRADED and "LEAKS_OIL gasket" in text

@@ -222,6 +222,20 @@ def test_an_operation_that_cannot_start_says_why(body: PrepareOperation, why: st
     assert why in refused(four(), body)
 
 
+def test_a_node_that_another_operation_is_about_is_not_replaced() -> None:
+    history = started([(at * 100,) for at in range(6)], ("ks", simple(1)))
+    history.submit(replacing(7, history.now.directory.by_id[NodeId(6)]))
+    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(6)))
+    wanted = PrepareOperation(OperationKind.REPLACE, NodeId(7), replaced=NodeId(6))
+    assert refused(history, wanted) == "node 6 takes part in operation 1 (decommission of node 6)"
+    history.submit(CancelOperation(1))
+    run_out(history, 1)
+    told = PrepareOperation(OperationKind.DECOMMISSION, NodeId(6), keyspace="ks")
+    assert refused(history, told) == "a decommission is told no keyspace"
+    target = PrepareOperation(OperationKind.DECOMMISSION, NodeId(6), target=simple(2))
+    assert refused(history, target) == "a decommission is told no keyspace"
+
+
 def test_a_replacement_registers_only_for_a_node_that_can_be_replaced() -> None:
     history = four()
     dead = history.now.directory.by_id[D]

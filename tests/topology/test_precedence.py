@@ -9,7 +9,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
 from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.requests import Request, Requests
+from lockstep.metadata.requests import Request, Requests, RequestState
 from lockstep.metadata.transformations import Initialize
 from lockstep.topology import queue
 from lockstep.topology.held_ranges import HeldRanges
@@ -152,6 +152,61 @@ def test_what_was_passed_too_often_is_passed_no_more_but_by_what_mends_a_dead_no
     # It stands before the leaves in the queue, and is not held back by them either.
     going = msgspec.structs.replace(often, requests=often.requests.with_new(mends))
     assert choose(going).run == mends
+
+
+def passed_over(history: History, times: int) -> ClusterMetadata:
+    """The value as if so many requests that were asked for later had begun and ended already."""
+    now = history.now
+    later = Request(0, LEAVE, NodeId(1), state=RequestState.DONE, began_epoch=1, ended_epoch=2)
+    more = tuple(msgspec.structs.replace(later, id=100 + number) for number in range(times))
+    return msgspec.structs.replace(now, requests=msgspec.structs.replace(now.requests, ended=more))
+
+
+def test_what_a_held_range_keeps_waiting_is_passed_no_more_either() -> None:
+    """The range that the join wants is locked, which is found without a plan."""
+    history = ring(14, 1, newcomers=2)
+    history.submit(ask(LEAVE, 3))
+    proceed(history)
+    history.submit(ask(OperationKind.BOOTSTRAP, 15, 250))
+    history.submit(ask(OperationKind.BOOTSTRAP, 16, 950))
+    held, free = history.now.requests.queue
+    assert HeldRanges(history.now).holder(held) is not None and HeldRanges(history.now).holder(free) is None
+    assert choose(passed_over(history, REQUESTS_PASSED_MAX - 1)).run == free
+    choice = choose(passed_over(history, REQUESTS_PASSED_MAX))
+    assert choice.run is None and choice.fails is None
+    first, second = choice.waiting
+    assert (first.rule, first.operation_id, first.node) == (Rule.OPERATION, 1, 3)
+    assert (second.rule, second.node) == (Rule.TURN, 15)
+    assert second.reason == (
+        f"{held.title()} goes first: {REQUESTS_PASSED_MAX} later ones have begun before it"
+    )
+
+
+def test_of_two_that_were_passed_too_often_the_first_is_named() -> None:
+    history = ring(14, 1, newcomers=3)
+    history.submit(ask(LEAVE, 3))
+    proceed(history)
+    for node, token in ((15, 250), (16, 260), (17, 950)):
+        history.submit(ask(OperationKind.BOOTSTRAP, node, token))
+    waiting = choose(passed_over(history, REQUESTS_PASSED_MAX)).waiting
+    assert [(one.rule, one.node) for one in waiting] == [
+        (Rule.OPERATION, 3), (Rule.TURN, 15), (Rule.TURN, 15),
+    ]  # fmt: skip
+
+
+def test_who_is_not_looked_at_yet_is_told_how_many_wait_before_it() -> None:
+    crowded = crowd(40, PrepareOperation(LEAVE, NodeId(1)))
+    nobody = Verdict("operation 1 (decommission of node 1) holds it", is_planned=True)
+    real, queue._refusal = queue._refusal, lambda *_: nobody
+    try:
+        last = crowded.requests.queue[-1]
+        waits = why(crowded, last)
+    finally:
+        queue._refusal = real
+    assert waits is not None and (waits.rule, waits.request_id) == (Rule.TURN, last.id)
+    count = int(waits.reason.split()[0])
+    assert waits.reason == f"{count} requests that go first wait too"
+    assert REQUESTS_PLANNED_MAX <= count < len(crowded.requests.queue)
 
 
 def test_every_kind_has_its_place_and_nothing_that_runs_gives_way() -> None:

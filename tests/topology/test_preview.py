@@ -6,13 +6,14 @@ import pytest
 
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.topology.barriers import barrier_need
-from lockstep.topology.preview import estimate, movements, needed_sizes, preview
+from lockstep.topology.preview import estimate, holder, movements, needed_sizes, present_ring, preview
 from lockstep.topology.stages import Work
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, simple, started
 from tests.topology.drills import refused, replacing
+from tests.topology.test_replication_change import add_table, with_table
 
 D, X = NodeId(4), NodeId(5)
 KINDS = [
@@ -22,6 +23,7 @@ KINDS = [
     PrepareOperation(OperationKind.REPLACE, X, replaced=D),
     PrepareOperation(OperationKind.REBUILD, D),
 ]
+LEAVE = PrepareOperation(OperationKind.DECOMMISSION, D)
 
 
 def four(factor: int = 3) -> History:
@@ -94,3 +96,48 @@ def test_an_estimate_asks_every_source_and_counts_what_each_target_takes_in() ->
     assert known.unknown_ranges == len(asked) and known.bytes == 0
     assert all(movement.bytes is None for movement in movements(told.tasks))
     assert sum(movement.bytes or 0 for movement in movements(told.tasks, sizes)) == found.bytes
+
+
+def test_a_change_of_replication_is_copied_from_those_that_hold_the_keyspace_now() -> None:
+    """A source of a later step has nothing yet: whoever reads the range now is asked for its size."""
+    history = with_table(5, simple(1), others=(simple(3),))
+    told = preview(
+        history.now, PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(3))
+    )
+    present = present_ring(history.now, told.operation)
+    assert present is history.now.placements.ring(simple(1))
+    assert told.point_of_no_return is None and len(told.steps) == 10, "two steps of five stages"
+    later = 0
+    for task in told.tasks:
+        (owner,) = present.group_for(task.range.right).reads
+        for source in task.sources:
+            assert holder(source, task, present) == owner
+            assert holder(source, task, None) == source
+            later += source != owner
+    assert later, "some are asked of a replica that the first step made"
+    wanted = needed_sizes(told.tasks, present)
+    for source, asked in wanted.items():
+        assert list(wanted) == sorted(wanted) and len(asked) == len(set(asked))
+        assert all(present.group_for(range_.right).reads == (source,) for _, range_ in asked)
+    assert present_ring(history.now, preview(history.now, LEAVE).operation) is None
+
+
+def test_an_estimate_adds_streams_and_barriers_and_knows_which_sizes_are_missing() -> None:
+    history = with_table(4, simple(2), others=(simple(2),))
+    add_table(history, "more")
+    told = preview(history.now, LEAVE)
+    targets = [task.target for task in told.tasks]
+    most = max(targets.count(target) for target in targets)
+    (one, *others) = told.tasks
+    assert len(one.sources) == 1
+    sizes = {(one.sources[0], one.replication, one.range): 1234}
+    found = estimate(told, sizes, rate_bytes_s=100, stream_s=0.5, barrier_s=0.1)
+    assert (found.bytes, found.unknown_ranges, found.stream_s) == (1234, len(others), 12.34)
+    assert (found.streams, found.streams_s) == (2 * most, most * 1.0), "each range of two tables"
+    assert (found.barriers, round(found.barriers_s, 6)) == (len(told.steps), round(0.1 * len(told.steps), 6))
+    assert found.seconds == found.stream_s + found.streams_s + found.barriers_s
+    moved = {(m.source, m.target): m.bytes for m in movements(told.tasks, sizes)}
+    pair = (one.sources[0], one.target)
+    alone = sum((task.sources[0], task.target) == pair for task in told.tasks) == 1
+    assert moved[pair] == (1234 if alone else None)
+    assert {size for at, size in moved.items() if at != pair} <= {None}

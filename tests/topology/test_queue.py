@@ -24,6 +24,7 @@ from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState
 from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.voter_choice import eligible
+from lockstep.topology import requests
 from lockstep.topology.force_remove import ForceRemove, MarkRepaired
 from lockstep.topology.invariants import violations
 from lockstep.topology.queue import Rule, choose, judged_anew, why
@@ -603,3 +604,34 @@ def test_requests_that_no_wait_would_mend_are_refused_behind_others_too() -> Non
     assert "tokens, not" in refused(history, crowd)
     endless = EnqueueRequest(JOIN, NodeId(5), (60,), actor="x" * (SERVICE_TEXT_CHARACTERS_MAX + 1))
     assert "an actor has at most" in refused(history, endless)
+
+
+@pytest.mark.parametrize(
+    ("body", "why_"),
+    [
+        (EnqueueRequest(OperationKind.REPLICATION, NodeId(1), keyspace="ks"), "not about a node"),
+        (EnqueueRequest(OperationKind.REPLICATION, NodeId(0), (5,), keyspace="ks"), "not about a node"),
+        (EnqueueRequest(OperationKind.REPLICATION, NodeId(0), source_dc="x", keyspace="ks"), "not about a"),
+        (EnqueueRequest(LEAVE, NodeId(3), keyspace="ks"), "a decommission is told no keyspace"),
+        (EnqueueRequest(LEAVE, NodeId(3), target=simple(1)), "a decommission is told no keyspace"),
+        (EnqueueRequest(OperationKind.REPLACE, NodeId(5), replaced=NodeId(9)), "there is no node 9"),
+    ],
+)
+def test_a_request_that_is_told_what_it_is_not_about_is_refused(body: EnqueueRequest, why_: str) -> None:
+    assert why_ in refused(ring(4, 2, newcomers=1), body)
+
+
+def test_who_has_left_asks_for_nothing_and_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = ring(6, 1)
+    history.submit(ForceRemove(NodeId(6), "burnt"))
+    assert refused(history, ask(LEAVE, 6)) == "node 6 has left the cluster"
+    monkeypatch.setattr(requests, "REQUESTS_LIVE_MAX", 2)
+    history.submit(ask(LEAVE, 2))
+    history.submit(ask(LEAVE, 4))
+    assert refused(history, ask(MOVE, 5, 550)) == "2 requests wait or run already"
+    too_long = "x" * (SERVICE_TEXT_CHARACTERS_MAX + 1)
+    assert "a reason has at most" in refused(history, CancelRequest(2, too_long))
+    history.submit(CancelRequest(2, too_long[1:]))
+    history.submit(ask(MOVE, 5, 550))
+    history.submit(CancelRequest(1))
+    assert history.now.requests.ended[-1].outcome == "by an operator"

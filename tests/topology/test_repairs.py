@@ -4,24 +4,39 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 
 from lockstep.metadata.cluster import decode_cluster, encode_cluster
 from lockstep.metadata.digest import state_digest
+from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.repairs import Repaired, RepairPart, RepairState, oldest, recorded
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.snapshot import SnapshotDecoder, pieces
-from lockstep.schema.changes import CreateTable, NewColumn
+from lockstep.schema.changes import CreateTable, DropTable, NewColumn
 from lockstep.schema.model import ColumnKind
 from lockstep.topology.force_remove import ForceRemove
-from lockstep.topology.repairs import BeginRepair, EndRepair, units
+from lockstep.topology.repairs import (
+    BACKUP,
+    RESTORE,
+    BeginRepair,
+    EndRepair,
+    is_unchanged,
+    refuse_emptied,
+    units,
+)
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
-from lockstep.values.limits import REPAIRED_RANGES_KEPT_MAX
+from lockstep.values.limits import (
+    REPAIRED_RANGES_KEPT_MAX,
+    REPAIRS_RUNNING_MAX,
+    SERVICE_TEXT_CHARACTERS_MAX,
+)
 from lockstep.values.tokens import FULL_RING, Range
 from tests.metadata.histories import History, network
+from tests.topology.drills import run_out
 from tests.topology.test_replication_change import with_table
 
 ONE = NodeId(1)
@@ -172,3 +187,168 @@ def test_records_are_bounded_by_taking_the_older_one_of_neighbours() -> None:
     assert len(known) <= REPAIRED_RANGES_KEPT_MAX
     found = oldest(known, Range(0, REPAIRED_RANGES_KEPT_MAX))
     assert found is not None and found.at_s == 1000
+
+
+# -- what is refused
+
+
+def other_part(history: History, *ranges: Range) -> RepairPart:
+    """Of a keyspace beside `ks`, with a table of its own."""
+    keyspace = history.now.schema.by_name["k0"]
+    return RepairPart("k0", keyspace.replication, (next(iter(keyspace.tables)).id,), ranges or (FULL_RING,))
+
+
+def two_keyspaces() -> History:
+    history = with_table(5, network(dc1=3), others=(network(dc1=2),))
+    columns = (NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0),)
+    history.submit(ChangeSchema(CreateTable("k0", "beside", "uuid-beside", columns)))
+    return history
+
+
+def test_what_no_repair_can_be_is_refused() -> None:
+    history = ring()
+    whole = part(history)
+    for entry, why in (
+        (BeginRepair(NodeId(9), (whole,), 1000), "no node 9 to drive"),
+        (BeginRepair(ONE, (), 1000), "nothing to repair"),
+        (BeginRepair(ONE, (msgspec.structs.replace(whole, tables=()),), 1000), "nothing to repair"),
+        (BeginRepair(ONE, (msgspec.structs.replace(whole, ranges=()),), 1000), "nothing to repair"),
+        (BeginRepair(ONE, (whole,), 1000, purpose="fun"), "nothing holds ranges for 'fun'"),
+        (
+            BeginRepair(ONE, (msgspec.structs.replace(whole, keyspace="gone"),), 1000),
+            "keyspace gone is replicated otherwise",
+        ),
+        (
+            BeginRepair(ONE, (msgspec.structs.replace(whole, replication=network(dc1=2)),), 1000),
+            "keyspace ks is replicated otherwise",
+        ),
+    ):
+        assert why in refused(history, entry)
+    history.submit(ForceRemove(NodeId(4), "its disk burnt"))
+    assert "no node 4 to drive" in refused(history, BeginRepair(NodeId(4), (whole,), 1000))
+    history.submit(SetService(ServiceWish.FREEZE, text="upgrade"))
+    assert "while the freeze: upgrade" in refused(history, BeginRepair(ONE, (whole,), 1000))
+
+
+def test_so_many_repairs_run_at_once_where_they_are_about_other_ranges() -> None:
+    history = ring()
+    for at in range(REPAIRS_RUNNING_MAX):
+        begin(history, part(history, Range(at, at + 1)))
+    one_more = BeginRepair(ONE, (part(history, Range(900, 901)),), 1000)
+    assert f"{REPAIRS_RUNNING_MAX} repairs are running" in refused(history, one_more)
+    history.submit(EndRepair(1, RepairState.CANCELLED))
+    message = refused(history, BeginRepair(ONE, (part(history, Range(0, 2)),), 1000))
+    assert message == "repair 2 (of ks) holds (1, 2] of keyspace ks"
+    history.submit(one_more)
+
+
+def test_a_keyspace_is_not_repaired_while_its_replication_changes_and_others_are() -> None:
+    history = two_keyspaces()
+    history.submit(
+        PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="k0", target=network(dc1=3))
+    )
+    message = refused(history, BeginRepair(ONE, (other_part(history),), 1000))
+    assert message == "keyspace k0 is not repaired during operation 1 (replication_change of keyspace k0)"
+    begin(history)
+    run_out(history, 1)
+    begin(history, other_part(history))
+
+
+def test_only_ranges_that_move_are_refused() -> None:
+    history = ring(6)
+    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(6)))
+    locked = {range_ for lock in history.now.locks for _, range_ in lock.ranges}
+    free = set[Range]()
+    for placed in history.now.placements.ring(part(history).replication).ranges:
+        entry = BeginRepair(ONE, (part(history, placed.range),), 1000)
+        if any(placed.range.intersects(held) for held in locked):
+            where = f"moves ({placed.range.left}, {placed.range.right}] of keyspace ks"
+            assert refused(history, entry) == f"operation 1 (decommission of node 6) {where}"
+        else:
+            free.add(placed.range)
+            entry.apply(history.now, history.now.epoch + 1)
+    assert locked and free
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"repair": 7}, "repair 7 is not running"),
+        ({"state": RepairState.RUNNING}, "this is no end"),
+        ({"reason": "x" * (SERVICE_TEXT_CHARACTERS_MAX + 1)}, "this is no end"),
+    ],
+)
+def test_what_is_no_end_is_refused(change: dict[str, object], why: str) -> None:
+    history = ring()
+    ending = EndRepair(begin(history), RepairState.FAILED, reason="x" * SERVICE_TEXT_CHARACTERS_MAX)
+    assert why in refused(history, msgspec.structs.replace(ending, **change))
+    history.submit(ending)
+    (ended,) = history.now.repairs.ended
+    assert (ended.state, len(ended.reason)) == (RepairState.FAILED, SERVICE_TEXT_CHARACTERS_MAX)
+
+
+def test_an_end_that_depends_on_the_replicas_is_refused_when_they_changed_since() -> None:
+    history = ring(5)
+    repair = begin(history, part(history))
+    began = history.now.epoch
+    assert is_unchanged(history.now, history.now.repairs.running[0], began)
+    history.submit(ForceRemove(NodeId(5), "its disk burnt"))
+    changed = history.now.repairs.running[0]
+    assert not is_unchanged(history.now, changed, began)
+    assert is_unchanged(history.now, changed, history.now.epoch)
+    strict = EndRepair(repair, RepairState.DONE, ((FULL_RING,),), unchanged_since=began)
+    assert "repair 1 (of ks) got other replicas meanwhile" in refused(history, strict)
+    history.submit(msgspec.structs.replace(strict, unchanged_since=history.now.epoch, ended_s=1200))
+    (ended,) = history.now.repairs.ended
+    assert (ended.ended_epoch, ended.ended_s) == (history.now.epoch, 1200)
+
+
+@pytest.mark.parametrize("purpose", ["", BACKUP, RESTORE])
+def test_only_a_repair_records_that_replicas_are_equal(purpose: str) -> None:
+    history = ring()
+    history.submit(BeginRepair(ONE, (part(history),), 1000, purpose=purpose))
+    (held,) = history.now.repairs.running
+    assert held.title() == f"{purpose or 'repair'} 1 (of ks)"
+    end(history, 1)
+    assert bool(history.now.repairs.tables) is (not purpose)
+
+
+@pytest.mark.parametrize("purpose", ["", BACKUP, RESTORE])
+def test_only_a_restore_that_has_emptied_tables_is_not_to_be_disturbed(purpose: str) -> None:
+    history = two_keyspaces()
+    history.submit(BeginRepair(ONE, (part(history),), 1000, purpose=purpose))
+    refuse_emptied(history.now, [part(history), other_part(history)])
+    history.submit(ChangeSchema(DropTable("ks", "t")))
+    refuse_emptied(history.now, [other_part(history)])
+    if purpose != RESTORE:
+        refuse_emptied(history.now, [part(history)])
+        return
+    with pytest.raises(Rejected, match=r"restore 1 \(of ks\) has emptied tables of keyspace ks"):
+        refuse_emptied(history.now, [other_part(history), part(history)])
+
+
+def test_a_table_that_is_gone_is_not_recorded() -> None:
+    history = ring()
+    repair = begin(history)
+    history.submit(ChangeSchema(DropTable("ks", "second")))
+    end(history, repair)
+    (left,) = history.now.schema.by_name["ks"].tables
+    assert [one.table for one in history.now.repairs.tables] == [left.id]
+
+
+def test_units_ask_only_the_nodes_that_take_part_and_are_cut_by_number() -> None:
+    history = ring(6)
+    begin(history, nodes=(ONE, NodeId(3)))
+    repair = history.now.repairs.running[0]
+    found = units(history.now, repair, 1)
+    assert {len(unit.ranges) for unit in found} == {1}
+    placed = history.now.placements.ring(repair.parts[0].replication).ranges
+    for table in repair.parts[0].tables:
+        by_range = {unit.ranges[0]: unit.nodes for unit in found if unit.table == table}
+        assert by_range == {
+            one.range: tuple(sorted(set(one.group.writes) & {ONE, NodeId(3)})) for one in placed
+        }
+    assert {unit.part for unit in found} == {0}
+    narrow = msgspec.structs.replace(repair, parts=(part(history, Range(-10, 10)),), nodes=())
+    cut = [range_ for unit in units(history.now, narrow, 9) for range_ in unit.ranges]
+    assert min(one.left for one in cut) == -10 and max(one.right for one in cut) == 10

@@ -1,0 +1,161 @@
+"""Values that break an invariant, made by hand: each check names what is wrong."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
+from lockstep.schema.model import Replication
+from lockstep.topology.invariants import check_endings, check_locks, check_replica_counts, check_restored
+from lockstep.topology.transformations import CancelOperation, PrepareOperation
+from lockstep.values.ids import NodeId
+from tests.metadata.histories import History, simple, started
+from tests.topology.drills import replacing, run_out, run_to
+from tests.topology.test_planted import JOIN, all_violations, three_nodes
+from tests.topology.test_replication_change import change, with_table
+
+
+def walking(stage: Stage = Stage.PREPARED) -> History:
+    """The replication of `k` changes from one copy to two, beside `other`; node 1 owns the lowest token."""
+    history = with_table(4, simple(1), others=(simple(1),))
+    change(history, simple(2))
+    run_to(history, 1, stage)
+    return history
+
+
+def test_a_walk_whose_keyspace_is_not_on_its_ring_is_found() -> None:
+    for stage in (Stage.PREPARED, Stage.WRITE_BOTH_READ_NEW):
+        now = walking(stage).now
+        assert check_locks(now) == ()
+        keyspace = now.schema.by_name["ks"]
+        shared = msgspec.structs.replace(keyspace, replication=simple(1))
+        lost = msgspec.structs.replace(now, schema=now.schema.with_keyspace(shared))
+        assert check_locks(lost) == (
+            "OP-1: the ring of operation 1 (replication_change of keyspace ks) belongs to []",
+        )
+        other = Replication("SimpleStrategy", (("", 3),), 1)
+        elsewhere = msgspec.structs.replace(keyspace, replication=other)
+        (found,) = check_locks(msgspec.structs.replace(now, schema=now.schema.with_keyspace(elsewhere)))
+        reached = 2 if stage is Stage.WRITE_BOTH_READ_NEW else 1
+        assert f"has reached {simple(reached).text()}, its keyspace has {other.text()}" in found
+
+
+def test_a_walk_that_is_taken_back_is_where_it_began() -> None:
+    history = walking(Stage.WRITE_BOTH_READ_OLD)
+    history.submit(CancelOperation(1))
+    assert history.now.operations[0].stage is Stage.ROLLBACK_TO_NORMAL
+    assert all_violations(history) == []
+
+
+@pytest.mark.parametrize("left_out", [0, 1, -1])
+def test_a_walk_that_does_not_lock_its_whole_ring_is_found(left_out: int) -> None:
+    now = walking().now
+    (operation,), (lock,) = now.operations, now.locks
+    gone = sorted(range(len(operation.transitions)), key=lambda at: operation.transitions[at].range)[left_out]
+    kept = tuple(t for at, t in enumerate(operation.transitions) if at != gone)
+    ranges = tuple(r for at, r in enumerate(lock.ranges) if at != gone)
+    operation = msgspec.structs.replace(operation, transitions=kept)
+    whole = msgspec.structs.replace(
+        now, operations=(operation,), locks=(msgspec.structs.replace(lock, ranges=ranges),)
+    )
+    assert check_locks(whole) == (
+        "OP-1: operation 1 (replication_change of keyspace ks) does not lock the whole ring of its keyspace",
+    )
+    (text,) = check_locks(msgspec.structs.replace(now, locks=whole.locks))
+    assert text.startswith("OP-1: the lock of operation 1") and text.endswith("is not its ranges")
+
+
+def test_a_walk_that_ends_elsewhere_or_too_early_is_found() -> None:
+    history = walking(Stage.WRITE_BOTH_READ_NEW)
+    before = history.now
+    run_out(history, 1)
+    assert check_endings(history.values[-2], history.now) == ()
+    (early,) = check_endings(before, history.now)
+    assert early == (
+        "OP-1: operation 1 (replication_change of keyspace ks) ended in stage write_both_read_new"
+    )
+    keyspace = history.now.schema.by_name["ks"]
+    wrong = msgspec.structs.replace(keyspace, replication=simple(1))
+    after = msgspec.structs.replace(history.now, schema=history.now.schema.with_keyspace(wrong))
+    (elsewhere,) = check_endings(history.values[-2], after)
+    assert elsewhere.endswith(f"did not leave its keyspace with {simple(2).text()}")
+    ring = history.now.placements.ring(simple(2))
+    short = PlacedRange(ring.ranges[0].range, ReplicaGroup((NodeId(1),), (NodeId(1),), 1))
+    rings = RingPlacement(ring.replication, (short, *ring.ranges[1:]))
+    after = msgspec.structs.replace(history.now, placements=history.now.placements.with_rings((rings,)))
+    found = check_endings(history.values[-2], after)
+    assert found and all(" left " in line and ", not " in line for line in found)
+
+
+def test_a_node_that_does_not_end_as_its_operation_says_is_found() -> None:
+    history = three_nodes()
+    history.submit(JOIN)
+    run_to(history, 1, Stage.CLEANUP)
+    before = history.now
+    run_out(history, 1)
+    assert check_endings(before, history.now) == ()
+    newcomer = history.now.directory.by_id[NodeId(4)]
+    for change_, text in (
+        ({"state": NodeState.NONE}, "left its node none"),
+        ({"tokens": (51,)}, "left its node without its tokens"),
+    ):
+        directory = history.now.directory.with_node(msgspec.structs.replace(newcomer, **change_))
+        found = check_endings(before, msgspec.structs.replace(history.now, directory=directory))
+        assert [line.partition(") ")[2] for line in found] == [text]
+    not_moved = msgspec.structs.replace(history.now, placements=history.values[3].placements)
+    assert any(" left " in line and ", not " in line for line in check_endings(before, not_moved))
+
+
+def test_a_replaced_node_that_stays_in_the_ring_is_found() -> None:
+    history = started([(0,), (100,), (200,)], ("k", simple(2)))
+    history.submit(replacing(4, history.now.directory.by_id[NodeId(3)]))
+    history.submit(PrepareOperation(OperationKind.REPLACE, NodeId(4), replaced=NodeId(3)))
+    run_to(history, 1, Stage.CLEANUP)
+    before = history.now
+    run_out(history, 1)
+    stays = msgspec.structs.replace(history.now.directory.by_id[NodeId(3)], state=NodeState.NORMAL)
+    after = msgspec.structs.replace(history.now, directory=history.now.directory.with_node(stays))
+    assert check_endings(before, history.now) == ()
+    assert (
+        "OP-1: operation 1 (replace of node 3 by node 4) left the replaced node in the ring"
+        in check_endings(before, after)
+    )
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "text"),
+    [
+        ((1, 2), (1, 2), "2 readers  [1, 2], 3 expected"),
+        ((1, 2, 3), (1, 2, 3, 4), "readers (1, 2, 3) and writers (1, 2, 3, 4) differ outside an operation"),
+        ((1, 2, 3), (3, 2, 1), "differ outside an operation"),
+    ],
+)
+def test_a_range_with_replicas_that_nobody_asked_for_is_found(
+    reads: tuple[int, ...], writes: tuple[int, ...], text: str
+) -> None:
+    history = three_nodes()
+    assert check_replica_counts(history.now) == ()
+    (ring,) = history.now.placements.rings
+    group = ReplicaGroup(tuple(map(NodeId, reads)), tuple(map(NodeId, writes)), 1)
+    ranges = (PlacedRange(ring.ranges[0].range, group), *ring.ranges[1:])
+    rings = history.now.placements.with_rings((RingPlacement(ring.replication, ranges),))
+    found = check_replica_counts(msgspec.structs.replace(history.now, placements=rings))
+    assert len(found) == 1 and text in found[0]
+    holes = history.now.placements.with_rings((RingPlacement(ring.replication, ring.ranges[1:]),))
+    (hole,) = check_replica_counts(msgspec.structs.replace(history.now, placements=holes))
+    assert hole.startswith("PLC-1: ")
+
+
+def test_what_a_cancel_may_leave_nothing_of() -> None:
+    history = three_nodes()
+    before = history.now
+    history.submit(JOIN)
+    locked = msgspec.structs.replace(before, locks=history.now.locks)
+    assert check_restored(before, locked) == ("OP-1: the locks differ after a cancel",)
+    owner = msgspec.structs.replace(before.directory.by_id[NodeId(3)], tokens=(7,))
+    moved = msgspec.structs.replace(before, directory=before.directory.with_node(owner))
+    assert check_restored(before, moved) == ("OP-1: the token owners differ after a cancel",)
+    assert check_restored(before, before) == ()
