@@ -145,7 +145,8 @@ class Stage:
         lines.extend(f"read {read.context} at {read.index}" for read in ready.read_states)
         lines.extend(f"read {context} refused" for context in ready.reads_refused)
         if ready.accepted:
-            lines.append(f"accepted {ready.accepted.first_index}..{ready.accepted.last_index}")
+            accepted = ready.accepted
+            lines.append(f"accepted {accepted.first_index}..{accepted.last_index} in term {accepted.term}")
         if ready.refused:
             lines.append(f"refused {ready.refused.reason.value} leader={ready.refused.leader}")
         self.trace.extend(f"{identity}: {line}" for line in lines)

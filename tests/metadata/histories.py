@@ -12,9 +12,12 @@ from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.excluded import KINDS as EXCLUDED_KINDS
 from lockstep.metadata.features import KINDS as FEATURE_KINDS
 from lockstep.metadata.membership import KINDS as MEMBERSHIP_KINDS
+from lockstep.metadata.permissions import KINDS as PERMISSION_KINDS
 from lockstep.metadata.placing import placements_for, refuse_while_locked
 from lockstep.metadata.registry import Registry, Transformation
+from lockstep.metadata.role_changes import KINDS as ROLE_KINDS
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
+from lockstep.metadata.snapshot_entries import KINDS as SNAPSHOT_KINDS
 from lockstep.metadata.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import KINDS, Founder, Initialize
 from lockstep.schema.model import Keyspace, Replication, schema_of
@@ -63,6 +66,9 @@ def registry() -> Registry:
         SCHEMA_KINDS,
         EXCLUDED_KINDS,
         FEATURE_KINDS,
+        ROLE_KINDS,
+        PERMISSION_KINDS,
+        SNAPSHOT_KINDS,
         {1000: SetKeyspaces},
     )
 

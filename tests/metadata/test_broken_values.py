@@ -21,7 +21,7 @@ from lockstep.metadata.feature_names import FeatureState
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.roles import Role, access_of
 from lockstep.metadata.service import MembershipChange
-from lockstep.placement.placements import Placements
+from lockstep.placement.placements import PlacedRange, Placements, RingPlacement
 from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
@@ -71,6 +71,17 @@ def operation(**changed: Any) -> Break:
     return lambda v: replace(v, operations=(replace(v.operations[0], **changed), *v.operations[1:]))
 
 
+def ring(change: Callable[[tuple[PlacedRange, ...]], tuple[PlacedRange, ...]]) -> Break:
+    """The last ring has other ranges."""
+
+    def broken(value: ClusterMetadata) -> ClusterMetadata:
+        *others, last = value.placements.rings
+        rings = (*others, RingPlacement(last.replication, change(last.ranges)))
+        return replace(value, placements=Placements(rings))
+
+    return broken
+
+
 def generation(at_ms: int, published: int, tokens: bytes | None = None) -> Generation:
     return Generation(at_ms, "id", 0, 1, packed(array("q", [5])) if tokens is None else tokens, published)
 
@@ -117,6 +128,9 @@ BROKEN: list[tuple[str, Break]] = [
     ("request ids are never reused", lambda v: replace(v, requests=replace(v.requests, next_id=1))),
     ("sessions match operations", operation(session_id="another")),
     ("", lambda v: replace(v, placements=Placements(v.placements.rings[:1]))),
+    ("gap or overlap", ring(lambda ranges: ranges[1:])),
+    ("have no replicas", ring(lambda ranges: ranges[:-1])),
+    ("a ring has at least one range", ring(lambda ranges: ())),
 ]  # fmt: skip
 
 #: The same of parts that every entry may change at no cost: only whole values are checked for them.

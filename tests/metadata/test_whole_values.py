@@ -1,0 +1,183 @@
+"""A value with something in every part: all of it is stored, comes back, and counts in the digest."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from lockstep.metadata.cdc import Generation, packed
+from lockstep.metadata.cluster import ClusterMetadata, decode_cluster, empty_cluster, encode_cluster
+from lockstep.metadata.degraded import Degraded
+from lockstep.metadata.digest import part_digests, state_digest
+from lockstep.metadata.exclusions import Exclusion
+from lockstep.metadata.feature_names import FeatureState
+from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
+from lockstep.metadata.repairs import Repair, Repaired, RepairPart, Repairs, RepairState, TableRepairs
+from lockstep.metadata.requests import RequestState
+from lockstep.metadata.roles import Role, access_of
+from lockstep.metadata.snapshot import SnapshotDecoder, pieces
+from lockstep.metadata.transformations import SetExtension
+from lockstep.topology.requests import EnqueueRequest
+from lockstep.topology.transformations import PrepareOperation
+from lockstep.values.ids import NodeId
+from lockstep.values.tokens import Range
+from tests.metadata.histories import simple, started
+from tests.metadata.test_log import register
+
+replace: Callable[..., Any] = msgspec.structs.replace
+
+
+def rich() -> ClusterMetadata:
+    made = started([(0,), (100,), (200,)], ("one", simple(1)), ("two", simple(2)))
+    for number in (7, 8):
+        made.submit(register(number))
+    made.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (50, 70)))
+    for node in (2, 3):
+        made.submit(EnqueueRequest(OperationKind.DECOMMISSION, NodeId(node), actor="test"))
+    made.submit(SetExtension("tool", b"says"))
+    value = made.now
+    ended = value.requests.with_ended(3, RequestState.CANCELLED, "why", 9)
+    part = RepairPart("one", simple(1), (7,), (Range(0, 10),))
+    running = Repair(4, NodeId(1), (part,), (NodeId(1),), True, 100, 1, 9)
+    return replace(
+        value,
+        requests=ended,
+        service=replace(value.service, leaving=(NodeId(3),)),
+        excluded=(Exclusion(NodeId(5), 8, "its disk is suspect"),),
+        degraded=(Degraded(simple(2), Range(0, 10), 7, (NodeId(2),), (NodeId(3),), ("two",)),),
+        features=FeatureState(("a", "b"), 4),
+        generations=(*value.generations, Generation(9_000, "id", 1, 8, packed(array("q", [5, 6])))),
+        repairs=Repairs(
+            (running,),
+            (replace(running, id=3, state=RepairState.FAILED, reason="why", ended_epoch=9, ended_s=120),),
+            (TableRepairs(7, (Repaired(Range(0, 10), 100, 90, 8),)),),
+            5,
+        ),
+        access=access_of(
+            [Role("ann", True, True, "$2a$", ("dc1",)), Role("bob", member_of=("ann",))], []
+        ).with_grant("bob", "data", {"SELECT"}),
+    )
+
+
+RICH = rich()
+RICH.validate()
+
+
+def from_stream(value: ClusterMetadata) -> ClusterMetadata:
+    decoder = SnapshotDecoder()
+    for piece in pieces(value):
+        decoder.feed(piece)
+    return decoder.finish()
+
+
+def test_all_of_a_value_comes_back_from_its_stored_forms() -> None:
+    for again in (decode_cluster(encode_cluster(RICH)), from_stream(RICH)):
+        assert again == RICH
+        for field in RICH.__struct_fields__:
+            assert getattr(again, field) == getattr(RICH, field), field
+        assert part_digests(again) == part_digests(RICH) and state_digest(again) == state_digest(RICH)
+
+
+def elements() -> list[tuple[str, ClusterMetadata]]:
+    """The value with one field, of it or of an element of it, set to another value at a time."""
+    found: list[tuple[str, ClusterMetadata]] = []
+    for field in RICH.__struct_fields__:
+        part = getattr(RICH, field)
+        if field in ("schema", "placements", "recent_ids", "extensions", "access"):
+            continue
+        found.extend((f"{field}{path}", replace(RICH, **{field: other})) for path, other in others(part))
+    return found
+
+
+def others(value: Any) -> list[tuple[str, Any]]:
+    """What differs from `value` in one scalar, or by an element that is missing."""
+    if isinstance(value, bool):
+        return [("", not value)]
+    if isinstance(value, int):
+        return [("", value + 1)]
+    if isinstance(value, bytes):
+        return [("", value + b"8 bytes!")]
+    if isinstance(value, str):
+        return [("", value + "x")] if type(value) is str else []
+    if isinstance(value, msgspec.Struct):
+        return [
+            (f".{field}{path}", replace(value, **{field: other}))
+            for field in value.__struct_fields__
+            for path, other in others(getattr(value, field))
+        ]
+    if isinstance(value, tuple) and value:
+        changed = [(f"[{at}]{path}", (*value[:at], other, *value[at + 1 :]))
+                   for at, one in enumerate(value) for path, other in others(one)]  # fmt: skip
+        return [("[-]", value[1:]), *changed] if len({type(one) for one in value}) == 1 else changed
+    return []
+
+
+def test_whatever_differs_gives_other_bytes_and_another_digest() -> None:
+    variants = elements()
+    assert len(variants) > 150
+    digests = {state_digest(RICH): "nothing"}
+    stored = {encode_cluster(RICH)}
+    streams = {b"".join(pieces(RICH))}
+    for path, value in variants:
+        digest = state_digest(value)
+        assert digest not in digests, f"{path} counts as {digests[digest]}"
+        digests[digest] = path
+        data = encode_cluster(value)
+        assert data not in stored and decode_cluster(data) == value, path
+        stored.add(data)
+        stream = b"".join(pieces(value))
+        assert stream not in streams, path
+        streams.add(stream)
+
+
+@pytest.mark.parametrize(
+    ("field", "part"),
+    [("locks", "operations"), ("sessions", "operations"), ("next_operation_id", "operations"),
+     ("generations", "generations"), ("repairs", "repairs"), ("access", "access"),
+     ("service", "service"), ("extensions", "extensions"), ("identity", "identity"),
+     ("requests", "requests"), ("excluded", "excluded"), ("degraded", "degraded"),
+     ("features", "features"), ("directory", "directory"), ("schema", "schema"),
+     ("placements", "placements")],
+)  # fmt: skip
+def test_where_two_values_differ_is_visible_at_once(field: str, part: str) -> None:
+    other = replace(RICH, **{field: getattr(empty_cluster(), field)})
+    mine, theirs = dict(part_digests(RICH)), dict(part_digests(other))
+    assert list(mine) == list(theirs)
+    assert [name for name in mine if mine[name] != theirs[name]] == [part]
+
+
+# -- ids that are kept
+
+
+@pytest.mark.parametrize("first", [1, 60, 64, 65])
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
+def test_every_kept_id_counts_in_the_digest(first: int, count: int) -> None:
+    ids = [number.to_bytes(16, "big") for number in range(count)]
+    seen = {RecentIds.from_listed(first, tuple(ids)).digest}
+    for at in range(count):
+        changed = (*ids[:at], b"x" * 16, *ids[at + 1 :])
+        seen.add(RecentIds.from_listed(first, changed).digest)
+    seen.add(RecentIds.from_listed(first + 1, tuple(ids)).digest)
+    assert len(seen) == count + 2
+
+
+def test_digests_of_ids_do_not_depend_on_when_they_were_asked_for() -> None:
+    for seed in range(20):
+        draw = random.Random(seed)
+        asked = unasked = no_recent_ids()
+        for epoch in range(1, 300):
+            entry_id = epoch.to_bytes(16, "big")
+            asked, unasked = asked.with_entry(epoch, entry_id), unasked.with_entry(epoch, entry_id)
+            if draw.random() < 0.1:
+                assert asked.digest == RecentIds.from_listed(asked.first_epoch, asked.listed()).digest
+        assert asked.digest == unasked.digest and asked == unasked
+        assert asked != unasked.with_entry(300, b"e" * 16) and asked != RecentIds.from_listed(
+            2, asked.listed()
+        )
+        assert asked != 7 and hash(asked) == hash(unasked)
