@@ -221,6 +221,7 @@ class Rounds:
         won = await self.won(plan, canvass)
         if won:
             self.did("Accepted a proposal", canvass.granted)
+            self.owner.reach("conditional.decided")
         return won and not self.changed(plan)
 
     async def held(self, plan: Plan, decided: Proposal, holders: Sequence[NodeId]) -> bool:

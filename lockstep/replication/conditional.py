@@ -327,8 +327,11 @@ class _Read(Rounds):
         if not await self.won(plan, canvass) or self.changed(plan):
             return None
         found = paxos.judge({node: reply.state for node, reply in canvass.granted.items()})
-        if found.in_progress is not None or found.lacking:
-            self.owner.reach("conditional.looked_in_vain")
+        if found.in_progress is not None:
+            self.owner.reach("conditional.look_in_progress")
+            return None
+        if found.lacking:
+            self.owner.reach("conditional.look_lacks")
             return None
         return [reply.result for reply in canvass.granted.values()]
 

@@ -17,12 +17,15 @@ from lockstep.sim.checkers.decisions import Decided, check_decisions
 from lockstep.sim.cql_client import CqlClient
 from lockstep.sim.data_centres import is_cut_off
 from lockstep.sim.door import KEYSPACE
+from lockstep.sim.halfway import lacks_decision
 from lockstep.sim.history import Outcome
 from lockstep.sim.operators import Operators
 from lockstep.sim.side_load import SideClient, SideLoad
 from lockstep.values.ids import Consistency
 
 TABLE = "decided"
+#: A fact: a serial read was answered that began when a replica lacked what was told to have been applied.
+LACKED = "a serial read while a replica lacked the decision"
 _KEYS = tuple(b"d%d" % number for number in range(3))
 _LOCAL_KEYS = 2
 _COMMIT_LEVELS = (Consistency.QUORUM, Consistency.QUORUM, Consistency.ONE, Consistency.ANY)
@@ -53,6 +56,8 @@ class DecidingLoad(SideLoad):
         self.events: list[Decided] = []
         #: What each key held when it was last heard of.
         self.known: dict[bytes, bytes | None] = {}
+        #: What was last told to have been applied to each key.
+        self.applied: dict[bytes, bytes] = {}
         self._written = 0
 
     def make_client(self, name: str, dc: str) -> SideClient:
@@ -124,6 +129,8 @@ class _Client(SideClient):
             applied = found.rows[0][0] == b"\x01"
             seen = _value(found)
             self._deciding.known[key] = wrote if applied else seen
+            if applied:
+                self._deciding.applied[key] = wrote
             if applied and serial is Consistency.LOCAL_SERIAL:
                 self._applied_locally()
         event = Decided(
@@ -138,7 +145,8 @@ class _Client(SideClient):
             self.cluster.fact("a local decision applied in a cut-off data centre")
 
     async def _read(self, session: CqlClient, key: bytes) -> bool:
-        start_ns = self.cluster.world.now_ns
+        start_ns, last = self.cluster.world.now_ns, self._deciding.applied.get(key)
+        lacks = last is not None and lacks_decision(self.cluster, TABLE, key, last)
         outcome, found, error = await self.execute(session, _SELECT, [key], self._serial[key])
         event = Decided(self.name, key, start_ns, self.cluster.world.now_ns, outcome)
         if outcome is Outcome.OK:
@@ -149,6 +157,8 @@ class _Client(SideClient):
                 for kind, data in zip((_SET, _LIST, _LIST), packed, strict=True)
             )
             self._deciding.known[key] = seen
+            if lacks:
+                self.cluster.fact(LACKED)
             event = msgspec.structs.replace(
                 event, seen=seen, held=frozenset(held), appended=tuple(appended), prepended=tuple(prepended)
             )

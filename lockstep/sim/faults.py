@@ -13,6 +13,7 @@ import msgspec
 
 from lockstep.node.processors.gated import Held
 from lockstep.sim.data_centres import cut_dc, lose_dc
+from lockstep.sim.halfway import strand_decision
 from lockstep.sim.history import Event
 from lockstep.sim.lost_stores import lose_store
 from lockstep.sim.probes import CrashRule, DelayRule
@@ -518,6 +519,11 @@ STORE_FAULTS: dict[str, Fault] = {
         Fault("damage_block", damage_block, ("disk.block_damaged",), 2.0),
     )
 }
+#: Kinds that bring about what only the middle of something shows, for some scenarios.
+HALFWAY_FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (Fault("strand_decision", strand_decision, ("fault.strand_decision",), 2.0),)
+}
 #: Every kind that strikes by time.
-TIMED: dict[str, Fault] = {**FAULTS, **DC_FAULTS, **STORE_FAULTS}
+TIMED: dict[str, Fault] = {**FAULTS, **DC_FAULTS, **STORE_FAULTS, **HALFWAY_FAULTS}
 ALL_KINDS: Sequence[str] = (*FAULTS, *STAGE_FAULTS)

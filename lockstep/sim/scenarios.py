@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.sim.data_centres import FACTS as DC_FACTS
+from lockstep.sim.deciding import LACKED
 from lockstep.sim.faults import ALL_KINDS, DC_FAULTS, FAULTS, STAGE_FAULTS
 from lockstep.sim.lost_stores import FACTS as LOST_STORE_FACTS
 from lockstep.sim.scenario import Scenario
@@ -285,9 +286,10 @@ SCENARIOS: dict[str, Scenario] = {
             faults=(
                 *("wall_jump", "clock_drift", "kill", "power", "all_down", "pause", "slow_node", "partition"),
                 *("latency", "flapping", "isolate_leader", "crash_at_probe", "crash_newcomer"),
-                *("crash_source", "hold_behind", "loss", "slow_disk"),
+                *("crash_source", "hold_behind", "loss", "slow_disk", "strand_decision"),
             ),
             sometimes=(
+                *(LACKED, "conditional.look_in_progress", "conditional.look_lacks"),
                 *("a decision applied", "a decision refused", "a decision with an unknown outcome"),
                 *("conditional.finishes", "conditional.brings", "conditional.beaten"),
                 *("conditional.plan_changed", "join completed", "decommission completed", *_STALE),
@@ -307,9 +309,10 @@ SCENARIOS: dict[str, Scenario] = {
                 *DC_FAULTS,
                 *("wall_jump", "kill", "power", "pause", "slow_node", "partition", "latency", "flapping"),
                 *("isolate_leader", "crash_at_probe", "crash_newcomer", "crash_source", "hold_behind"),
-                "loss",
+                *("loss", "strand_decision"),
             ),
             sometimes=(
+                LACKED,
                 *("a local decision applied", "a local decision applied in a cut-off data centre"),
                 *("conditional.finishes", "conditional.brings", "conditional.plan_changed"),
                 *("join completed", "decommission completed"),

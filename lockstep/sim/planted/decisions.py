@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 
 from lockstep.consensus import paxos
-from lockstep.consensus.paxos import Acceptor, Fate, Proposal
+from lockstep.consensus.paxos import NO_BALLOT, Acceptor, Fate, Proposal
 from lockstep.cql.context import Context
 from lockstep.node import work as work_module
 from lockstep.replication import ballot_rounds as rounds_module
-from lockstep.replication import past_proposals
+from lockstep.replication import past_proposals, verbs
+from lockstep.replication.ballot_messages import PrepareRequest
 from lockstep.replication.ballots import BallotService
+from lockstep.replication.conditional import _Read
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
 from lockstep.values.ids import Consistency
@@ -83,6 +85,20 @@ def _one_voter() -> contextlib.AbstractContextManager[None]:
     return replaced((rounds_module, "COUNTED_AS", counted))
 
 
+def _read_looks_only() -> contextlib.AbstractContextManager[None]:
+    """A serial read does not finish what a quorum has accepted and nobody that it asked knows as decided."""
+
+    async def looked(self: Any, plan: Any, command: Any) -> Any:
+        request = PrepareRequest(plan.epoch, plan.needs_epoch, self.place, NO_BALLOT, command)
+        canvass = self.canvass(plan, verbs.CAS_PREPARE, request, rounds_module.promises)
+        if not await self.won(plan, canvass) or self.changed(plan):
+            return None
+        found = paxos.judge({node: reply.state for node, reply in canvass.granted.items()})
+        return None if found.lacking else [reply.result for reply in canvass.granted.values()]
+
+    return replaced((_Read, "_looked", looked))
+
+
 def _lists_by_clock() -> contextlib.AbstractContextManager[None]:
     """Elements are ordered by the clock of the coordinator that a client happened to ask."""
 
@@ -104,6 +120,7 @@ DECISIONS = (
     Planted("ballots_not_durable", "a power loss takes promises back", "lwt", _ballots_not_durable),
     Planted("fate_unheard", "not applied is said of what was applied", "lwt", _fate_unheard),
     Planted("one_voter", "two coordinators decide apart", "lwt", _one_voter),
+    Planted("read_looks_only", "a serial read misses what was applied", "lwt", _read_looks_only),
     Planted("lists_by_clock", "a later append stands before an earlier one", "lwt", _lists_by_clock),
     Planted("one_local_voter", "a data centre decides against itself", "lwt_dcs", _one_local_voter),
 )
