@@ -18,7 +18,7 @@ SEEDS ?= 20
 SEED ?= 1
 ARGS ?=
 
-.PHONY: help demo test check format sim sim-planted reached conformance conformance-clients conformance-cqlsh bench corrupt mutants proof package reference lock clean setup setup-spark
+.PHONY: help demo test check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh bench corrupt mutants proof package reference lock clean setup setup-spark
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,9 @@ check: $(VENV)/.stamp-spark ## formatting, lint, types, import contract, house r
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q tests/house
+
+house: $(VENV)/.stamp-dev ## sizes, cycles, asserts and five walks of the sources; ARGS="--json FILE", "--compare FILE"
+	@$(BIN)/python -m tests.house.report $(ARGS)
 
 format: $(VENV)/.stamp-dev ## rewrite the sources in the house format
 	$(BIN)/ruff format .
