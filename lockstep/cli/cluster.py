@@ -105,7 +105,7 @@ def add(name: str, dc: str, rack: str, replaces: str, tokens: int | None, dry_ru
         return
     node = local.next_node(dc=dc, rack=rack, replaces=replaces)
     kind = {"kind": "replace", "node": node.replaces} if replaces else {"kind": "bootstrap"}
-    new = {"address": node.address, "dc": node.dc, "rack": node.rack}
+    new = {"address": node.address, "dc": node.dc, "rack": node.rack, "num_tokens": tokens}
     plan = local.any_admin().post("/v1/requests", {**kind, "new": new, "dry_run": True})
     if output == "json":
         render.json_out(plan, "request-plan/1")

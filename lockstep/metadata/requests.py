@@ -78,6 +78,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     presumed_dead: bool = False
     #: What the keyspace had before, where an earlier part of the walk to `target` has ended; None elsewhere.
     original: Replication | None = None
+    #: What its operations have moved, as far as it is counted: when a stage ends.
+    moved_bytes: int = 0
+    moved_fragments: int = 0
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -245,6 +248,18 @@ def without_node(requests: Requests, node: NodeId, outcome: str, epoch: int) -> 
     if request is None or request.state is not RequestState.QUEUED:
         return requests
     return requests.with_ended(request.id, RequestState.FAILED, outcome, epoch)
+
+
+def with_moved(requests: Requests, operation_id: int, moved_bytes: int, fragments: int) -> Requests:
+    """The requests once so much more is counted as moved by a running operation."""
+    request = requests.by_operation[operation_id]
+    return requests.with_changed(
+        msgspec.structs.replace(
+            request,
+            moved_bytes=request.moved_bytes + moved_bytes,
+            moved_fragments=request.moved_fragments + fragments,
+        )
+    )
 
 
 def failing(requests: Requests, operation_id: int) -> Requests:

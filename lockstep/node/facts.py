@@ -121,5 +121,10 @@ class NodeFacts:
     def _leads(self) -> bool:
         return self.is_leader
 
+    def _leading_term(self) -> int | None:
+        """The term of the metadata group in which this node leads it."""
+        driver = self.driver
+        return driver.raft.term if driver is not None and self.is_leader else None
+
     def _host_id(self) -> str:
         return self.identity.value.host_id

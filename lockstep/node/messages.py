@@ -169,6 +169,8 @@ class WorkStatus(msgspec.Struct, frozen=True, array_like=True):
 
     `definite`: it failed for a reason that asking again does not mend. `total_bytes` and `files_total` are
     estimates (0: unknown), `left_s` is -1 when nobody can tell. A table is done when all its ranges are.
+    `taken_bytes` and `taken_fragments` are what the operation's streams made durable here in this stage, or
+    in the one that was taken back; -1 when the node does not know any more.
     """
 
     state: str
@@ -185,6 +187,8 @@ class WorkStatus(msgspec.Struct, frozen=True, array_like=True):
     ranges_total: int = 0
     tables_done: int = 0
     tables_total: int = 0
+    taken_bytes: int = -1
+    taken_fragments: int = 0
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):

@@ -197,6 +197,7 @@ class MetadataParts(NodeFacts, abc.ABC):
             self.submitter,
             own_id=self._own_id,
             is_leader=self._leads,
+            term=self._leading_term,
             alive=self._alive,
             heard_since=self._heard_since,
             follows=self.management.unsettled,

@@ -14,6 +14,7 @@ import msgspec
 
 from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import Transformation
 from lockstep.node.messages import EpochQuery, EpochReply, RunWork, WorkStatus
@@ -39,7 +40,7 @@ from lockstep.topology.step import (
     step,
     work_key,
 )
-from lockstep.topology.transformations import PrepareOperation
+from lockstep.topology.transformations import AdvanceOperation, PrepareOperation
 from lockstep.values.errors import LockstepError
 from lockstep.values.ids import NodeId
 
@@ -75,6 +76,7 @@ class TopologyDriver:
         *,
         own_id: Callable[[], int],
         is_leader: Callable[[], bool],
+        term: Callable[[], int | None],
         alive: Callable[[int], bool],
         heard_since: Callable[[int, int], bool],
         follows: Callable[[], str],
@@ -82,7 +84,8 @@ class TopologyDriver:
         relax_after_ms: int | None,
         log: Callable[..., None],
     ) -> None:
-        """`heard_since(node, wall clock in us)`: whether it lives and gave a sign of life after that.
+        """`term()` is that in which this node leads; None while it does not.
+        `heard_since(node, wall clock in us)`: whether it lives and gave a sign of life after that.
         `stragglers`: guards of closed sessions that this node holds. `relax_after_ms`: how long a barrier
         waits for quorums within data centres; None: for ever."""
         self._runtime = runtime
@@ -117,7 +120,7 @@ class TopologyDriver:
         #: Barriers that were let go of quorums within data centres.
         self.relaxed_count = 0
         self.blocking: tuple[Blocking, ...] = ()
-        self.moved = Moved()
+        self.moved = Moved(term)
         #: What each node said last of its part of a stage's work.
         self.said: dict[WorkKey, WorkStatus] = {}
         state.listen(self._applied)
@@ -145,7 +148,8 @@ class TopologyDriver:
         """Tell (node, epoch) whenever a node is heard to have applied a newer epoch."""
         self._listeners.append(listener)
 
-    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, _entry: object) -> None:
+    def _applied(self, before: ClusterMetadata, after: ClusterMetadata, entry: LogEntry) -> None:
+        self.moved.applied(before, after, entry.term)
         if before.operations is not after.operations:
             live = {operation.id for operation in after.operations}
             self._work = {key: report for key, report in self._work.items() if key[0] in live}
@@ -244,7 +248,11 @@ class TopologyDriver:
             self._wake.set()
 
     def _reconsidered(self, cluster: ClusterMetadata, wanted: Transformation) -> Transformation:
-        """What to submit: a removal whose node came back while it was queued is taken back, not begun."""
+        """What to submit: with what a stage that ends has moved; a removal whose node came back while it was
+        queued is taken back, not begun."""
+        if isinstance(wanted, AdvanceOperation):
+            moved = self.moved.uncounted(cluster.operations_by_id[wanted.operation_id], cluster)
+            return msgspec.structs.replace(wanted, moved_bytes=moved.bytes, moved_fragments=moved.fragments)
         if not isinstance(wanted, PrepareOperation) or wanted.kind is not OperationKind.REMOVE:
             return wanted
         request = cluster.requests.by_id.get(wanted.request_id)
@@ -326,6 +334,7 @@ class TopologyDriver:
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
             return
         self.said[key] = self.moved.note(key, status)
+        self._count(key, status)
         if status.state == "done":
             self._work[key] = WorkReport.DONE
             self._texts.pop(key, None)
@@ -336,6 +345,17 @@ class TopologyDriver:
             await asyncio.sleep(ROUND_PAUSE_MS / 1000)
         else:
             self._texts[key] = f"{order.kind} is running"
+
+    def _count(self, key: WorkKey, status: WorkStatus) -> None:
+        cluster = self._state.current
+        operation = cluster.operations_by_id.get(key[0])
+        if operation is None:
+            return
+        self.moved.heard(operation, cluster, key, status)
+        request = cluster.requests.by_operation[operation.id]
+        told = self.moved.told(request, cluster)
+        if told is not None:
+            self._runtime.probes.observe("topology.moved", request=request.id, moved_bytes=told.bytes)
 
     def _say(self, event: str, key: WorkKey, text: str) -> None:
         """Log why work waits, once for each reason: it is asked for many times a second."""

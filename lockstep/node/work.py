@@ -26,6 +26,7 @@ from lockstep.runtime.ports import Runtime
 from lockstep.schema.model import Replication
 from lockstep.storage.companions import ballots_of
 from lockstep.storage.engine import StorageEngine
+from lockstep.topology.running import streaming_session
 from lockstep.topology.stages import STREAMING, Work, stage_row
 from lockstep.topology.streams import StreamTask, stream_plan
 from lockstep.values.errors import (
@@ -53,7 +54,8 @@ _Key = tuple[int, Stage, str]
 
 
 class _Running:
-    def __init__(self) -> None:
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
         self.done = asyncio.Event()
         self.error: LockstepError | None = None
         self.progress = StreamProgress()
@@ -109,7 +111,7 @@ class WorkService:
         key = (order.operation_id, order.stage, order.session_id)
         running = self._running.get(key)
         if running is None:
-            running = self._running[key] = _Running()
+            running = self._running[key] = _Running(operation)
             self._runtime.tasks.spawn(
                 self._run(operation, running), f"work.{order.operation_id}.{order.stage}"
             )
@@ -126,6 +128,7 @@ class WorkService:
 
     def _status(self, state: str, running: _Running, text: str = "", definite: bool = False) -> WorkStatus:
         now_s, done = self._runtime.clock.monotonic_s(), running.progress
+        taken = self._taken(running.operation)
         return WorkStatus(
             state,
             text,
@@ -141,7 +144,17 @@ class WorkService:
             done.ranges_total,
             done.tables_done,
             done.tables_total,
+            *(taken if taken is not None else (-1, 0)),
         )
+
+    def _taken(self, operation: Operation) -> tuple[int, int] | None:
+        """(bytes, fragments) that its streams made durable here; None when this start does not know."""
+        session = streaming_session(operation)
+        if not session:
+            return 0, 0
+        if session == operation.session_id:
+            return self._streams.taken_in.of(session)
+        return self._streams.taken_in.remembered(session)
 
     def _failed(self, key: _Key, running: _Running, error: LockstepError) -> WorkStatus:
         self._failures[key] = self._failures.get(key, 0) + 1 if _is_counted(error) else 0

@@ -10,7 +10,7 @@ belongs to a session that is closed is removed, when it closes or at the next st
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import xxhash
@@ -77,6 +77,14 @@ class StreamFiles:
         if end < self._disk.size(path):
             self._disk.truncate(path, end)
         return found
+
+    def of_session(self, session_id: str) -> Iterator[Position]:
+        """Of each stream of the session that brought something, how far it is."""
+        for name in self._disk.names(DIRECTORY):
+            if name.startswith(_PREFIX) and name.endswith(_STATE):
+                found, _ = self._last(f"{DIRECTORY}/{name}")
+                if found is not None and found.key.session_id == session_id:
+                    yield found
 
     def note(self, position: Position) -> None:
         """Remember, if nothing worse happens than the end of this process."""

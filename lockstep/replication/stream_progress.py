@@ -6,7 +6,7 @@ Invariant: counts only grow, but estimates may be corrected either way; nothing 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from lockstep.replication.handshake import Address
 from lockstep.runtime.ports import Clock
@@ -14,6 +14,8 @@ from lockstep.values.tokens import Range
 
 #: A rate is told over the last one to two of these.
 RATE_WINDOW_S = 5.0
+#: Sessions of which a node remembers how much they brought: more than run at once, and than end meanwhile.
+SESSIONS_REMEMBERED_MAX = 256
 
 
 class Rate:
@@ -95,6 +97,36 @@ class StreamProgress:
             return found
         by_ranges = int((now_s - self._began_s) * to_come / self.ranges)
         return max(found, by_ranges)
+
+
+class TakenIn:
+    """What the streams of each session made durable here, the latest sessions' only.
+
+    Invariant: of a session it never becomes less, also over a restart while the session is open:
+    `on_disk(id)` reads what an earlier start of this node brought.
+    """
+
+    def __init__(self, on_disk: Callable[[str], tuple[int, int]]) -> None:
+        self._on_disk = on_disk
+        self._by_session: dict[str, tuple[int, int]] = {}
+
+    def of(self, session_id: str) -> tuple[int, int]:
+        """(bytes, fragments) of a session that is open."""
+        if session_id not in self._by_session:
+            self._by_session[session_id] = self._on_disk(session_id)
+            while len(self._by_session) > SESSIONS_REMEMBERED_MAX:
+                del self._by_session[next(iter(self._by_session))]
+        return self._by_session[session_id]
+
+    def remembered(self, session_id: str) -> tuple[int, int] | None:
+        """Of a session that may have closed; None when this start of the node does not know of it."""
+        return self._by_session.get(session_id)
+
+    def add(self, session_id: str, size: int, fragments: int) -> None:
+        """A file whose position is durable."""
+        before = self._by_session.get(session_id)
+        if before is not None:
+            self._by_session[session_id] = before[0] + size, before[1] + fragments
 
 
 class StreamView:

@@ -29,7 +29,7 @@ from lockstep.replication.messages import (
 from lockstep.replication.session_guards import SessionGuards
 from lockstep.replication.stream_files import ArrivingFile, Position, StreamFiles, StreamKey, digest_of
 from lockstep.replication.stream_parts import Pace, PartsAhead
-from lockstep.replication.stream_progress import StreamCounts, StreamProgress, StreamView
+from lockstep.replication.stream_progress import StreamCounts, StreamProgress, StreamView, TakenIn
 from lockstep.runtime.ports import Clock, Runtime
 from lockstep.storage.sorted_file import FORMAT_VERSION, FileSummary
 from lockstep.values.errors import (
@@ -129,6 +129,11 @@ class StreamClient:
         self._files = StreamFiles(runtime.disk)
         self._views: dict[StreamKey, StreamView] = {}
         self.counts = StreamCounts()
+        self.taken_in = TakenIn(self._on_disk)
+
+    def _on_disk(self, session_id: str) -> tuple[int, int]:
+        found = list(self._files.of_session(session_id))
+        return sum(one.moved_bytes for one in found), sum(one.fragments for one in found)
 
     def forget_closed(self, session_open: Callable[[str], bool]) -> None:
         """Remove what streams of closed sessions left; at the start, and when sessions were closed."""
@@ -157,6 +162,7 @@ class StreamClient:
         """
         self._guards.require(session_id)
         key = StreamKey(session_id, table_id, range.left, range.right, source)
+        self.taken_in.of(session_id)
         position = self._files.load(key)
         copy = _Copy(position, epoch, self._runtime.clock, progress or StreamProgress())
         self._views[key] = copy.view
@@ -362,6 +368,7 @@ class StreamClient:
                 fetched=tuple(one for one in position.fetched if one[0] > number),
             )
             await self._files.record(copy.position)
+        self.taken_in.add(key.session_id, summary.size_bytes, summary.entries)
         self._files.taken_in(key, number)
         copy.damaged = 0
         copy.view.files += 1

@@ -10,36 +10,40 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeInfo
 from lockstep.metadata.operations import OperationKind
+from lockstep.node.configuration import PlacementSection
 from lockstep.placement.allocation import splitting_tokens
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.errors import ConfigurationError
 from lockstep.values.ids import NodeId
 
 #: What a node has unless `placement.num_tokens` says otherwise.
-_NUM_TOKENS = 16
+_NUM_TOKENS = PlacementSection().num_tokens
 _TOKENS_MAX = 1024
 
 
 class Newcomer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node that may join. A replacement takes place and tokens of the dead node instead."""
+    """A node that may join; `num_tokens` None: as many as the node that is asked is set to have. A
+    replacement takes place and tokens of the dead node instead."""
 
     address: str = ""
     dc: str = ""
     rack: str = ""
-    num_tokens: int = _NUM_TOKENS
+    num_tokens: int | None = None
 
 
 def with_newcomer(
-    cluster: ClusterMetadata, kind: OperationKind, replaced: int, new: Newcomer
+    cluster: ClusterMetadata, kind: OperationKind, replaced: int, new: Newcomer, num_tokens: int = 0
 ) -> tuple[ClusterMetadata, PrepareOperation]:
-    """The copy in which the newcomer is admitted, and what it would ask for."""
+    """The copy in which the newcomer is admitted, and what it would ask for. `num_tokens`: of nodes here; 0
+    where they own none."""
     directory = cluster.directory
     node_id = NodeId(directory.next_node_id)
     dead = cluster.node(NodeId(replaced)) if kind is OperationKind.REPLACE else None
     if kind is OperationKind.REPLACE and dead is None:
         raise ConfigurationError(f"there is no node {replaced} to replace", hint="lockstep status")
-    if not 1 <= new.num_tokens <= _TOKENS_MAX:
-        raise ConfigurationError(f"a node has 1 to {_TOKENS_MAX} tokens, not {new.num_tokens}")
+    count = new.num_tokens if new.num_tokens is not None else num_tokens or _NUM_TOKENS
+    if not 1 <= count <= _TOKENS_MAX:
+        raise ConfigurationError(f"a node has 1 to {_TOKENS_MAX} tokens, not {count}")
     pattern = dead or next((n for n in directory.nodes if n.owns_tokens), None)
     if pattern is None:
         raise ConfigurationError("no node owns tokens yet")
@@ -63,5 +67,5 @@ def with_newcomer(
         return copy, PrepareOperation(OperationKind.REPLACE, node_id, replaced=dead.id)
     owned = [node.tokens for node in directory.nodes]
     owned += [request.tokens for request in cluster.requests.live if request.tokens]
-    tokens = splitting_tokens(owned, new.num_tokens)
+    tokens = splitting_tokens(owned, count)
     return copy, PrepareOperation(OperationKind.BOOTSTRAP, node_id, tokens)

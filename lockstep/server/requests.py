@@ -74,7 +74,7 @@ class Requests:
                 *(self._queued(request) for request in requests.queue),
             ],
             "moved": {
-                str(request.id): numbers(node.topology.moved.of(request.operation_id))
+                str(request.id): numbers(node.topology.moved.of(request, node.cluster))
                 for request in requests.ended
                 if request.operation_id
             },
@@ -114,12 +114,12 @@ class Requests:
         ended = [_document(request) for request in reversed(self._node.cluster.requests.ended)]
         for document in ended:
             live.pop(document["id"], None)
-            document["progress"] = moved.get(document["id"], {})
+            document["progress"] = moved.get(document["id"]) or document["progress"]
         return [*live.values(), *ended]
 
     def _running(self, request: Request, waiting: list[Document]) -> Document:
         operation = self._node.cluster.operations_by_id[request.operation_id]
-        done = self._node.topology.moved.of(operation.id)
+        done = self._node.topology.moved.of(request, self._node.cluster)
         return {
             **_document(request),
             **progress(self._node, operation),
@@ -243,7 +243,8 @@ class Requests:
             )
         votes = wanted.kind is OperationKind.REPLACE and self._votes(wanted.node)
         before = without_vote(now, NodeId(wanted.node)) if votes else now
-        copy, preparation = with_newcomer(before, wanted.kind, wanted.node, wanted.new)
+        usual = self._node.configuration.placement.num_tokens
+        copy, preparation = with_newcomer(before, wanted.kind, wanted.node, wanted.new, usual)
         return await self._planned(now, copy, preparation, votes=votes)
 
     async def _plan(self, wanted: _Wanted) -> Document:
@@ -333,6 +334,12 @@ class _Wanted(msgspec.Struct, frozen=True):
         )
 
 
+def _counted(request: Request) -> Document:
+    """What the metadata itself says was moved."""
+    found = {"bytes": request.moved_bytes, "fragments": request.moved_fragments}
+    return {name: count for name, count in found.items() if count}
+
+
 def _document(request: Request) -> Document:
     """What the metadata says of a request; one that has not begun has no `began_epoch`."""
     return {
@@ -350,7 +357,7 @@ def _document(request: Request) -> Document:
         "stage_epoch": None,
         "ranges": 0,
         "history": [],
-        "progress": {},
+        "progress": _counted(request),
         "waiting": [],
         "requested_epoch": request.requested_epoch,
         "path": [],

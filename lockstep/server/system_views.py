@@ -208,7 +208,7 @@ class ViewTables:
 
 
 def request_rows(node: Node) -> Iterator[VirtualRow]:
-    """Requests as this node knows them; what their operations moved, only the metadata leader does."""
+    """Requests as this node knows them; what running operations moved, only the metadata leader does."""
     requests = node.cluster.requests
     for request in (*requests.live, *requests.ended):
         waiting = why(node.cluster, request) if request.state is RequestState.QUEUED else None
@@ -232,10 +232,11 @@ def request_rows(node: Node) -> Iterator[VirtualRow]:
 
 def _operation_of(node: Node, request: Request) -> VirtualRow:
     """What the operation of a request moved, and where it stands while it runs."""
-    done = node.topology.moved.of(request.operation_id)
+    told = node.topology.moved.told(request, node.cluster)
+    is_known = told is not None and bool(request.operation_id or told.bytes)
     moved: VirtualRow = {
-        "fragments": done.moved_fragments if done is not None else None,
-        "bytes": done.moved_bytes if done is not None else None,
+        "fragments": told.fragments if told is not None and is_known else None,
+        "bytes": told.bytes if told is not None and is_known else None,
     }
     operation = node.cluster.operations_by_id.get(request.operation_id)
     if operation is None:

@@ -25,6 +25,7 @@ from lockstep.sim.batching import BatchingLoad
 from lockstep.sim.cancelling import CancellingOperators
 from lockstep.sim.checkers.log import check_refusals, check_submissions
 from lockstep.sim.checkers.machines import self_checking
+from lockstep.sim.checkers.progress import watch_progress
 from lockstep.sim.checkers.registers import check_registers
 from lockstep.sim.checkers.service import unsettled_voters
 from lockstep.sim.checkers.violation import Violation
@@ -225,6 +226,7 @@ class Run:
         self.cluster = SimCluster(self.world, shape)
         self.cluster.append_bytes_max = self.world.stream("appends").choice(scenario.append_bytes)
         self.watch = Watch(self.cluster, load.rows)
+        watch_progress(self.cluster, self.watch.appliers)
         tables = ["t1", "t2"]
         self.workload = Workload(self.cluster, load, tables)
         self.operators = self._operators(tables)

@@ -9,13 +9,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Lock, Operation, Session, Transition
+from lockstep.metadata.operations import Lock, Operation, Session, Stage, Transition
 from lockstep.placement.deltas import cut, merged
 from lockstep.placement.placements import Placements, RingPlacement
 from lockstep.placement.quorums import Passing
 from lockstep.schema.model import Replication
-from lockstep.topology.stages import Work, stage_row
+from lockstep.topology.stages import STREAMING, Work, stage_row
 from lockstep.values.tokens import Range
 
 
@@ -70,6 +72,17 @@ def session_id_of(operation: Operation) -> str:
         return ""
     step = f"-step-{operation.step}" if operation.step else ""
     return f"operation-{operation.id}{step}-{operation.stage}"
+
+
+def streaming_session(operation: Operation) -> str:
+    """The session whose streams the metadata does not count yet: that of the present stage, or of the one
+    that was taken back; empty where nothing is streamed."""
+    stage = operation.stage
+    if stage is Stage.ROLLBACK_TO_NORMAL and len(operation.history) > 1:
+        stage = operation.history[-2][0]
+    if stage_row(operation.kind, stage).work not in STREAMING:
+        return ""
+    return session_id_of(msgspec.structs.replace(operation, stage=stage))
 
 
 def with_session(sessions: Sequence[Session], operation: Operation) -> tuple[Session, ...]:

@@ -292,6 +292,15 @@ def work_orders(
     )
 
 
+def receivers(operation: Operation, cluster: ClusterMetadata) -> frozenset[NodeId]:
+    """Who takes in, or took in, what the metadata does not count yet (`streaming_session`)."""
+    stage = operation.stage
+    if stage is Stage.ROLLBACK_TO_NORMAL:
+        stage = operation.history[-2][0]
+    streaming = msgspec.structs.replace(operation, stage=stage)
+    return frozenset(order.node for order in work_orders(streaming, cluster, ()))
+
+
 def work_key(order: WorkOrder) -> WorkKey:
     return (order.operation_id, order.session_id, order.node)
 

@@ -15,7 +15,7 @@ from lockstep.metadata.exclusions import Exclusion
 from lockstep.metadata.membership import without_leaving
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.requests import Request, begun, failing, finished
+from lockstep.metadata.requests import Request, begun, failing, finished, with_moved
 from lockstep.placement.placements import Placements, ReplicaGroup
 from lockstep.placement.shapes import Shape, shape_of
 from lockstep.schema.model import Replication
@@ -109,21 +109,29 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
     """Leave `stage` for the next one; leaving the last stage ends the operation and releases its locks.
 
     `step` is that of an operation which goes through its stages more than once, and 0 for others. `at_ms` is
-    the coordinator's wall clock, for the timestamp of a generation of change data capture.
+    the coordinator's wall clock, for the timestamp of a generation of change data capture. `moved_bytes` and
+    `moved_fragments`: what the stage's streams brought, or those of the stage that was taken back.
     """
 
     operation_id: int
     stage: Stage
     step: int = 0
     at_ms: int = 0
+    moved_bytes: int = 0
+    moved_fragments: int = 0
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
         operation = _running(cluster, self.operation_id)
+        if min(self.moved_bytes, self.moved_fragments) < 0:
+            raise Rejected(f"{operation.title()} cannot have moved less than nothing")
         if operation.stage is not self.stage:
             raise Rejected(f"{operation.title()} is in stage {operation.stage}, not {self.stage}")
         if operation.step != self.step:
             raise Rejected(f"{operation.title()} is in step {operation.step}, not {self.step}")
         row = stage_row(operation.kind, operation.stage)
+        if self.moved_bytes or self.moved_fragments:
+            counted = with_moved(cluster.requests, operation.id, self.moved_bytes, self.moved_fragments)
+            cluster = msgspec.structs.replace(cluster, requests=counted)
         if row.next is None and operation.keyspace:
             return step_ended(_handed_on(cluster, operation), operation, epoch, _gives_way)
         if row.next is None or operation.moves_nothing:

@@ -35,6 +35,7 @@ class Driven:
             None,  # type: ignore[arg-type]
             own_id=lambda: 1,
             is_leader=lambda: True,
+            term=lambda: 1,
             alive=lambda node: True,
             heard_since=lambda node, wall_us: False,
             follows=lambda: "",

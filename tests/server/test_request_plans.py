@@ -11,7 +11,7 @@ import pytest
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import SetExtension
-from lockstep.node.configuration import Configuration
+from lockstep.node.configuration import Configuration, PlacementSection
 from lockstep.node.moved import Moved
 from lockstep.node.range_sizes import Sizes
 from lockstep.schema.changes import CreateTable, NewColumn
@@ -33,12 +33,18 @@ class Place:
         self.answering: tuple[int, ...] = ()
         self.silent = 0
         self.rate = 0
+        #: As many the node that is asked is set to have.
+        self.tokens = 16
         place = self
 
         class Seen(SimpleNamespace):
             @property
             def cluster(self) -> Any:
                 return place.history.now
+
+            @property
+            def configuration(self) -> Configuration:
+                return Configuration(placement=PlacementSection(num_tokens=place.tokens))
 
             async def submit(self, body: Any) -> int:
                 return place.history.submit(body).epoch
@@ -54,13 +60,12 @@ class Place:
                 suspected_in_s=lambda _: 3.0,
             ),
             management=SimpleNamespace(group=None),
-            topology=SimpleNamespace(blocking=(), moved=Moved(), follows=lambda: ""),
+            topology=SimpleNamespace(blocking=(), moved=Moved(lambda: 1), follows=lambda: ""),
             runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
             is_leader=True,
             node_id=1,
             sizes=SimpleNamespace(ask=self.sizes),
             state=None,
-            configuration=Configuration(),
         )
         self.requests = Requests(node)  # type: ignore[arg-type]
 
@@ -177,6 +182,23 @@ def test_a_join_is_planned_on_a_copy_in_which_the_newcomer_exists() -> None:
     assert any(newcomer in step["workers"] for step in plan["steps"])
     with pytest.raises(ConfigurationError, match="not asked for here"):
         place.ask(kind="bootstrap")
+
+
+def test_a_newcomer_is_planned_with_as_many_tokens_as_the_node_that_is_asked() -> None:
+    """Its share of the ring is that of its tokens: with more it would seem to take in more."""
+    place = Place(dead=())
+
+    def ranges(**new: Any) -> int:
+        (one,) = place.ask(kind="bootstrap", dry_run=True, new=new)["receives"]
+        return int(one["ranges"])
+
+    place.tokens = 2
+    assert ranges() == ranges(num_tokens=2) < ranges(num_tokens=16)
+    place.tokens = 0
+    assert ranges() == ranges(num_tokens=16), "a node without tokens says nothing of others"
+    for count in (0, 1025):
+        with pytest.raises(ConfigurationError, match="1 to 1024 tokens"):
+            ranges(num_tokens=count)
 
 
 def test_a_replacement_is_planned_for_a_dead_node_only() -> None:

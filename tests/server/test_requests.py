@@ -41,7 +41,7 @@ class Asked(Requests):
                     excluded_by_node={},
                     epoch=7,
                 ),
-                topology=SimpleNamespace(blocking=(), progress={}, said={}, moved=Moved()),
+                topology=SimpleNamespace(blocking=(), progress={}, said={}, moved=Moved(lambda: 1)),
                 node_id=1,
                 runtime=SimpleNamespace(clock=SimpleNamespace(wall_us=lambda: 0)),
                 is_leader=False,

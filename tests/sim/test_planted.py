@@ -29,13 +29,14 @@ from tests.node import (
     test_old_decisions,
     test_purging,
     test_stamps,
+    test_told_progress,
 )
 from tests.node import test_views as test_node_views
 from tests.replication import test_fences, test_streaming, test_view_updates
 from tests.server import test_ballots_move
 
 #: The test that brings each of the directed bugs about, and must fail with it.
-BROUGHT_ABOUT: dict[str, Callable[[], None]] = {
+BROUGHT_ABOUT: dict[str, Callable[[], object]] = {
     "ballots_not_moved": test_ballots_move.test_what_was_accepted_outlives_its_replicas,
     "past_finished": test_old_decisions.leave_undecided_what_is_deleted_and_purged,
     "past_voided": test_old_decisions.lock_what_one_replica_alone_knows_to_be_locked,
@@ -57,6 +58,8 @@ BROUGHT_ABOUT: dict[str, Callable[[], None]] = {
     "hints_of_former_replicas_dropped": test_hints.remove_the_only_one_that_has_a_hint,
     "batch_log_waits_for_the_first": test_batches.write_batches_while_one_node_is_silent,
     "stamps_unsynced": test_stamps.test_a_jump_ahead_waits_for_the_disk,
+    "new_leader_counts_anew": test_told_progress.outlive_leaders,
+    "ended_stage_not_counted": test_told_progress.outlive_leaders,
     "hint_dropped_unmarked": (test_hints.test_a_hint_older_than_gc_grace_is_dropped_and_its_range_is_marked),
 }
 #: How a test ends that does not find what it looks for, or waits for it in vain.

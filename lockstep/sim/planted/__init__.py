@@ -27,6 +27,7 @@ from lockstep.sim.planted.sessions import SESSIONS
 from lockstep.sim.planted.sharing import SHARING
 from lockstep.sim.planted.stamps import DIRECTED as _STAMPS_DIRECTED
 from lockstep.sim.planted.stamps import STAMPS
+from lockstep.sim.planted.topology import DIRECTED as _TOPOLOGY_DIRECTED
 from lockstep.sim.planted.topology import TOPOLOGY
 from lockstep.sim.planted.views import DIRECTED as _VIEWS_DIRECTED
 from lockstep.sim.planted.views import VIEWS
@@ -64,6 +65,7 @@ DIRECTED: dict[str, Planted] = {
         *_PURGING_DIRECTED,
         *_OWED_DIRECTED,
         *_STAMPS_DIRECTED,
+        *_TOPOLOGY_DIRECTED,
         *_VIEWS_DIRECTED,
     )
 }

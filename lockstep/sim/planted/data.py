@@ -93,7 +93,7 @@ def _reads_before_stream_ends() -> contextlib.AbstractContextManager[None]:
         operation = self._operation(order)
         key = (order.operation_id, order.stage, order.session_id)
         if key not in self._running:
-            running = self._running[key] = work_module._Running()
+            running = self._running[key] = work_module._Running(operation)
             self._runtime.tasks.spawn(self._run(operation, running), "work")
         return self._status("done", self._running[key])
 

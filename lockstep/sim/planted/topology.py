@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.node.moved import Amount, Moved
 from lockstep.node.topology_driver import TopologyDriver
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
@@ -58,6 +59,31 @@ def _successor_skips_work() -> contextlib.AbstractContextManager[None]:
     return replaced((TopologyDriver, "_round", one))
 
 
+def _new_leader_counts_anew() -> contextlib.AbstractContextManager[None]:
+    """A coordinator tells what it has heard so far, although others have heard more."""
+
+    def told(self: Any, request: Any, cluster: Any) -> Any:
+        operation = cluster.operations_by_id.get(request.operation_id)
+        more = self.uncounted(operation, cluster) if operation is not None else Amount()
+        return Amount(request.moved_bytes + more.bytes, request.moved_fragments + more.fragments)
+
+    return replaced((Moved, "told", told))
+
+
+def _ended_stage_not_counted() -> contextlib.AbstractContextManager[None]:
+    """What a stage moved is not in the entry that ends it."""
+
+    def uncounted(self: Any, operation: Any, cluster: Any) -> Any:
+        return Amount()
+
+    return replaced((Moved, "uncounted", uncounted))
+
+
+#: Of what a test brings about.
+DIRECTED = (
+    Planted("new_leader_counts_anew", "progress goes back", "moves", _new_leader_counts_anew),
+    Planted("ended_stage_not_counted", "progress goes back", "moves", _ended_stage_not_counted),
+)
 TOPOLOGY = (
     Planted("cancel_forgets_lock", "ranges stay locked for ever", "moves", _cancel_forgets_lock),
     Planted("replaced_stays", "the dead node is a member still", "kinds", _replaced_stays),
