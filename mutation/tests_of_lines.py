@@ -14,13 +14,23 @@ from typing import NamedTuple
 from mutation.candidates import Mutant
 from mutation.trial import CPU_FACTOR, CPU_S_MIN, Verdict, in_child, unit_tests
 
-#: Rooms whose tests are run beside those of the room itself: they use it most.
+#: Tests of nodes that serve requests, most of them simulated: what replicas say to each other is tried there.
+_OF_REQUESTS = (
+    *(f"node/test_{name}.py" for name in (
+        "batches", "forwarding", "full_disks", "hints", "old_decisions", "owed_to_emptied_tables",
+        "pages_while_moving", "repairs", "replacing", "requests_while_moving", "stale_work", "views", "work",
+    )),
+    *(f"server/test_{name}.py" for name in (
+        "ballots_move", "conditional_time", "counters", "index_consistency", "indexes", "tracing", "views",
+    )),
+)  # fmt: skip
+#: Folders or modules whose tests are run beside those of the room itself: they use it most.
 ALSO: Mapping[str, tuple[str, ...]] = {
     "consensus": (),
     "placement": ("topology",),
     "topology": ("metadata",),
     "metadata": ("topology", "schema_changes"),
-    "replication": ("storage",),
+    "replication": ("storage", *_OF_REQUESTS),
     "storage": ("replication",),
 }
 #: A test module that takes longer is not run for each mutant.
@@ -42,11 +52,17 @@ def measure(root: Path, room: str, work: Path) -> list[TestModule]:
     """Every test module for a room, the quickest first. RuntimeError when one fails on the sound code."""
     found = []
     for folder in (room, *ALSO.get(room, ())):
-        for path in sorted((root / "tests" / folder).rglob("test_*.py")):
+        for path in modules_of(root, folder):
             module = _measured(root, room, path.relative_to(root).as_posix(), work)
             if module.cpu_s <= MODULE_CPU_S_MAX:
                 found.append(module)
     return sorted(found, key=lambda one: (one.cpu_s, one.path))
+
+
+def modules_of(root: Path, name: str) -> list[Path]:
+    """Those of a folder of tests, or the one that is named, ascending."""
+    place = root / "tests" / name
+    return [place] if place.suffix else sorted(place.rglob("test_*.py"))
 
 
 def _measured(root: Path, room: str, path: str, work: Path) -> TestModule:

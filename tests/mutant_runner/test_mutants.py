@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mutation.candidates import GROUPS, MutatedFile, of_room, sample
+from mutation.tests_of_lines import ALSO, modules_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
@@ -106,3 +107,11 @@ def test_killed_endless_and_surviving_mutants_are_told_apart(tmp_path: Path) -> 
     assert verdicts["10"] == "survived", "nothing uses it"
     assert verdicts["a + b"] == "killed"
     assert verdicts["over += 1"] == "endless"
+
+
+def test_each_room_is_tried_by_tests_that_exist() -> None:
+    for room, others in ALSO.items():
+        for name in (room, *others):
+            found = modules_of(ROOT, name)
+            assert found and all(path.is_file() for path in found), name
+            assert all(path.name.startswith("test_") and path.suffix == ".py" for path in found)
