@@ -63,7 +63,10 @@ def _told(cluster: ClusterClient, thing: tuple[str, ...]) -> dict[str, Any]:
     if kind == "node":
         return _node(cluster, name)
     found = cluster.story(kind, name, keyspace=keyspace or None, table=table or None)
-    reasons = _request(cluster.request(name)) if kind == "request" else []
+    if kind == "request":
+        reasons = _request(cluster.request(name))
+    else:
+        reasons = _degraded(cluster.status(), keyspace) if kind == "token" else []
     return {**_of(found), "reasons": reasons}
 
 
@@ -148,6 +151,15 @@ def _service(answer: Mapping[str, Any]) -> Reasons:
         hint = "lockstep cms reconfigure --resume"
         found.append(_reason(f"voters are not changed automatically: {answer['paused']}", hint))
     return found
+
+
+def _degraded(status: Mapping[str, Any], keyspace: str) -> Reasons:
+    """What is known to be lacking in ranges of the keyspace; of all keyspaces when none is named."""
+    return [
+        _reason(f"{one['summary']}; at risk: {one['at_risk']}", one["hint"])
+        for one in status.get("conditions") or []
+        if one["code"] == "RANGES_DEGRADED" and keyspace in ("", one["subject"])
+    ]
 
 
 def _group(answer: Mapping[str, Any]) -> Reasons:

@@ -137,6 +137,7 @@ WANTED_OF_KIND: Mapping[int, Wanted] = {
     EntryKind.CANCEL_MEMBERSHIP: Wanted.VOTERS,
     EntryKind.BEGIN_REPAIR: Wanted.REPAIR,
     EntryKind.END_REPAIR: Wanted.FACTS,
+    EntryKind.RECORD_UNDELIVERED: Wanted.FACTS,
 }
 
 

@@ -1,7 +1,8 @@
 """Ranges some of whose replicas may lack acknowledged writes, and the entry that says they were repaired.
 
-Invariant: a range gets here only when a node was given up without moving its data, and leaves only when it
-was repaired, when nobody is left that lacks anything, or when no keyspace is replicated this way any more.
+Invariant: a range gets here only when a node was given up without moving its data, or left with writes that
+it kept for replicas and nobody took; it leaves only when it was repaired, when nobody is left that lacks
+anything, or when no keyspace is replicated this way any more.
 """
 
 from __future__ import annotations
@@ -61,6 +62,26 @@ def without_range(
         else:
             kept.append(one)
     return tuple(kept)
+
+
+def with_missing(
+    degraded: Sequence[Degraded],
+    replication: Replication,
+    keyspace: str,
+    range_: Range,
+    missing: Sequence[NodeId],
+    epoch: int,
+) -> tuple[Degraded, ...]:
+    """The list when replicas lack writes of before `epoch` in a range of one keyspace. What was said of the
+    same range before is said again, for a repair that has begun since may have missed the writes."""
+    kept, nodes = [], dict.fromkeys(missing)
+    for one in degraded:
+        is_same = (one.replication, one.range, one.keyspaces) == (replication, range_, (keyspace,))
+        if is_same and one.missing and not one.inherited:
+            nodes |= dict.fromkeys(one.missing)
+        else:
+            kept.append(one)
+    return (*kept, Degraded(replication, range_, epoch, tuple(sorted(nodes)), keyspaces=(keyspace,)))
 
 
 def carried(degraded: Iterable[Degraded], keyspace: str, to: Replication) -> tuple[Degraded, ...]:

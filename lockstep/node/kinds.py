@@ -22,7 +22,7 @@ from lockstep.metadata import (
 from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.versions import SINCE
 from lockstep.node.configuration import TestingSection
-from lockstep.topology import force_remove, repairs
+from lockstep.topology import force_remove, repairs, undelivered
 from lockstep.topology import requests as topology_requests
 from lockstep.topology import transformations as topology_transformations
 from lockstep.values.errors import ConfigurationError
@@ -35,6 +35,7 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
     topology_requests.KINDS,
     force_remove.KINDS,
     repairs.KINDS,
+    undelivered.KINDS,
     excluded.KINDS,
     features.KINDS,
     role_changes.KINDS,

@@ -88,6 +88,7 @@ class Node(Parts):
         self._engine_open = True
         self._build_request_path(identity.generation)
         self._request_path_built = True
+        self.work.take_leave = self.farewell.give
         await self.hints.store.load(self.runtime.clock.wall_us())
         await self.batch_store.load()
 
@@ -114,6 +115,8 @@ class Node(Parts):
         self.topology.start()
         self.service.start()
         self.snapshots.start()
+        if self.has_left:
+            await self.farewell.finish()
         await self.membership.become_member()
         if self.broken is not None and self.broken.done():
             await asyncio.sleep(0)  # Takes delivery of what `_end` has sent.

@@ -263,7 +263,7 @@ class Parts(MetadataParts):
         self.view_log, self.view_builds = views_of(self)
         self.view_builds.is_filled = lambda: not self.lacking.fillable
         self.farewell = Farewell(
-            self.runtime, self.batch_store, self.hints.store, self.hint_delivery, self.log
+            *(self.runtime, self.batch_store, self.hints, self.hint_delivery, self.submitter, self.log)
         )
         self.batches = Batches(
             self.runtime,

@@ -93,6 +93,8 @@ class WorkService:
         self._lacking = lacking
         #: When every request has ended that an earlier start of this node may have answered.
         self._settled_s = runtime.clock.monotonic_s() + settle_ms / 1000
+        #: Gives away what this node keeps for others, as it leaves; set before anything runs.
+        self.take_leave: Callable[[], Awaitable[None]] = _nothing_to_give
         self._running: dict[_Key, _Running] = {}
         #: Of the last stream that says something about it; 0 before there was one.
         self.rate_bytes_s = 0
@@ -192,6 +194,8 @@ class WorkService:
             row = stage_row(operation.kind, operation.stage)
             if row.work is Work.WIPE:
                 await self._wipe(operation, gained_ranges(operation, self._own_id()))
+            elif row.work is Work.CLEANUP and operation.departing == self._own_id():
+                await self.take_leave()
             elif row.work is Work.CLEANUP:
                 await self._clean_up(operation, lost_ranges(operation, self._own_id()))
             elif row.work is Work.DISCARD:
@@ -331,6 +335,10 @@ class WorkService:
             if key[2] not in open_sessions:
                 del self._running[key]
                 self._failures.pop(key, None)
+
+
+async def _nothing_to_give() -> None:
+    """What a node has to give away that keeps nothing for others."""
 
 
 def _is_counted(error: LockstepError) -> bool:

@@ -89,6 +89,11 @@ class HintDelivery:
         hints.on_left = self._wake.set
         internode.register(verbs.HINTS_HANDOVER, HandedOver, Taken, self._take_over)
 
+    @property
+    def own_id(self) -> NodeId:
+        """This node's."""
+        return NodeId(self._own_id())
+
     def start(self) -> None:
         self._runtime.tasks.spawn(self._run(), "hints.rounds")
 

@@ -62,6 +62,6 @@ CONDITION_VIEWS: Final = (
         ("keyspace_name",),
         ("start_token", "since_epoch"),
         degraded_rows,
-        "Ranges that may lack writes since a node was given up by force, until they are repaired",
+        "Ranges that may lack writes since a node was given up by force or left, until they are repaired",
     ),
 )

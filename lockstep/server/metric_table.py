@@ -379,7 +379,7 @@ _TABLE: Final = (
         "lockstep_topology_degraded_ranges",
         GAUGE,
         (),
-        "Ranges that may lack writes since a node was given up by force",
+        "Ranges that may lack writes since a node was given up by force, or left with hints that nobody took",
     ),
     Metric("lockstep_topology_operations_running", GAUGE, (), "Topology operations that run"),
     Metric("lockstep_views_building", GAUGE, (), "Views that this node builds"),

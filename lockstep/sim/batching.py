@@ -6,6 +6,8 @@ the batch, its log and hints brings them to replicas.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from lockstep.metadata.registry import EntryKind
@@ -44,6 +46,8 @@ class BatchingLoad(SideLoad):
         self.batches: list[Batched] = []
         #: Number of a batch -> the incarnation that coordinated it.
         self.coordinators: dict[int, str] = {}
+        #: Whether a range with this token was ever recorded as lacking writes.
+        self.is_recorded: Callable[[int], bool] = lambda token: False
         self._contents: dict[NodeId, DurableContent] = {}
         self._judged = 0
         self._numbers = 0
@@ -77,11 +81,19 @@ class BatchingLoad(SideLoad):
         alive = {process.label for process in self.cluster.processes.values() if process.alive}
         self._judged = check_batches(
             [
-                msgspec.structs.replace(batch, survived=self.coordinators[batch.number] in alive)
+                msgspec.structs.replace(
+                    batch,
+                    survived=self.coordinators[batch.number] in alive,
+                    needs=0 if self._is_recorded(batch) else batch.needs,
+                )
                 for batch in self.batches
             ],
             self._held,
         )
+
+    def _is_recorded(self, batch: Batched) -> bool:
+        """Whether a node left with hints of a range of it: it may have had the only copy."""
+        return any(self.is_recorded(token_of(key)) for _, key, _ in batch.rows)
 
     def judge(self) -> int:
         for batch in self.batches:

@@ -43,6 +43,7 @@ from lockstep.sim.world import World
 from lockstep.storage.model import open_model_store
 from lockstep.storage.store import STORE_DIRECTORY, Store
 from lockstep.values.errors import LockstepError
+from lockstep.values.ids import NodeId
 
 #: A node that ended by itself is started again after this long, as a service manager would.
 _RESTART_S = (0.2, 2.0)
@@ -155,8 +156,14 @@ class SimCluster:
         self.leader: tuple[int, str] = (0, "")
         #: Data centres that were lost, and when (ns), until they serve again.
         self.lost: dict[str, int] = {}
+        #: Until when no node takes the hints of one that leaves.
+        self.heirless_until_ns = 0
+        #: Until when hints and read repairs reach their replicas late.
+        self.late_until_ns = 0
         self.facts: dict[str, int] = {}
         self.story: list[tuple[int, str, str]] | None = [] if world.settings.keep_trace else None
+        #: Told (name, id) of each node that has left, before it is stopped.
+        self.on_leave: Callable[[str, NodeId], None] = lambda name, node: None
         #: Told the name of each node that is parked.
         self.on_park: Callable[[str], None] = lambda name: None
         #: Told each node before clients reach it.

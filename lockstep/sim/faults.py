@@ -503,6 +503,8 @@ STAGE_FAULTS: dict[str, str] = {
     "hold_behind": "fault.hold_behind",
     "cut_newcomer": "fault.cut_newcomer",
 }
+#: Kinds that strike at stages, with the counter of their effect; only where a scenario names them.
+LEAVER_FAULTS: dict[str, str] = {"no_heir": "fault.no_heir", "late_mending": "fault.late_mending"}
 #: Kinds that strike by time where there are several data centres.
 DC_FAULTS: dict[str, Fault] = {
     fault.name: fault

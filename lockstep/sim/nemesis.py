@@ -14,8 +14,9 @@ import msgspec
 from lockstep.metadata.operations import Operation, Stage
 from lockstep.node.processors.gated import Gate, Held
 from lockstep.runtime.ports import Runtime
+from lockstep.sim import leavers
 from lockstep.sim.cluster import SimCluster
-from lockstep.sim.faults import LAG_PROBE, STAGE_FAULTS, TIMED, Fault, step_clock
+from lockstep.sim.faults import LAG_PROBE, LEAVER_FAULTS, STAGE_FAULTS, TIMED, Fault, step_clock
 from lockstep.sim.network import Fabric
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
@@ -63,7 +64,7 @@ class Nemesis:
         self.clocks_step = bool(swarm.kinds) and self._clocks.random() < CLOCKS_STEP
         self._active = False
         self._rules: list[CrashRule | DelayRule] = []
-        if any(kind in STAGE_FAULTS for kind in swarm.kinds):
+        if any(kind in (*STAGE_FAULTS, *LEAVER_FAULTS) for kind in swarm.kinds):
             watch.listeners.append(self._stage_entered)
 
     def start(self) -> None:
@@ -76,6 +77,7 @@ class Nemesis:
     def stop(self) -> None:
         """Undo everything: links, disks, clocks, speeds, rules, pauses."""
         self._active = False
+        self.cluster.heirless_until_ns = self.cluster.late_until_ns = 0
         self.cluster.world.probes.clear()
         self.network.heal()
         self._default_links()
@@ -261,6 +263,10 @@ class Nemesis:
                 self._hold_behind(self._bystander(operation), 4.0)
             elif stage is Stage.WRITE_BOTH_READ_NEW:
                 self._hold_behind(self.cluster.leader[1], 2.0)
+        if "no_heir" in self.swarm.kinds and draw.random() < 0.5:
+            leavers.strike(self, operation, stage, draw)
+        if "late_mending" in self.swarm.kinds and draw.random() < 0.5:
+            self.cluster.late_until_ns = self.cluster.world.now_ns + int(1e9 * draw.random())
         if "cut_newcomer" in self.swarm.kinds and first:
             self._cut_newcomer(operation)
 

@@ -255,4 +255,5 @@ class Operators:
     def _park(self, name: str, node_id: NodeId) -> None:
         node = self.cluster.nodes.get(name)
         if name and name not in self.cluster.parked and node is not None:
+            self.cluster.on_leave(name, node_id)
             self.cluster.park(name, node_id)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lockstep.sim.faults import STAGE_FAULTS, TIMED
+from lockstep.sim.faults import LEAVER_FAULTS, STAGE_FAULTS, TIMED
 from lockstep.sim.nemesis import KIND_ON
 from lockstep.sim.scenario import SeedResult
 from lockstep.sim.scenarios import SCENARIOS
@@ -79,7 +79,7 @@ def _missing_effects(scenario: str, seeds: Sequence[SeedResult]) -> list[str]:
         if len(drawn) < _SEEDS_TO_JUDGE * KIND_ON / 2:
             continue
         effects = _summed(result.effects for result in drawn)
-        wanted = TIMED[kind].effects if kind in TIMED else (STAGE_FAULTS[kind],)
+        wanted = TIMED[kind].effects if kind in TIMED else ({**STAGE_FAULTS, **LEAVER_FAULTS}[kind],)
         if not any(effects.get(effect) for effect in wanted):
             found.append(f"{scenario}: fault {kind} had no effect in {len(drawn)} seeds")
     return found

@@ -17,7 +17,7 @@ import msgspec
 
 from lockstep.metadata import recent_ids
 from lockstep.metadata.operations import Operation, OperationKind, Stage
-from lockstep.node import purging
+from lockstep.node import farewell, purging
 from lockstep.node.kinds import every_kind
 from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
@@ -39,6 +39,7 @@ from lockstep.sim.door import KEYSPACE, DoorClient
 from lockstep.sim.history import Change, Event, Look, Outcome
 from lockstep.sim.indexing import IndexingLoad
 from lockstep.sim.kind_operators import KindOperators
+from lockstep.sim.leavers import FAREWELL_MS
 from lockstep.sim.metadata_operators import MetadataOperators
 from lockstep.sim.nemesis import Nemesis, draw_swarm
 from lockstep.sim.operators import Operators
@@ -144,6 +145,8 @@ def _limits(scenario: Scenario) -> contextlib.AbstractContextManager[None]:
     changes: list[tuple[Any, str, Any]] = self_checking()
     if scenario.recent_ids:
         changes.append((recent_ids, "RECENT_ENTRY_IDS_MAX", scenario.recent_ids))
+    if "no_heir" in scenario.always:
+        changes.append((farewell, "LEAVING_FAREWELL_MS", FAREWELL_MS))
     if scenario.repair_s:
         changes.append((purging, "PURGE_AGE_S_MIN", 0))
     return replaced(*changes)
@@ -164,6 +167,8 @@ def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]
     for side in sides:
         if isinstance(side, ColumnsLoad):
             side.when_read = partial(watch.check_equal, COLUMNED)
+        if isinstance(side, BatchingLoad):
+            side.is_recorded = watch.keeping.left.is_recorded
     return sides
 
 

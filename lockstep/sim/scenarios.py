@@ -381,6 +381,28 @@ SCENARIOS: dict[str, Scenario] = {
             ),
         ),
         Scenario(
+            name="leavers",
+            chaos_s=10.0,
+            founders=(4, 5),
+            factors=(3, 2),
+            spares=2,
+            busy_s=0.5,
+            cancel=0.1,
+            clients=1,
+            batching=2,
+            always=("no_heir", "late_mending"),
+            faults=(
+                *("kill", "pause", "partition", "latency", "crash_source", "crash_coordinator"),
+                "hold_behind",
+            ),
+            sometimes=(
+                *("log.hints.without_heir", "a leaver's hint was recorded", "hints.handed_over"),
+                *("a hint came while its group changed", "a read repair came while its group changed"),
+                *("a hint was planned for a former group", "a read repair was planned for a former group"),
+                *("join completed", "decommission completed"),
+            ),
+        ),
+        Scenario(
             name="columns",
             chaos_s=10.0,
             founders=(3,),

@@ -19,10 +19,10 @@ from lockstep.sim.checkers.consensus import CommittedMonitor
 from lockstep.sim.checkers.contents import RepairBegun, check_equal, check_unchanged
 from lockstep.sim.checkers.degraded import check_marked
 from lockstep.sim.checkers.emptied import Emptied
+from lockstep.sim.checkers.keeping import Keeping
 from lockstep.sim.checkers.log import LogMonitor
 from lockstep.sim.checkers.management import ManagementMonitor
 from lockstep.sim.checkers.metadata_files import check_metadata_files
-from lockstep.sim.checkers.owed import OwedHints
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
 from lockstep.sim.checkers.replicas import (
     AcknowledgedWrites,
@@ -70,7 +70,7 @@ class Watch:
         self._contents: dict[str, DurableContent] = {}
         cluster.world.monitors.append(self)
         cluster.on_park = self.log.forget
-        cluster.on_load = OwedHints(cluster, self._filled_disks).attach
+        self.keeping = Keeping(cluster, self._filled_disks, self._content, self._work_done)
 
     def __call__(self, now_ns: int, label: str, kind: str, facts: dict[str, Any]) -> None:
         if kind == "raft.committed":
@@ -145,6 +145,7 @@ class Watch:
         check_stale(self.log.values, self._seen_by_id(after))
         for told in self.appliers:
             told(before, after)
+        self.keeping.left.applied(before, after)
         self._stages(before, after)
         if before.repairs is not after.repairs:
             self._repaired(after)

@@ -38,7 +38,8 @@ class Drain(enum.StrEnum):
 class Work(enum.StrEnum):
     """What nodes do in the stage, under its session.
 
-    WIPE and STREAM are for pending replicas, CLEANUP for those that lost a range and still live, DISCARD for
+    WIPE and STREAM are for pending replicas, CLEANUP for those that lost a range and still live, and for a
+    living node that leaves, DISCARD for
     those that were to gain one, did not, and still live, REBUILD for the one node that fills its own ranges
     again.
     """

@@ -15,7 +15,7 @@ import msgspec
 from lockstep.metadata import features
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.features import EnableFeatures
-from lockstep.metadata.operations import Operation, Stage
+from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.schema.model import Replication
 from lockstep.topology import queue
 from lockstep.topology.barriers import BarrierState, GuardReport, Missing, barrier_need, evaluate
@@ -71,7 +71,8 @@ class Reports(msgspec.Struct, frozen=True):
 class WorkOrder(msgspec.Struct, frozen=True, array_like=True):
     """Work of one node in one stage, valid while its session is open.
 
-    kind WIPE, CLEANUP, DISCARD: delete what is stored of `ranges`. kind STREAM, REBUILD: copy `tasks`, all
+    kind WIPE, CLEANUP, DISCARD: delete what is stored of `ranges`; CLEANUP of the node that leaves: give away
+    what it keeps for others. kind STREAM, REBUILD: copy `tasks`, all
     with this node as target.
     """
 
@@ -261,7 +262,7 @@ def work_orders(
     """The stage's work, one order for each node that has a part, ascending; empty when the stage has none.
 
     A node that is dead or departing cleans nothing up, and drops nothing that it was to gain: whatever it
-    keeps is wiped before it may own it again.
+    keeps is wiped before it may own it again. One that leaves alive gives away what it keeps for others.
     """
     row = stage_row(operation.kind, operation.stage)
     ranges: dict[NodeId, list[tuple[Replication, Range]]] = {}
@@ -275,6 +276,9 @@ def work_orders(
             for node in transition.lost if row.work is Work.CLEANUP else transition.gained:
                 if node != operation.departing and node not in dead:
                     ranges.setdefault(node, []).append((replication_at(row, transition), transition.range))
+        leaver = operation.departing if operation.kind is OperationKind.DECOMMISSION else NodeId(0)
+        if row.work is Work.CLEANUP and leaver and leaver not in dead:
+            ranges.setdefault(leaver, [])
     elif row.work in STREAMING:
         for task in stream_plan(operation, cluster, dead):
             tasks.setdefault(task.target, []).append(task)

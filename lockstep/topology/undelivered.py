@@ -1,13 +1,26 @@
-"""Before which moment every write has arrived, by what nodes say whose clocks differ.
+"""Writes that nodes keep for others: before which moment all have arrived, and what a node left with.
 
-Invariant: what deletes a write that some node still keeps for another is dated by whichever node took the
-deletion. Its clock is behind the keeper's by no more than the one that is furthest behind, so what is found
-is below all of those dates.
+Invariants. A node that leaves has given away what it kept, or every range of it is degraded. What deletes a
+write that some node still keeps for another is dated by whichever node took the deletion; its clock is behind
+the keeper's by no more than the one that is furthest behind, so what is found is below all of those dates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Final
+
 import msgspec
+
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.degraded import with_missing
+from lockstep.metadata.directory import NodeState
+from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.transformations import refuse_before_initialize
+from lockstep.values.errors import Rejected
+from lockstep.values.ids import NodeId
+from lockstep.values.limits import UNDELIVERED_RANGES_MAX
+from lockstep.values.tokens import Range
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -34,3 +47,41 @@ def all_arrived_before_us(began_us: int, told: list[Told]) -> int:
             ahead_us = one.at_us - one.asked_us - behind_us if one.at_us else 0
             before_us = min(before_us, one.oldest_us - ahead_us)
     return max(0, before_us)
+
+
+class Owed(msgspec.Struct, frozen=True, array_like=True):
+    """Nodes that may lack writes of a range of a keyspace."""
+
+    keyspace: str
+    range: Range
+    nodes: tuple[NodeId, ...]
+
+
+class RecordUndelivered(msgspec.Struct, frozen=True, array_like=True):
+    """`node` leaves, or left, with writes that it kept for others; nobody took them."""
+
+    node: NodeId
+    owed: tuple[Owed, ...]
+
+    def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
+        refuse_before_initialize(cluster)
+        info = cluster.node(self.node)
+        if info is None or info.state not in (NodeState.DECOMMISSIONING, NodeState.LEFT):
+            raise Rejected(f"node {self.node} does not leave, and delivers what it keeps for others")
+        if len(self.owed) > UNDELIVERED_RANGES_MAX:
+            raise Rejected(f"more than {UNDELIVERED_RANGES_MAX} ranges are recorded at once")
+        degraded = cluster.degraded
+        for owed in self.owed:
+            keyspace = cluster.schema.by_name.get(owed.keyspace)
+            present = [node for node in owed.nodes if node in cluster.directory.present_ids]
+            if owed.range.left >= owed.range.right:
+                raise Rejected(f"({owed.range.left}, {owed.range.right}] is no range")
+            if keyspace is not None and present:
+                replication, range_ = keyspace.replication, owed.range
+                degraded = with_missing(degraded, replication, keyspace.name, range_, present, epoch)
+        if degraded == cluster.degraded:
+            raise Rejected(f"what node {self.node} keeps is owed to nobody any more")
+        return msgspec.structs.replace(cluster, degraded=degraded)
+
+
+KINDS: Final[Mapping[int, type[Any]]] = {EntryKind.RECORD_UNDELIVERED: RecordUndelivered}

@@ -205,7 +205,7 @@ _ROWS: Final = (
         "RANGES_DEGRADED",
         Level.DEGRADED,
         "{subject} has ranges that may lack writes: {detail}",
-        "acknowledged writes that only the node given up by force had, or too few others",
+        "acknowledged writes that only a node that is gone had, or kept for others",
         "lockstep repair {subject}",
         "node-down",
     ),

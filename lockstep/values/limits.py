@@ -502,8 +502,12 @@ HINT_TIMEOUT_MS: Final = 2000
 DROPPED_HINT_RANGES_MAX: Final = 64
 #: Writes that have been answered and still wait for their last replicas; above it those get a hint at once.
 WRITES_LINGERING_MAX: Final = 8192
-#: How long a node that leaves goes on to hand over what it keeps for others.
+#: How long a node that leaves tries to hand over what it keeps for others before it is recorded as lacking.
 LEAVING_FAREWELL_MS: Final = 10_000
+#: How long a node that has left stays for what came in last, while nobody takes or records it.
+LEAVING_RECORD_MS: Final = 600_000
+#: Ranges that one entry records as lacking what nobody took; of more, each keyspace is recorded as a whole.
+UNDELIVERED_RANGES_MAX: Final = 256
 #: Roles of one cluster: applications, people and groups; they are in every snapshot of the metadata.
 ROLES_MAX: Final = 10_000
 #: Roles that one role is directly a member of.

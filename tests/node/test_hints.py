@@ -13,8 +13,10 @@ from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.repairs import Repaired, Repairs, TableRepairs
 from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.node import farewell
 from lockstep.node.node import Node
 from lockstep.replication import hint_delivery
+from lockstep.replication.hint_delivery import HintDelivery
 from lockstep.replication.hints import DISABLED, EXPIRED, INVALID, WINDOW, HintPolicy, Left
 from lockstep.replication.messages import WriteRequest
 from lockstep.schema.changes import (
@@ -26,6 +28,7 @@ from lockstep.schema.changes import (
     NewColumn,
 )
 from lockstep.schema.model import ColumnKind, Table
+from lockstep.server.conditions import found_by
 from lockstep.sim.door import command_for, mutation_for
 from lockstep.sim.history import Change, Look
 from lockstep.sim.probes import CrashRule
@@ -38,6 +41,7 @@ from lockstep.values.limits import STORE_BATCH_ROWS_MAX
 from lockstep.values.rows import Cell, Mutation, Row
 from lockstep.values.tokens import FULL_RING, TOKEN_MAX, TOKEN_MIN, Range, token_of
 from tests.node.support import Outcome, Town, leave
+from tests.node.test_repairs import repair
 from tests.node.test_requests_while_moving import founded, table_of
 
 TIMEOUT_MS = 1000
@@ -339,6 +343,34 @@ def test_a_node_that_leaves_hands_its_hints_over() -> None:
         assert pending(town, 1) == 0 and pending(town, 2, 4) >= mine
         back(town, 3)
         town.until(lambda: pending(town, 2, 4) == 0)
+
+
+def test_a_node_that_leaves_without_an_heir_has_its_ranges_recorded_until_a_repair() -> None:
+    """Nobody takes its hints, nor does whom they are for: the operation ends all the same, and says so."""
+    with (
+        replaced((farewell, "LEAVING_FAREWELL_MS", 500), (HintDelivery, "_take_over", _takes_nothing)),
+        founded(8) as town,
+    ):
+        town.start(4)
+        town.until(lambda: town.ready(4))
+        leaver, lacking = NodeId(town.node(4).node_id), NodeId(town.node(3).node_id)
+        town.node(3).replica.write = _refuses  # type: ignore[method-assign, assignment]
+        write_all(town, 4)
+        assert town.finish(town.submit(2, leave(leaver))).error is None
+        town.until(lambda: town.state_of(int(leaver)) is NodeState.LEFT)
+        # The entry that ends the operation comes after the one that says what is lacking.
+        assert town.newest.degraded and {one.missing for one in town.newest.degraded} == {(lacking,)}
+        assert {one.keyspaces for one in town.newest.degraded} == {("ks",)}
+        town.until(lambda: "RANGES_DEGRADED" in [one.condition.code for one in found_by(town.node(2))])
+        del town.node(3).replica.write  # type: ignore[misc]
+        assert held(town, 3) < held(town, 2)
+        repair(town, 2)
+        assert town.newest.degraded == ()
+        assert held(town, 3) == held(town, 2)
+
+
+async def _takes_nothing(_delivery: HintDelivery, _peer: object, _given: object) -> object:
+    raise DiskRefused("no room for hints")
 
 
 def test_hints_go_to_the_next_one_when_who_takes_them_dies() -> None:

@@ -2,7 +2,8 @@
 
 Invariant: judged when nothing is owed to anyone any more, by what disks certainly hold, before any read could
 repair it. Each batch writes rows that no other request writes. A coordinator that lived on left hints for all
-replicas that did not acknowledge; for one that died only the level of an acknowledged batch counts.
+replicas that did not acknowledge; for one that died only the level of an acknowledged batch counts, and
+nothing where it left with hints that nobody took, which is recorded.
 """
 
 from __future__ import annotations

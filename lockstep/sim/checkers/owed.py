@@ -70,7 +70,7 @@ class OwedHints:
                 self._cluster.fact("a hint was handed on")
             elif _may_have_lost_it(newest, target, one.hint) or target not in disks:
                 continue
-            elif lacking := list(_lacking(disks[target], one.hint.mutation)):
+            elif lacking := list(lacking_of(disks[target], one.hint.mutation)):
                 raise Violation(
                     "HINT-1", f"{name} forgets a hint of node {target}, which lacks timestamps {lacking}"
                 )
@@ -97,7 +97,7 @@ def _may_have_lost_it(cluster: ClusterMetadata, target: NodeId, hint: Hint) -> b
     return True
 
 
-def _lacking(content: DurableContent, mutation: Mutation) -> Iterator[int]:
+def lacking_of(content: DurableContent, mutation: Mutation) -> Iterator[int]:
     """Timestamps of the mutation above all that its place holds."""
     table, key = mutation.table_id, mutation.key
     places: list[tuple[bytes, int]] = []

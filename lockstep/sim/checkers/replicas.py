@@ -84,6 +84,10 @@ class DurableContent:
             if store_key[:1] == b"\x10" and int.from_bytes(store_key[1:5], "big") in table_ids:
                 yield store_key, value
 
+    def records(self, lower: bytes, upper: bytes) -> dict[bytes, bytes]:
+        """What is stored between two keys."""
+        return {key: value for key, value in self._pairs.items() if lower <= key < upper}
+
     def get(self, store_key: bytes) -> bytes | None:
         return self._pairs.get(store_key)
 

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from typing import Any
 
-from lockstep.replication import batches
+from lockstep.node.farewell import Farewell
+from lockstep.replication import batches, verbs
 from lockstep.replication.batch_records import ForgetBatch
 from lockstep.replication.batches import Batches
 from lockstep.replication.hint_delivery import HintDelivery, Taken
 from lockstep.replication.hint_store import HintStore
 from lockstep.replication.messages import WriteReply
+from lockstep.replication.replica import ReplicaService
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
 from lockstep.values.errors import PeerUnreachable
@@ -94,7 +96,45 @@ def _hint_dropped_unmarked() -> contextlib.AbstractContextManager[None]:
     return replaced((HintStore, "_mark_batch", lambda self, marks: []))
 
 
+def _left_unrecorded() -> contextlib.AbstractContextManager[None]:
+    """A node leaves with hints that nobody took, and nobody knows."""
+
+    async def record(self: Any) -> None:
+        self._log("hints.not_handed_over", hints=self._hints.store.count())
+
+    return replaced((Farewell, "_record", record))
+
+
+def _taken_unjudged(taken: int) -> contextlib.AbstractContextManager[None]:
+    """A replica takes what comes by one verb without a look at who the replicas are by now."""
+    original = ReplicaService._receive_write
+
+    def receive(self: Any, peer: Any, request: Any, respond: Any) -> None:
+        placement = self._plans.placement(request.mutation.table_id)
+        is_stale = placement is not None and placement.group_for(request.mutation.token).epoch > request.epoch
+        if not is_stale or respond._verb != taken:
+            original(self, peer, request, respond)
+            return
+        self._engine.apply(request.mutation)
+        respond(WriteReply(request.epoch))
+
+    return replaced((ReplicaService, "_receive_write", receive))
+
+
 OWED = (
+    Planted(
+        "hints_unjudged",
+        "a row lies where nobody looks, and comes back with the range",
+        "leavers",
+        lambda: _taken_unjudged(verbs.HINT),
+    ),
+    Planted(
+        "repairs_unjudged",
+        "a row lies where nobody looks, and comes back with the range",
+        "leavers",
+        lambda: _taken_unjudged(verbs.READ_REPAIR),
+    ),
+    Planted("left_unrecorded", "nobody knows that ranges need a repair", "leavers", _left_unrecorded),
     Planted("batch_forgotten_early", "half a batch is written", "batches", _batch_forgotten_early),
     Planted("hints_never_sent", "replicas lack acknowledged writes", "batches", _hints_never_sent),
     Planted("hint_forgotten_unanswered", "replicas lack writes", "batches", _hint_forgotten_unanswered),
