@@ -76,6 +76,21 @@ def test_well_formed_items_that_make_no_value_are_refused_as_damage() -> None:
             decoded(stream_of(wrong), 100)
 
 
+def test_items_out_of_order_are_refused_as_damage() -> None:
+    items = list(snapshot._items(history().now))
+    sections = [section for section, _ in items]
+    assert decoded(stream_of(items), 1_000) == history().now
+    for at in range(len(items) - 1):
+        before, after = sections[at], sections[at + 1]
+        swapped = [*items[:at], items[at + 1], items[at], *items[at + 2 :]]
+        if (before, after) != (after, before) and (before, after) != (Section.RANGES, Section.RING):
+            with pytest.raises(CorruptFile):
+                decoded(stream_of(swapped), 1_000)
+    for wrong in (items[1:], [items[0], *items], [*items, items[1]], [one for one in items if one[0] != 3]):
+        with pytest.raises(CorruptFile):
+            decoded(stream_of(wrong), 1_000)
+
+
 def test_equal_values_give_equal_streams() -> None:
     value = history().now
     other = msgspec.structs.replace(value, extensions=extensions_of(reversed(value.extensions.items())))

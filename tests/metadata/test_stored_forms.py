@@ -70,7 +70,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "tokens": (), "replaced": 0, "source_dc": "", "policy": Policy.WAIT, "actor": "",
         "requested_epoch": 0, "state": RequestState.QUEUED, "operation_id": 0, "began_epoch": 0,
         "ended_epoch": 0, "outcome": "", "is_failing": False, "keyspace": "", "target": None,
-        "presumed_dead": False, "original": None,
+        "presumed_dead": False, "original": None, "moved_bytes": 0, "moved_fragments": 0,
     },
     "Degraded": {"inherited": (), "keyspaces": ()},
     "FeatureState": {"enabled": (), "announced_epoch": 0},
