@@ -22,7 +22,7 @@ from lockstep.metadata.membership import (
 from lockstep.metadata.membership_step import Configure, GroupView, Observed, Submit, Waits, next_step
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.transformations import Initialize, Register, SetExtension, UpdateNode
-from lockstep.metadata.voter_choice import choose_voters, crowded_dc, size_for, target_size
+from lockstep.metadata.voter_choice import choose_voters, crowded_dc, size_for, size_problem, target_size
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
 from lockstep.topology.transformations import PrepareOperation, preparation
 from lockstep.values.errors import Rejected
@@ -163,6 +163,29 @@ def test_a_change_is_refused_unless_its_end_is_sound() -> None:
 )
 def test_a_size_that_cannot_be_is_refused(size: int, why: str) -> None:
     assert why in refused(plain(4), SetService(ServiceWish.SIZE, size=size))
+
+
+SPREAD = [("dc1", "r")] * 6 + [("dc2", "r"), ("dc3", "r")]
+
+
+@pytest.mark.parametrize(
+    ("places", "size", "why"),
+    [
+        (SPREAD, 3, ""),
+        (SPREAD, 5, "half of the votes into one data centre"),
+        ([*SPREAD, ("dc2", "r")], 5, ""),
+        ([("dc1", "r")] * 9 + [("dc2", "r")], 7, ""),
+        ([("dc1", "r")] * 9, 8, "at most 7 nodes vote"),
+        ([("dc1", "r")] * 7, 7, ""),
+        ([("dc1", "r")] * 6, 7, "7 voters are more than the 6 normal nodes"),
+        ([("dc1", "r")] * 6, 6, "6 voters survive no more losses than 5"),
+        ([("dc1", "r")], 1, ""),
+        ([("dc1", "r")], 0, "one voter at least"),
+    ],
+)
+def test_how_many_may_be_asked_to_vote(places: list[tuple[str, str]], size: int, why: str) -> None:
+    told = size_problem(cluster_of(places).now, size)
+    assert why in told and bool(told) is bool(why)
 
 
 def test_a_size_of_nine_is_refused_and_one_that_fits_is_kept() -> None:
