@@ -16,6 +16,7 @@ UV_VERSION := 0.13.8
 JOBS ?= 2
 SEEDS ?= 20
 SEED ?= 1
+CUTS ?= 60
 ARGS ?=
 
 .PHONY: help demo test check house format sim sim-planted reached conformance conformance-clients conformance-cqlsh bench corrupt mutants proof package reference lock clean setup setup-spark
@@ -43,10 +44,10 @@ format: $(VENV)/.stamp-dev ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on, the crash matrix, placements
+sim: $(VENV)/.stamp-dev ## SEEDS=n deterministic simulations, from SEED=s on, the crash matrix, CUTS=n (0: all) power cuts, placements
 	$(BIN)/lockstep sim run --seed $(SEED) --seeds $(SEEDS) $(ARGS)
 	$(BIN)/lockstep sim matrix --seed $(SEED)
-	$(BIN)/lockstep sim cuts --seed $(SEED)
+	$(BIN)/lockstep sim cuts --seed $(SEED) --sample $(CUTS)
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 50 --operations 90
 	$(BIN)/lockstep sim placements --seed $(SEED) --nodes 300 --operations 320 --dcs 3 --factor 3 --tokens 1 --concurrency 5
 

@@ -146,8 +146,12 @@ def matrix(only: str, seed: int, pairs: bool, trace: bool, last: int) -> int:
 @click.option("--seed", default=1, show_default=True)
 @click.option("--trace", is_flag=True, help="Print who did what when; for one cut, named whole.")
 @click.option("--last", default=1_000_000, help="Only the last lines of the trace.")
-def cuts(only: str, seed: int, trace: bool, last: int) -> int:
-    """Cut a node's power after each durable step, before the one that follows it."""
+@click.option("--sample", default=0, show_default=True, help="Only so many, drawn by the seed; 0: all.")
+def cuts(only: str, seed: int, trace: bool, last: int, sample: int) -> int:
+    """Cut a node's power after each durable step, before the one that follows it.
+
+    Each step is struck in the first scenario that reaches it; a sample is drawn from all that do.
+    """
     from lockstep.sim.matrix import cuts as tool
 
     if trace:
@@ -155,7 +159,7 @@ def cuts(only: str, seed: int, trace: bool, last: int) -> int:
         click.echo(story)
         click.echo(tool.failure_text(result) if result.violation else f"{result.cut.name} is survived")
         return 1 if result.violation else 0
-    results = list(tool.run_cuts(only, seed, click.echo))
+    results = list(tool.run_cuts(only, seed, sample, click.echo))
     failed = sum(bool(result.violation) for result in results)
     labels = len({result.cut.label for result in results})
     click.echo(f"cuts: {len(results)} at {labels} places, {failed} not survived")

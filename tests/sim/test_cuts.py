@@ -23,6 +23,31 @@ def test_a_cut_is_survived(label: str) -> None:
     assert not result.violation, cuts.failure_text(result)
 
 
+#: Places that two scenarios reach, and how often.
+REACHED = {"metadata": {"a": 2, "b": 1}, "lwt": {"a": 9, "c": 5}}
+
+
+def test_each_place_is_struck_in_the_first_scenario_that_reaches_it_often_enough() -> None:
+    names = [cut.name for cut in cuts.every_cut(REACHED)]
+    assert names == [
+        "lwt:a:5",
+        "lwt:c:1",
+        "lwt:c:2",
+        "lwt:c:5",
+        "metadata:a:1",
+        "metadata:a:2",
+        "metadata:b:1",
+    ]
+
+
+def test_samples_of_several_seeds_strike_every_place_in_every_scenario() -> None:
+    drawn = [cuts.drawn_cuts(REACHED, seed, 3) for seed in range(30)]
+    assert all(len(set(some)) == 3 for some in drawn)
+    assert cuts.drawn_cuts(REACHED, 1, 3) == drawn[1], "the same seed draws the same"
+    found = {cut.name for some in drawn for cut in some}
+    assert found == {cut.name for cut in cuts.drawn_cuts(REACHED, 1, 99)} > {"lwt:a:1", "metadata:a:1"}
+
+
 def test_a_place_that_is_never_reached_fails() -> None:
     assert run_cut(Cut("calm", "there is none", 1), 1).invariant == "VACUOUS"
 

@@ -8,7 +8,7 @@ is struck by itself; the run up to the cut is the undisturbed one, so a cut that
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import msgspec
@@ -18,6 +18,7 @@ from lockstep.sim.process import POWER
 from lockstep.sim.report import story_text
 from lockstep.sim.scenario import Run, Scenario
 from lockstep.sim.scenarios import SCENARIOS
+from lockstep.sim.streams import stream
 from lockstep.sim.workers import spread
 from lockstep.values.errors import ConfigurationError
 
@@ -25,6 +26,8 @@ from lockstep.values.errors import ConfigurationError
 SCENARIOS_CUT = (
     *("metadata", "lwt", "repairs", "batches", "views", "indexes", "counts", "kinds", "columns", "dcs"),
 )
+#: Places by scenario, with how often the node reaches each that reaches it most.
+Reached = Mapping[str, Mapping[str, int]]
 #: At which time a node reaches the place: early ones are of its first start.
 HITS = (1, 2, 5)
 _CHAOS_S = 8.0
@@ -90,15 +93,28 @@ def places(name: str, seed: int) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def every_cut(seed: int, scenarios: Sequence[str] = SCENARIOS_CUT) -> tuple[Cut, ...]:
+def every_cut(reached: Reached) -> tuple[Cut, ...]:
     """Each place in the first of the scenarios that reaches it often enough."""
     cuts: dict[tuple[str, int], Cut] = {}
-    for name in scenarios:
-        for label, count in places(name, seed).items():
-            for hit in HITS:
-                if hit <= count:
-                    cuts.setdefault((label, hit), Cut(name, label, hit))
+    for cut in _all_cuts(reached):
+        cuts.setdefault((cut.label, cut.hit), cut)
     return tuple(sorted(cuts.values()))
+
+
+def drawn_cuts(reached: Reached, seed: int, count: int) -> tuple[Cut, ...]:
+    """So many, each place in any of the scenarios that reach it: other seeds strike others."""
+    cuts = list(_all_cuts(reached))
+    return tuple(sorted(stream(seed, "cuts").sample(cuts, min(count, len(cuts)))))
+
+
+def _all_cuts(reached: Reached) -> Iterator[Cut]:
+    for name, labels in reached.items():
+        for label, count in labels.items():
+            yield from (Cut(name, label, hit) for hit in HITS if hit <= count)
+
+
+def _named_places(name: str, seed: int) -> tuple[str, dict[str, int]]:
+    return name, places(name, seed)
 
 
 def run_cut(cut: Cut, seed: int) -> CutResult:
@@ -110,9 +126,15 @@ def run_cut(cut: Cut, seed: int) -> CutResult:
     return CutResult(cut=cut, seed=seed, invariant=invariant, violation=violation)
 
 
-def run_cuts(only: str, seed: int, told: Callable[[str], None]) -> Iterator[CutResult]:
-    """Those whose name matches `only`, all without it; `told` each failure at once."""
-    cuts = [cut for cut in every_cut(seed) if not only or fnmatch.fnmatchcase(cut.name, only)]
+def run_cuts(only: str, seed: int, sample: int, told: Callable[[str], None]) -> Iterator[CutResult]:
+    """Those whose name matches `only`, all without it, or a `sample` of so many drawn by the seed; 0: no
+    draw. `told` each failure at once."""
+    scenario = only.partition(":")[0] or "*"
+    names = [name for name in SCENARIOS_CUT if fnmatch.fnmatchcase(name, scenario)]
+    found = dict(spread(partial(_named_places, seed=seed), names)) if names else {}
+    reached = {name: found[name] for name in names}
+    wanted = drawn_cuts(reached, seed, sample) if sample else every_cut(reached)
+    cuts = [cut for cut in wanted if not only or fnmatch.fnmatchcase(cut.name, only)]
     if not cuts:
         raise ConfigurationError(f"{only!r} names no cut", hint="SCENARIO:PLACE:HIT, with * for any part")
     for result in spread(partial(run_cut, seed=seed), cuts):
