@@ -65,6 +65,8 @@ REPAIR_PROBES = (
     "repair.mend.applied",
     "repair.equal.noted",
 )
+#: Where a node is in the middle of building a view or an index.
+BUILD_PROBES = ("views.build_page", "index.build_step")
 LINGER_PROBES = ("replica.drain", "stream.target.broken")
 
 
@@ -142,6 +144,23 @@ def crash_repairing(nemesis: Nemesis, draw: Stream) -> None:
         label=label, kind=_kind(draw), probability=0.3, restart_after_s=_down_s(draw), on_fired=vanished
     )
     nemesis.add_rule(rule, seconds=5.0)
+
+
+def crash_building(nemesis: Nemesis, draw: Stream) -> None:
+    """Who builds a view or an index is gone between two pages of it."""
+
+    def gone(_: str) -> None:
+        nemesis.cluster.world.count("fault.crash_building")
+
+    rule = CrashRule(
+        label=draw.choice(BUILD_PROBES),
+        kind=_kind(draw),
+        probability=0.3,
+        times=2,
+        restart_after_s=_down_s(draw),
+        on_fired=gone,
+    )
+    nemesis.add_rule(rule, seconds=3.0)
 
 
 def linger(nemesis: Nemesis, draw: Stream) -> None:
@@ -524,7 +543,10 @@ STORE_FAULTS: dict[str, Fault] = {
 #: Kinds that bring about what only the middle of something shows, for some scenarios.
 HALFWAY_FAULTS: dict[str, Fault] = {
     fault.name: fault
-    for fault in (Fault("strand_decision", strand_decision, ("fault.strand_decision",), 2.0),)
+    for fault in (
+        Fault("strand_decision", strand_decision, ("fault.strand_decision",), 2.0),
+        Fault("crash_building", crash_building, ("fault.crash_building",), 3.0),
+    )
 }
 #: Every kind that strikes by time.
 TIMED: dict[str, Fault] = {**FAULTS, **DC_FAULTS, **STORE_FAULTS, **HALFWAY_FAULTS}

@@ -17,7 +17,7 @@ import msgspec
 
 from lockstep.metadata import recent_ids
 from lockstep.metadata.operations import Operation, OperationKind, Stage
-from lockstep.node import farewell, purging
+from lockstep.node import farewell, purging, view_builds
 from lockstep.node.kinds import every_kind
 from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
@@ -55,6 +55,7 @@ from lockstep.sim.viewing import ViewingLoad
 from lockstep.sim.watch import Watch
 from lockstep.sim.workload import Client, Load, Workload, draw_load
 from lockstep.sim.world import World, WorldSettings
+from lockstep.values import limits
 from lockstep.values.ids import Consistency
 
 #: Virtual seconds for founding, with the schema.
@@ -147,6 +148,10 @@ def _limits(scenario: Scenario) -> contextlib.AbstractContextManager[None]:
         changes.append((recent_ids, "RECENT_ENTRY_IDS_MAX", scenario.recent_ids))
     if "no_heir" in scenario.always:
         changes.append((farewell, "LEAVING_FAREWELL_MS", FAREWELL_MS))
+    if "crash_building" in scenario.always:
+        # Every partition is larger than a page, and each page is noted.
+        changes.append((view_builds, "VIEW_BUILD_ROWS", 2))
+        changes += [(limits, "INDEX_BUILD_FRAGMENTS", 2), (limits, "INDEX_NOTED_EVERY", 1)]
     if scenario.repair_s:
         changes.append((purging, "PURGE_AGE_S_MIN", 0))
     return replaced(*changes)

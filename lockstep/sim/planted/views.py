@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from msgspec import structs
+
 from lockstep.cql.keys import routing_key
-from lockstep.node.view_builds import ViewBuilds
+from lockstep.node.view_builds import Build, ViewBuilds, joined
 from lockstep.replication import view_log, view_pairs, view_updates
 from lockstep.replication.view_log import Updates, ViewLog
 from lockstep.replication.view_updates import ViewOf
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
 from lockstep.values.rows import Partition
+from lockstep.values.tokens import TOKEN_MAX
 
 
 def _not_logged() -> contextlib.AbstractContextManager[None]:
@@ -72,6 +75,17 @@ def _not_built() -> contextlib.AbstractContextManager[None]:
     return replaced((ViewBuilds, "_next", lambda self, table_id: None))
 
 
+def _page_ends_its_partition() -> contextlib.AbstractContextManager[None]:
+    """A partition counts as gone through with the first page that ends in it."""
+    original = ViewBuilds._keep
+
+    async def keep(self: Any, table_id: int, build: Build) -> None:
+        whole = tuple((left, right + (right + 1 < TOKEN_MAX)) for left, right in build.covered)
+        await original(self, table_id, structs.replace(build, covered=joined(whole)))
+
+    return replaced((ViewBuilds, "_keep", keep))
+
+
 def _empty_keys_skipped() -> contextlib.AbstractContextManager[None]:
     """A view has no rows whose key no request can name."""
     return replaced((view_updates, "derived_key", routing_key))
@@ -81,6 +95,7 @@ VIEWS = (
     Planted("view_empty_key", "a view lacks rows whose key is empty", "views", _empty_keys_skipped),
     Planted("view_old_row_kept", "a row is at two keys of a view", "views", _old_row_kept),
     Planted("view_one_pair", "a replica of a view lacks rows", "views", _one_pair_for_all),
+    Planted("view_page_ends_its_partition", "a view lacks rows", "builds", _page_ends_its_partition),
     Planted("view_not_built", "a view lacks rows that are older than it", "views", _not_built),
 )
 #: What a test brings about.
