@@ -69,7 +69,6 @@ class _Bits:
 
 class Unchanged:
     def __init__(self, store: Store) -> None:
-        self._store = store
         #: table -> which of its buckets are unchanged; tables without any are absent.
         self._bits: dict[int, _Bits] = {}
         #: table -> session of a repair -> buckets written to since it looked, but by that repair.

@@ -189,3 +189,61 @@ def test_tables_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(PreconditionError):
             manifests.columns_between(backed, keyspace, table)
+
+
+def part(host: str, *tables: tuple[str, int, str]) -> Manifest:
+    """A part with one file of each (table, id, first key)."""
+    whole = manifest()
+    backed = tuple(
+        msgspec.structs.replace(
+            whole.tables[0],
+            name=name,
+            id=number,
+            files=(BackedFile(f"{number}-{host}", 2, 10, first, f"{first}ff", "dd"),),
+        )
+        for name, number, first in tables
+    )
+    return msgspec.structs.replace(whole, host_id=host, tables=backed)
+
+
+def test_tables_of_several_parts_are_one_each_with_the_files_of_all() -> None:
+    parts = [part("h1", ("t", 7, "10"), ("a", 9, "20")), part("h2", ("t", 7, "30")), part("h3")]
+    found = manifests.tables_of(parts)
+    assert [(table.name, [file.name for file in table.files]) for table in found] == [
+        ("a", ["9-h1"]),
+        ("t", ["7-h1", "7-h2"]),
+    ]
+    assert manifests.tables_of([]) == ()
+
+
+def test_what_stands_for_all_parts_has_the_size_of_all_and_makes_nothing() -> None:
+    parts = [part("h1", ("t", 7, "10")), part("h2", ("t", 7, "30"))]
+    assert [one.size_bytes for one in parts] == [12, 12]
+    whole = manifests.stand_in(parts)
+    assert (whole.host_id, whole.schema, whole.ranges) == ("h1", (), {})
+    [table] = whole.tables
+    assert table.files == (BackedFile("", 4, 20, "10", "30ff", ""),)
+    assert whole.size_bytes == 22
+    bare = msgspec.structs.replace(parts[0].tables[0], files=())
+    assert msgspec.structs.replace(parts[0], tables=(bare,)).without_files().tables == (bare,)
+
+
+def test_backups_have_salts_of_their_own_which_are_odd() -> None:
+    salts = {msgspec.structs.replace(manifest(), backup_id=f"b{n}").salt for n in range(50)}
+    assert len(salts) == 50 and all(salt % 2 and 0 < salt < 1 << 32 for salt in salts)
+
+
+def test_what_a_table_is_backed_up_as() -> None:
+    backed = manifests.backed_table(KEYSPACE, TABLE, ())
+    assert (backed.keyspace, backed.name, backed.id, backed.uuid) == ("ks", "t", 7, "u")
+    assert (backed.counts, backed.exact, backed.files) == (False, True, ())
+    assert backed.types == {"place": (("x", "int"),)}
+    assert [(one.id, one.name, one.kind, one.position) for one in backed.columns] == [
+        (one.id, one.name, int(one.kind), one.position) for one in COLUMNS
+    ]
+    assert manifests.part_directory("b", "h") == "backups/b/h"
+
+
+@pytest.mark.parametrize("name", ["b", "0", "A.b_c-9", "a" * 64])
+def test_names_of_backups_that_may_be(name: str) -> None:
+    manifests.check_name(name)

@@ -14,14 +14,14 @@ from lockstep.schema.clustering import after_prefix
 from lockstep.schema.model import Column, ColumnKind, KeyspaceHead, Replication, Table, keyspace_of
 from lockstep.schema.objects import Index
 from lockstep.schema.types import parse_type
-from lockstep.storage import index_entries, index_reading, indexes
+from lockstep.storage import index_entries, index_reading, indexes, keys
 from lockstep.storage.engine import StorageEngine
 from lockstep.storage.index_entries import IndexDefinition, definition_of, entry_bounds
 from lockstep.storage.model import open_model_store
 from lockstep.storage.pace import Pace
 from lockstep.storage.visible import live_view
 from lockstep.values import limits
-from lockstep.values.errors import IndexNotAvailable
+from lockstep.values.errors import DiskRefused, IndexNotAvailable, Overloaded, StorageError
 from lockstep.values.ids import mutation_id
 from lockstep.values.rows import (
     ALL_ROWS,
@@ -32,6 +32,7 @@ from lockstep.values.rows import (
     Liveness,
     Mutation,
     Partition,
+    Place,
     RangeDeletion,
     ReadCommand,
     Row,
@@ -360,6 +361,252 @@ def test_rows_that_come_in_files_get_their_entries_before_they_are_read(kind: st
         engine.indexes.define(TABLE, [])
         engine.indexes.define(TABLE, [DEFINITIONS[3]])
         assert await counted(engine, 1) == 20
+        await engine.close()
+
+    asyncio.run(run())
+
+
+BY_V, BY_KEYS = DEFINITIONS[3], DEFINITIONS[4]
+SPAN = IndexRead(BY_V.index_id, INT.component(value(0)), INT.component(value(100)), BY_V.whole)
+
+
+async def filled(rows: int, directory: Path) -> StorageEngine:
+    """One row in each of so many partitions, with values 0, 1, 2, ...; nothing is indexed yet."""
+    engine = await opened("model", directory)
+    for number in range(rows):
+        engine.apply(put(number + 1, (number, KEYS[0][1]), number))
+    return engine
+
+
+def test_an_index_that_goes_while_it_is_built_takes_its_work_along_and_no_other(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = await filled(10, tmp_path)
+        engine.indexes.define(TABLE, [BY_V, BY_KEYS])
+        assert engine.indexes.built(TABLE) == []
+        engine.indexes.define(TABLE, [BY_V])
+        assert [job.index_id for job in engine.indexes._jobs] == [BY_V.index_id]
+        await idle(engine)
+        assert engine.indexes.built(TABLE) == [BY_V.index_id]
+        assert [await counted(engine, v) for v in (0, 9)] == [1, 1]
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_files_that_came_are_gone_through_as_long_as_the_table_has_an_index(tmp_path: Path) -> None:
+    async def run() -> None:
+        source = await filled(10, tmp_path)
+        fragments = await source.fragments(TABLE, FULL_RING)
+        pairs = fragments.take(100)
+        fragments.close()
+        engine = await opened("model", tmp_path)
+        engine.indexes.define(TABLE, [BY_V, BY_KEYS])
+        await idle(engine)
+        assert engine.indexes.announce(TABLE + 1, FULL_RING) == []
+        run = engine.begin_run(TABLE, FULL_RING, "taken.run")
+        run.add(pairs)
+        await run.finish()
+        await engine.before_ingest(TABLE, FULL_RING)
+        engine.ingest(run)
+        engine.indexes.define(TABLE, [BY_V])
+        assert [(job.index_id, job.tokens) for job in engine.indexes._jobs] == [(None, FULL_RING)]
+        engine.indexes.define(TABLE, [])
+        assert not engine.indexes._jobs
+        engine.indexes.define(TABLE, [BY_V])
+        assert None in [job.index_id for job in engine.indexes._jobs], "no entry of those rows was made"
+        await engine.indexes.settled()
+        await idle(engine)
+        assert await entries(engine) == 10
+        await engine.close()
+        await source.close()
+
+    asyncio.run(run())
+
+
+def test_rows_that_nobody_announced_are_not_taken_in_beside_an_index(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = await filled(1, tmp_path)
+        engine.indexes.define(TABLE, [BY_V])
+        with pytest.raises(StorageError, match="since these rows were announced"):
+            engine.indexes.came(TABLE, FULL_RING)
+        engine.indexes.came(TABLE + 1, FULL_RING)
+        await idle(engine)
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_entries_that_do_not_fit_beside_a_mutation_are_written_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        engine = await filled(0, tmp_path)
+        engine.indexes.define(TABLE, [BY_V, BY_KEYS])
+        await idle(engine)
+        monkeypatch.setattr(limits, "STORE_BATCH_ROWS_MAX", 4)
+        rows = tuple(
+            Row(clustering(n), None, None, (Cell(PLAIN, value(n), 1), Cell(MAP, value(n), 1, 0, 0, value(n))))
+            for n in range(3)
+        )
+        mutation = Mutation(TABLE, *KEYS[0], mutation_id(1, 1, 1), 1, rows=rows)
+        joined = engine.indexes.joining(mutation, keys.partition_prefix(TABLE, *KEYS[0]), 2)
+        assert await entries(engine) == 4 and len(joined) == 2
+        assert engine.indexes.joining(mutation, keys.partition_prefix(TABLE, *KEYS[0]), 4) == []
+        engine.apply(mutation)
+        assert await entries(engine) == 6
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def stepped(engine: StorageEngine, asked: ReadCommand) -> tuple[int, index_reading.IndexReading]:
+    """How often a reading gave the loop a turn, and the reading."""
+    snapshot = engine._store.snapshot()
+    reading = index_reading.IndexReading(snapshot, asked, None, BY_V)
+    count = sum(1 for _ in reading.steps())
+    snapshot.close()
+    return count, reading
+
+
+def test_going_through_the_entries_of_a_span_gives_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A span of which nothing is asked for costs as much as its entries."""
+
+    async def run() -> None:
+        engine = await filled(40, tmp_path)
+        engine.indexes.define(TABLE, [BY_V])
+        await idle(engine)
+        nothing = command(SPAN, left=1000)
+        assert stepped(engine, nothing)[0] == 0
+        monkeypatch.setattr(limits, "FRAGMENTS_PER_TURN_MAX", 10)
+        assert stepped(engine, nothing)[0] == 4
+        await engine.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("most", [1, 3, 40])
+def test_candidates_are_taken_some_at_a_time_and_in_order(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "INDEX_CANDIDATES_MAX", most)
+    monkeypatch.setattr(limits, "INDEX_SPAN_CANDIDATES_MAX", most)
+
+    async def run() -> None:
+        engine = await filled(20, tmp_path)
+        for number in range(20):
+            engine.apply(put(100 + number, (50 + number, KEYS[0][1]), 3))
+        engine.indexes.define(TABLE, [BY_V])
+        await idle(engine)
+        everything = await shown(engine, command(None))
+        assert await shown(engine, command(SPAN)) == everything
+        assert await shown(engine, command(wanted(BY_V, 3, 0))) == [everything[3], *everything[20:]]
+        key = command(SPAN, left=4, right=5, key=KEYS[0][1])
+        assert await shown(engine, key) == everything[5:6]
+        assert await shown(engine, command(SPAN, left=4, right=6)) == everything[5:7]
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_no_more_outdated_entries_are_taken_away_at_once_than_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "INDEX_STALE_AT_ONCE_MAX", 2)
+
+    async def run() -> None:
+        engine = await opened("model", tmp_path)
+        engine.indexes.define(TABLE, [BY_V])
+        await idle(engine)
+        for number in range(5):
+            engine.apply(put(number + 1, KEYS[0], number))
+        assert await entries(engine) == 5
+        for left in (3, 1, 1):
+            assert await shown(engine, command(SPAN)) == await shown(engine, command(None))
+            assert await entries(engine) == left
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_page_that_ends_inside_a_partition_judges_no_entry_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not read says nothing of whether an entry is outdated."""
+    monkeypatch.setattr(limits, "READ_RESULT_BYTES_MAX", 100)
+
+    async def run() -> None:
+        engine = await opened("model", tmp_path)
+        engine.indexes.define(TABLE, [BY_V])
+        await idle(engine)
+        rows = tuple(
+            Row(clustering(n), Liveness(1), None, (Cell(PLAIN, value(1), 1),)) for n in range(19, -1, -1)
+        )
+        engine.apply(Mutation(TABLE, *KEYS[0], mutation_id(1, 1, 1), 1, rows=rows))
+        asked = command(wanted(BY_V, 1, 0))
+        first = await engine.read(asked)
+        assert first.more and 0 < len(first.partitions[0].rows) < 20
+        assert [len(one.rows) for one in await shown(engine, asked)] == [20]
+        assert await entries(engine) == 20
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_places_are_read_in_their_order_and_of_the_tokens_asked_for(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = await filled(6, tmp_path)
+        places = tuple(Place(token, KEYS[0][1], ALL_ROWS) for token in (1, 3, 4, 9))
+        found = await engine.read(replace(command(None, left=1, right=9), places=places))
+        assert [one.token for one in found.partitions if one.rows] == [3, 4]
+        assert not found.more
+        first = await engine.read(replace(command(None, row_limit=1), places=places))
+        assert [one.token for one in first.partitions] == [1] and first.more
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_full_or_crowded_disk_leaves_outdated_entries_for_later(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = await opened("model", tmp_path)
+        engine.indexes.define(TABLE, [BY_V])
+        await idle(engine)
+        for number in range(2):
+            engine.apply(put(number + 1, KEYS[0], number))
+        refused: list[type[Exception]] = []
+
+        def write(_batch: object) -> int:
+            refused.append(kinds.pop())
+            raise refused[-1]("no room")
+
+        kinds: list[type[Exception]] = [Overloaded, DiskRefused]
+        sound, engine.indexes._write = engine.indexes._write, write
+        for _ in range(2):
+            assert await counted(engine, 0) == 0
+        assert len(refused) == 2 and await entries(engine) == 2
+        engine.indexes._write = sound
+        assert await counted(engine, 0) == 0 and await entries(engine) == 1
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_refuses_ends_the_building_and_is_told(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = await filled(10, tmp_path)
+        told: list[StorageError] = []
+        engine.indexes._on_failure = told.append
+
+        def write(_batch: object) -> int:
+            raise DiskRefused("no room")
+
+        engine.indexes._write = write
+        engine.indexes.define(TABLE, [BY_V])
+        await idle(engine)
+        assert [error.message for error in told] == ["no room"]
+        assert engine.indexes.built(TABLE) == [] and engine.indexes._task is None
         await engine.close()
 
     asyncio.run(run())

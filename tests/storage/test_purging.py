@@ -18,6 +18,7 @@ from lockstep.storage.purging import Purge
 from lockstep.storage.reconcile import is_empty
 from lockstep.storage.visible import live_view
 from lockstep.values.ids import mutation_id
+from lockstep.values.limits import BACKGROUND_FRAGMENTS_PER_TURN
 from lockstep.values.rows import Cell, Deletion, Liveness, Mutation, Partition, RangeDeletion, Row
 
 from .support import content_of, open_store, runtime_of
@@ -110,6 +111,27 @@ def test_a_wide_partition_is_purged_in_steps_with_turns_in_between(tmp_path: Pat
         await purge(engine, ALL_S, turns)
         assert turns.count >= 3
         assert content_of(engine._store) == {}
+        await engine.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("fragments", [1, 5])
+def test_many_small_partitions_share_turns_by_what_they_cost(fragments: int, tmp_path: Path) -> None:
+    """Finding a partition costs as much as some fragments: there is a turn each time enough was done."""
+    partitions = 60
+
+    async def check() -> None:
+        engine = await opened("model", tmp_path)
+        for number in range(partitions):
+            for row in range(fragments):
+                engine.apply(put((number, b"k"), b"%d" % row, b"v", 100, number * 10 + row))
+        turns = Turns()
+        await purge(engine, 0, turns)
+        counts = engine.purge.counts[TABLE]
+        assert (counts.fragments, counts.passes) == (partitions * fragments, 1)
+        each = -(-BACKGROUND_FRAGMENTS_PER_TURN // (fragments + purging._PARTITION_COSTS))
+        assert turns.count == partitions // each
         await engine.close()
 
     asyncio.run(check())
