@@ -33,6 +33,7 @@ from lockstep.replication.rivals import conflict
 from lockstep.replication.services import Services
 from lockstep.replication.serving import (
     EXPIRING,
+    ask_no_more,
     drop_expired,
     serve_fast,
     serve_later,
@@ -175,10 +176,12 @@ class Internode(Services):
     ) -> None:
         service = self._services.get(verb)
         assert service is not None, f"verb {verb} is declared before it is sent"
-        self._streams += 1
-        stream = self._streams
-        shares = service.shared_decoder is not None and len(body) <= SHARED_REQUEST_BYTES_MAX
         now_s = self.runtime.clock.monotonic_s()
+        if deadline_s <= now_s and verb in EXPIRING:
+            ask_no_more(targets, waiter)
+            return
+        stream = self.next_stream()
+        shares = service.shared_decoder is not None and len(body) <= SHARED_REQUEST_BYTES_MAX
         frame = b"" if shares else encode_request(verb, stream, self.epoch(), body, now_s, deadline_s)
         for address, context in targets:
             if self.shut_out.at and self.shut_out.keeps(address, verb):

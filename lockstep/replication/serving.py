@@ -5,27 +5,37 @@ Invariant: each request is answered; a defect in a handler is reported and answe
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from lockstep.replication import verbs
 from lockstep.replication.connection import Connection
 from lockstep.replication.frames import SHARED, Envelope
-from lockstep.replication.handshake import PeerInfo
+from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.responding import Respond
 from lockstep.replication.services import Service
 from lockstep.replication.shared_requests import SHARED_STREAMS
 from lockstep.replication.shut_out import muted
+from lockstep.replication.waiters import Waiter
 from lockstep.values.codec import UNREADABLE
-from lockstep.values.errors import LockstepError, Overloaded, ServerFault
+from lockstep.values.errors import LockstepError, Overloaded, PeerTimeout, ServerFault
 from lockstep.values.limits import PEER_REQUESTS_SERVED_MAX
 
 if TYPE_CHECKING:
     from lockstep.replication.internode import Internode
 
 
-#: Requests that are dropped unread once their senders wait no more. What a dropped write leaves out its
-#: coordinator's hint brings, as for any replica that does not answer.
+#: Requests that are not sent, and are dropped unread, once their senders wait no more. What a dropped write
+#: leaves out its coordinator's hint brings, as for any replica that does not answer.
 EXPIRING: Final = (verbs.WRITE, verbs.READ)
+
+
+def ask_no_more(targets: Iterable[tuple[Address, Any]], waiter: Waiter) -> None:
+    """This loop stood still until the time of a request was over: nobody is asked, and `waiter` hears so."""
+    for (host, port), context in targets:
+        error = PeerTimeout(f"{host}:{port} was not asked in time")
+        asyncio.get_running_loop().call_soon(waiter.failed, context, error)
 
 
 def drop_expired(

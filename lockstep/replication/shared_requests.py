@@ -1,7 +1,8 @@
 """Small requests of one verb that leave for one peer in one turn of the loop: they share a frame.
 
-Invariant: a request that waits here leaves at the end of the turn at the latest, or its connection is gone.
-What is sent alone in that turn may leave before it.
+Invariant: a request that waits here leaves at the end of the turn at the latest, or its connection is gone,
+or the loop has stood still meanwhile until nobody waits for an answer any more. What is sent alone in that
+turn may leave before it.
 """
 
 from __future__ import annotations
@@ -64,10 +65,12 @@ class SharedOut:
         return False
 
     def post(self) -> None:
-        """Hand on everything that waits."""
+        """Hand on everything that waits, unless all of it is too late."""
         waiting, self._waiting = self._waiting, {}
         now_s, until_s = self._clock.monotonic_s(), self._until_s
         self._until_s = 0.0
+        if until_s <= now_s:
+            return  # Their senders hear of it from the sweep, as if no answer had come.
         for verb, (streams, bodies) in waiting.items():
             stream, body, flags = streams[0], bodies[0], REQUEST
             if len(streams) > 1:

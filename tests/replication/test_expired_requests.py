@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -12,7 +14,9 @@ from lockstep.replication.frames import REQUEST, SHARED, FrameReader, encode_fra
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.queueing_delay import DELAY_WINDOW_S, QueueingDelay
 from lockstep.replication.responding import Respond
+from lockstep.replication.shared_requests import SharedOut
 from lockstep.values.codec import encode
+from lockstep.values.errors import PeerTimeout
 from lockstep.values.request_limits import EXPIRED_SLACK_MS
 from tests.replication.support import TestNode, run, running
 from tests.replication.test_internode import Ping, Pong
@@ -84,3 +88,57 @@ def test_a_delay_is_never_told_too_long_and_exactly_after_a_fast_message(
             fastest_s = now_s
         if now_s - fastest_s < DELAY_WINDOW_S and fastest_s >= 0:
             assert found == pytest.approx(way_s, abs=1e-6)
+
+
+def test_what_waits_to_share_a_frame_is_not_sent_once_all_of_it_is_too_late() -> None:
+    """As on a node that stood still between the turn in which a write began and the next."""
+    clock, posted = Still(), []
+    out = SharedOut(lambda: 7, clock, lambda stream, frame: posted.append((stream, frame)))
+    for number, (deadlines_s, now_s, sent) in enumerate(
+        (
+            ((1.0,), 0.5, True),
+            ((1.0, 2.0), 2.0, False),
+            ((1.0, 2.5), 2.2, True),
+            ((2.0,), 2.3, False),
+            ((5.0,), 2.4, True),
+        )
+    ):
+        posted.clear()
+        for stream, deadline_s in enumerate(deadlines_s, 1):
+            assert out.add(verbs.WRITE, stream, b"body", deadline_s) is (stream == 1), number
+        clock.now_s = now_s
+        out.post()
+        assert bool(posted) is sent, number
+        if sent:
+            [envelope] = FrameReader().feed(posted[0][1])
+            left_ms = int((max(deadlines_s) - now_s) * 1000)
+            assert (envelope.sent_ms, envelope.left_ms) == (int(now_s * 1000), left_ms)
+
+
+class Still:
+    now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_us(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("verb", "shares"), [(verbs.WRITE, True), (verbs.READ, False), (verbs.PING, False)])
+def test_a_request_whose_time_is_over_is_not_sent_where_nobody_would_wait(verb: int, shares: bool) -> None:
+    async def main() -> None:
+        one, two = TestNode(1), TestNode(2)
+        for node in (one, two):
+            node.internode.register_fast(verb, Ping, Pong, serve, shares=shares)
+        async with running(one, two):
+            assert await one.internode.begin(two.address, verb, Ping("first"), 5000) == Pong("first")
+            expires = verb != verbs.PING
+            with pytest.raises(PeerTimeout) if expires else contextlib.nullcontext():
+                await one.internode.begin(two.address, verb, Ping("late"), 0)
+            assert await one.internode.begin(two.address, verb, Ping("last"), 5000) == Pong("last")
+            # What else nodes tell each other has its effect whoever waits.
+            assert served == (["first", "last"] if expires else ["first", "late", "last"])
+
+    served.clear()
+    run(main)
