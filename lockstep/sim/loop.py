@@ -95,6 +95,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.held = False
         #: Virtual nanoseconds that every callback costs (a slow node); 0 is free.
         self.charge_ns = 0
+        #: What the callback that runs costs beside that; paid when it ends.
+        self.owed_ns = 0
         #: Crash after that many more callbacks; 0 is never.
         self.crash_in = 0
         self.on_crash_due: Callable[[], None] = lambda: None
@@ -130,15 +132,22 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.queue.popleft()
 
     def after_callback(self) -> None:
-        """Pay for the callback that just ran: extra time on a slow node, the crash that was due."""
+        """Pay for the callback that just ran: time for its work, and of a slow node; the crash due."""
         if self.crash_in:
             self.crash_in -= 1
             if not self.crash_in:
                 self.on_crash_due()
-        if self.charge_ns and not self.stalled and not self.dead:
+        cost_ns, self.owed_ns = self.charge_ns + self.owed_ns, 0
+        if cost_ns and not self.stalled and not self.dead:
             self.stalled = True
-            self.world.count("process.slow_callback")
-            self.world.at(self.world.now_ns + self.charge_ns, self._paid, label="")
+            if self.charge_ns:
+                self.world.count("process.slow_callback")
+            self.world.at(self.world.now_ns + cost_ns, self._paid, label="")
+
+    def work(self, cost_us: int) -> None:
+        """The callback that runs takes so much virtual time more: what comes after it on this loop, timers
+        too, is that late."""
+        self.owed_ns += cost_us * 1000
 
     def _paid(self) -> None:
         if not self.held:

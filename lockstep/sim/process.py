@@ -58,6 +58,9 @@ class Process:
         self.clock = SimClock(lambda: world.now_ns, (10 + self.faults.randrange(100_000)) * NS)
         self._main: Main | None = None
         self._paused = False
+        self._paused_at_ns = 0
+        #: How long it has stood still in all, by `pause`, in virtual nanoseconds.
+        self.stood_ns = 0
         self._stall = 0
 
     @property
@@ -164,6 +167,7 @@ class Process:
         if self.alive and not self._paused:
             assert self.loop is not None
             self._paused = self.loop.stalled = self.loop.held = True
+            self._paused_at_ns = self.world.now_ns
             self.world.count("process.pause")
             self.world.note(self.label, "pause")
 
@@ -171,6 +175,7 @@ class Process:
         if self.alive and self._paused:
             assert self.loop is not None
             self._paused = self.loop.held = False
+            self.stood_ns += self.world.now_ns - self._paused_at_ns
             self.world.note(self.label, "resume")
             self.loop.wake()
 

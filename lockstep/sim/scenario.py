@@ -43,6 +43,7 @@ from lockstep.sim.leavers import FAREWELL_MS
 from lockstep.sim.metadata_operators import MetadataOperators
 from lockstep.sim.nemesis import Nemesis, draw_swarm
 from lockstep.sim.operators import Operators
+from lockstep.sim.overloading import OverloadingLoad
 from lockstep.sim.repair_operators import RepairOperators
 from lockstep.sim.replaced import replaced
 from lockstep.sim.replay import check_replays
@@ -53,6 +54,7 @@ from lockstep.sim.stamped import StampedLoad
 from lockstep.sim.streams import Stream
 from lockstep.sim.viewing import ViewingLoad
 from lockstep.sim.watch import Watch
+from lockstep.sim.working_nodes import slow_limits
 from lockstep.sim.workload import Client, Load, Workload, draw_load
 from lockstep.sim.world import World, WorldSettings
 from lockstep.values import limits
@@ -129,6 +131,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     indexing: int = 0
     #: How many clients that write single columns of rows which have several.
     columns: int = 0
+    #: How many clients that ask together for far more than nodes can do, whose requests then take time.
+    overload: int = 0
     #: How many data centres, one of these; there are this many times as many founders and spares.
     dcs: tuple[int, ...] = (1,)
     #: At which levels clients mostly ask, and at which they sometimes do; empty leaves it to the load.
@@ -142,7 +146,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 def _limits(scenario: Scenario) -> contextlib.AbstractContextManager[None]:
     """So few ids are kept that some are forgotten in a run, and deletions are purged within it; machines look
-    at themselves."""
+    at themselves; where nodes are slow, they begin as much less at once."""
     changes: list[tuple[Any, str, Any]] = self_checking()
     if scenario.recent_ids:
         changes.append((recent_ids, "RECENT_ENTRY_IDS_MAX", scenario.recent_ids))
@@ -154,6 +158,8 @@ def _limits(scenario: Scenario) -> contextlib.AbstractContextManager[None]:
         changes += [(limits, "INDEX_BUILD_FRAGMENTS", 2), (limits, "INDEX_NOTED_EVERY", 1)]
     if scenario.repair_s:
         changes.append((purging, "PURGE_AGE_S_MIN", 0))
+    if scenario.overload:
+        changes += slow_limits()
     return replaced(*changes)
 
 
@@ -167,6 +173,7 @@ def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]
         (ViewingLoad, scenario.viewing),
         (IndexingLoad, scenario.indexing),
         (ColumnsLoad, scenario.columns),
+        (OverloadingLoad, scenario.overload),
     )
     sides = [load(operators, clients) for load, clients in loads if clients]
     for side in sides:

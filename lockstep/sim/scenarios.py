@@ -510,6 +510,25 @@ SCENARIOS: dict[str, Scenario] = {
                 *("join completed", "decommission completed", "operation cancelled"),
             ),
         ),
+        Scenario(
+            name="overload",
+            chaos_s=8.0,
+            founders=(3,),
+            factors=(3, 3, 2),
+            spares=1,
+            busy_s=4.0,
+            clients=1,
+            overload=6,
+            # Nodes are slow enough.
+            faults=(
+                *("kill", "power", "pause", "partition", "latency", "flapping", "slow_disk"),
+                *("isolate_leader", "crash_at_probe", "hold_behind"),
+            ),
+            sometimes=(
+                *("a request was refused as overloaded", "a request was served under overload"),
+                *("internode.expired", "write.expired", "read.repaired", "join completed"),
+            ),
+        ),
         Scenario(name="calm", chaos_s=8.0, sometimes=_UNDISTURBED),
     )
 }

@@ -116,6 +116,9 @@ class SideLoad:
 class SideClient:
     """One client: connects to nodes of its data centre, asks, and says what became of it."""
 
+    #: How long it waits for an answer.
+    timeout_s = TIMEOUT_S
+
     def __init__(self, load: SideLoad, name: str, dc: str) -> None:
         self.cluster = load.cluster
         self.name = name
@@ -169,7 +172,7 @@ class SideClient:
     ) -> Ended:
         """Send and wait."""
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(self.timeout_s):
                 if text not in self._prepared:
                     self._prepared[text] = await session.prepare(text)
                 answer = await session.execute(self._prepared[text], values, level, serial=serial)
@@ -178,9 +181,13 @@ class SideClient:
             session.close()
             return Outcome.UNKNOWN, None, type(error).__name__
         except CqlError as error:
-            self._prepared.clear()
+            self.failed(error)
             outcome = Outcome.FAILED if error.code in KNOWN_CODES else Outcome.UNKNOWN
             return outcome, None, str(error)
+
+    def failed(self, error: CqlError) -> None:
+        """A statement was answered with an error: perhaps the node does not know it any more."""
+        self._prepared.clear()
 
     async def _connect(self, runtime: Runtime, former: CqlClient | None) -> CqlClient | None:
         if former is not None:

@@ -303,7 +303,7 @@ class World:
                     raise
                 except BaseException as error:
                     loop.call_exception_handler({"message": "exception in a callback", "exception": error})
-                if loop.crash_in or loop.charge_ns:
+                if loop.crash_in or loop.charge_ns or loop.owed_ns:
                     loop.after_callback()
                 if self.steps >= self._housekeeping_due:
                     self._housekeeping()

@@ -15,6 +15,7 @@ from lockstep.sim.planted.indexes import INDEXES
 from lockstep.sim.planted.log import LOG
 from lockstep.sim.planted.lost_stores import LOST_STORES
 from lockstep.sim.planted.machines import MACHINES
+from lockstep.sim.planted.overload import OVERLOAD
 from lockstep.sim.planted.owed import DIRECTED as _OWED_DIRECTED
 from lockstep.sim.planted.owed import OWED
 from lockstep.sim.planted.plant import Planted
@@ -54,6 +55,7 @@ REGISTRY: dict[str, Planted] = {
         *DEGRADED,
         *LOST_STORES,
         *MACHINES,
+        *OVERLOAD,
     )
 }
 #: Those that a test brings about; no seed is looked for.

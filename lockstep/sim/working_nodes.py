@@ -1,0 +1,169 @@
+"""Nodes whose requests take time: what coordinators and replicas do for each makes their loops late.
+
+Virtual time costs nothing by itself, so no node would ever have more to do than it can. Here each request
+that a node coordinates, and each that it serves as a replica, holds its loop for a fixed time; so timers come
+late, by the clock that the runtime gives, as they do on a machine that is too slow. Invariant: all that is
+watched is world time, which no node's clock shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from lockstep.node.node import Node
+from lockstep.replication import verbs
+from lockstep.replication.handshake import Address
+from lockstep.replication.messages import WriteRequest
+from lockstep.replication.responding import Respond
+from lockstep.replication.writes import Told
+from lockstep.server import admission, turns
+from lockstep.sim.checkers.overload import Deadlines, Given
+from lockstep.sim.checkers.violation import Violation
+from lockstep.sim.cluster import SimCluster
+from lockstep.sim.loop import SimLoop
+from lockstep.values.errors import LockstepError
+from lockstep.values.ids import Consistency
+from lockstep.values.rows import Mutation, ReadCommand, ReadResult
+
+#: Of a request at its coordinator, and at each replica: some thirty times what they take on a machine of
+#: today, so that a node is overloaded by a hundred requests.
+REQUEST_US: Final = 6000
+REPLICA_US: Final = 2000
+
+#: What such nodes begin in one turn: 24 ms of work, as in production.
+_STATEMENTS_A_TURN: Final = 4
+#: What they work on at once, at least and at first.
+_ADMISSION_MIN: Final = 4
+_ADMISSION_START: Final = 32
+
+#: The mark that a mutation puts, or b"".
+MarkOf = Callable[[Node, Mutation], bytes]
+
+
+def slow_limits() -> list[tuple[Any, str, Any]]:
+    """Limits of the product that say how much work a node has at once, for nodes that are so slow."""
+    return [
+        (turns, "CQL_STATEMENTS_A_TURN", _STATEMENTS_A_TURN),
+        (admission, "ADMISSION_MIN", _ADMISSION_MIN),
+        (admission, "ADMISSION_START", _ADMISSION_START),
+    ]
+
+
+def _work(cost_us: int) -> None:
+    cast(SimLoop, asyncio.get_running_loop()).work(cost_us)
+
+
+class WorkingNodes:
+    """Of all nodes of a cluster, from their start on. `deadlines` hears of reads, and of marks' writes."""
+
+    def __init__(self, cluster: SimCluster, mark_of: MarkOf) -> None:
+        self.deadlines = Deadlines()
+        self._cluster = cluster
+        self._mark_of = mark_of
+        self._connections: dict[Any, int] = {}
+        self._former = cluster.on_serve
+        cluster.on_serve = self._serve
+
+    def _serve(self, node: Node) -> None:
+        self._former(node)
+        name = node.configuration.node.name
+        self._coordinate(node, name)
+        self._replicate(node, name)
+
+    def _fail(self, name: str, found: Violation) -> None:
+        self._cluster.world.fail("monitor", name, str(found), found)
+
+    # ---- coordinators
+
+    def _given(self, name: str, timeout_ms: float) -> Given:
+        now_ns = self._cluster.world.now_ns
+        stood_ns = self._cluster.processes[name].stood_ns
+        return Given(now_ns, now_ns + round(timeout_ms * 1_000_000), stood_ns)
+
+    def _succeeded(self, name: str, what: str, given: Given) -> None:
+        now_ns, stood_ns = self._cluster.world.now_ns, self._cluster.processes[name].stood_ns
+        try:
+            self.deadlines.succeeded(f"{what} through {name}", given, now_ns, stood_ns)
+        except Violation as found:
+            self._fail(name, found)
+
+    def _coordinate(self, node: Node, name: str) -> None:
+        writes, coordinator = node.coordinator.writes, node.coordinator
+        begin_told, read = writes.begin_told, coordinator.read
+
+        def begun(
+            mutation: Mutation,
+            consistency: Consistency,
+            timeout_ms: float,
+            told: Told,
+            write_type: str = "SIMPLE",
+        ) -> None:
+            _work(REQUEST_US)
+            given, mark = self._given(name, timeout_ms), self._mark_of(node, mutation)
+            if mark:
+                self.deadlines.begun(mark, given)
+
+            def judged(error: LockstepError | None) -> None:
+                if error is None:
+                    self._succeeded(name, f"a write of {mark!r}", given)
+                told(error)
+
+            begin_told(mutation, consistency, timeout_ms, judged, write_type)
+
+        async def judged_read(
+            command: ReadCommand, consistency: Consistency, timeout_ms: float
+        ) -> ReadResult:
+            _work(REQUEST_US)
+            given = self._given(name, timeout_ms)
+            result = await read(command, consistency, timeout_ms)
+            self._succeeded(name, "a read", given)
+            return result
+
+        writes.begin_told = begun  # type: ignore[method-assign]
+        coordinator.read = judged_read  # type: ignore[method-assign]
+
+    # ---- replicas
+
+    def _replicate(self, node: Node, name: str) -> None:
+        replica = node.replica
+        write, take, read, read_now = replica.write, replica.take, replica.read, replica.read_now
+        #: Writes that waited here until a change was known: no deadline bounds how long that takes.
+        caught_up: dict[bytes, None] = {}
+
+        def written(request: WriteRequest, answer: Callable[[Any], None]) -> None:
+            _work(REPLICA_US)
+            write(request, answer)
+            if not isinstance(answer, Respond) or answer._verb != verbs.WRITE:
+                return
+            if request.mutation.mutation_id not in caught_up:
+                self._took(node, name, request.mutation, answer)
+
+        def taken(source: Address, request: WriteRequest, respond: Callable[[Any], None]) -> None:
+            if request.needs_epoch > node.cluster.epoch:
+                caught_up[request.mutation.mutation_id] = None
+            take(source, request, respond)
+
+        async def read_later(request: Any) -> Any:
+            _work(REPLICA_US)
+            return await read(request)
+
+        def read_at_once(request: Any) -> Any:
+            _work(REPLICA_US)
+            return read_now(request)
+
+        replica.write = written  # type: ignore[method-assign]
+        replica.take = taken  # type: ignore[method-assign]
+        replica.read = read_later  # type: ignore[method-assign]
+        replica.read_now = read_at_once  # type: ignore[method-assign]
+
+    def _took(self, node: Node, name: str, mutation: Mutation, answer: Respond) -> None:
+        mark = self._mark_of(node, mutation)
+        if not mark:
+            return
+        connection = self._connections.setdefault(answer._connection, len(self._connections))
+        try:
+            self.deadlines.served(name, mark, connection, self._cluster.world.now_ns)
+        except Violation as found:
+            self._fail(name, found)
