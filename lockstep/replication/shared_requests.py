@@ -20,6 +20,9 @@ Q = TypeVar("Q")
 
 #: Longer requests do not share: their own bytes cost more than a frame.
 SHARED_REQUEST_BYTES_MAX: Final = 4096
+#: Requests whose senders give them up so far apart do not share: of a frame is said when the last of them is
+#: given up, and a write that is asked again may be older than those that begin.
+SHARED_SPREAD_MS: Final = 50
 #: What one frame holds: a receiver judges all of it in one step, half a millisecond of work.
 SHARED_REQUESTS_MAX: Final = 64
 
@@ -38,21 +41,23 @@ SHARED_STREAMS: Final = decoder(tuple[list[int], msgspec.Raw])
 class SharedOut:
     """What waits for one peer. `post` takes the frame of the request of a stream."""
 
-    __slots__ = ("_clock", "_epoch", "_post", "_until_s", "_waiting")
+    __slots__ = ("_clock", "_epoch", "_from_s", "_post", "_until_s", "_waiting")
 
     def __init__(self, epoch: Callable[[], int], clock: Clock, post: Callable[[int, bytes], None]) -> None:
         self._epoch = epoch
         self._clock = clock
-        #: The latest deadline of all that waits.
-        self._until_s = 0.0
+        #: The earliest and the latest deadline of all that waits.
+        self._from_s = self._until_s = 0.0
         self._post = post
         #: Verb -> streams and bodies.
         self._waiting: dict[int, tuple[list[int], list[bytes]]] = {}
 
     def add(self, verb: int, stream: int, body: bytes, deadline_s: float) -> bool:
         """Whether it is the first one that waits."""
-        if deadline_s > self._until_s:
-            self._until_s = deadline_s
+        if not self._waiting:
+            self._from_s = self._until_s = deadline_s
+        elif not self._from_s <= deadline_s <= self._until_s:
+            self._spread(deadline_s)
         waiting = self._waiting.get(verb)
         if waiting is None:
             is_first = not self._waiting
@@ -64,11 +69,18 @@ class SharedOut:
             self.post()
         return False
 
+    def _spread(self, deadline_s: float) -> None:
+        """A request joins that is given up before all that wait, or after them."""
+        from_s, until_s = min(self._from_s, deadline_s), max(self._until_s, deadline_s)
+        if until_s - from_s > SHARED_SPREAD_MS / 1000:
+            self.post()
+            from_s = until_s = deadline_s
+        self._from_s, self._until_s = from_s, until_s
+
     def post(self) -> None:
         """Hand on everything that waits, unless all of it is too late."""
         waiting, self._waiting = self._waiting, {}
         now_s, until_s = self._clock.monotonic_s(), self._until_s
-        self._until_s = 0.0
         if until_s <= now_s:
             return  # Their senders hear of it from the sweep, as if no answer had come.
         for verb, (streams, bodies) in waiting.items():

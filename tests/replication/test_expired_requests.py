@@ -14,7 +14,7 @@ from lockstep.replication.frames import REQUEST, SHARED, FrameReader, encode_fra
 from lockstep.replication.handshake import PeerInfo
 from lockstep.replication.queueing_delay import DELAY_WINDOW_S, QueueingDelay
 from lockstep.replication.responding import Respond
-from lockstep.replication.shared_requests import SharedOut
+from lockstep.replication.shared_requests import SHARED_STREAMS, SharedOut
 from lockstep.values.codec import encode
 from lockstep.values.errors import PeerTimeout
 from lockstep.values.request_limits import EXPIRED_SLACK_MS
@@ -97,8 +97,8 @@ def test_what_waits_to_share_a_frame_is_not_sent_once_all_of_it_is_too_late() ->
     for number, (deadlines_s, now_s, sent) in enumerate(
         (
             ((1.0,), 0.5, True),
-            ((1.0, 2.0), 2.0, False),
-            ((1.0, 2.5), 2.2, True),
+            ((1.98, 2.0), 2.0, False),
+            ((2.17, 2.21), 2.2, True),
             ((2.0,), 2.3, False),
             ((5.0,), 2.4, True),
         )
@@ -113,6 +113,34 @@ def test_what_waits_to_share_a_frame_is_not_sent_once_all_of_it_is_too_late() ->
             [envelope] = FrameReader().feed(posted[0][1])
             left_ms = int((max(deadlines_s) - now_s) * 1000)
             assert (envelope.sent_ms, envelope.left_ms) == (int(now_s * 1000), left_ms)
+
+
+@pytest.mark.parametrize(
+    ("deadlines_s", "frames"),
+    [
+        ((5.0, 5.05, 5.02), [3]),
+        ((5.05, 5.0), [2]),
+        ((5.0, 5.051), [1, 1]),
+        ((5.0, 4.949), [1, 1]),
+        ((5.0, 5.03, 5.06), [2, 1]),
+        ((3.0, 5.0, 5.0, 3.0, 5.0), [1, 2, 1, 1]),
+    ],
+)
+def test_requests_that_are_given_up_far_apart_share_no_frame(
+    deadlines_s: tuple[float, ...], frames: list[int]
+) -> None:
+    """Else a replica would work on an old write for as long as somebody waits for a new one."""
+    posted: list[bytes] = []
+    out = SharedOut(lambda: 7, Still(), lambda stream, frame: posted.append(frame))
+    for stream, deadline_s in enumerate(deadlines_s, 1):
+        out.add(verbs.WRITE, stream, encode(stream), deadline_s)
+    out.post()
+    found = [envelope for frame in posted for envelope in FrameReader().feed(frame)]
+    counts = [len(SHARED_STREAMS.decode(one.body)[0]) if one.flags & SHARED else 1 for one in found]
+    assert counts == frames
+    ends = [sum(frames[: at + 1]) for at in range(len(frames))]
+    latest = [max(deadlines_s[end - count : end]) for end, count in zip(ends, frames, strict=True)]
+    assert [one.left_ms for one in found] == [int(deadline_s * 1000) for deadline_s in latest]
 
 
 class Still:

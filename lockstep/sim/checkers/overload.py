@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from lockstep.replication.shared_requests import SHARED_SPREAD_MS
 from lockstep.sim.checkers.violation import Violation
 from lockstep.sim.history import Outcome
 from lockstep.values.limits import PEER_SWEEP_MS, SWEEP_LATE_MS
@@ -25,11 +26,9 @@ _MS: Final = 1_000_000
 #: Deadlines are looked at in sweeps. One that comes more than SWEEP_LATE_MS late calls nothing expired, and
 #: the next may be as late; then the task that waits has its turn.
 LATE_MS_MAX: Final = 2 * (PEER_SWEEP_MS + SWEEP_LATE_MS) + 30
-#: Writes that leave in one turn share a frame, which says when the last of them is given up: on these nodes
-#: they begin within two turns' work.
-SHARED_MS: Final = 50
-#: By so much later than it is given up a replica may work on a write.
-SERVED_LATE_MS_MAX: Final = EXPIRED_SLACK_MS + SHARED_MS
+#: By so much later than it is given up a replica may work on a write: what it cannot know of clocks, what a
+#: frame does not tell of the writes that share it, and what rounding to milliseconds hides.
+SERVED_LATE_MS_MAX: Final = EXPIRED_SLACK_MS + SHARED_SPREAD_MS + 2
 #: Clients find their nodes by chance, and one may have none: half of what all nodes can do is usual.
 GOODPUT_MIN: Final = 0.25
 #: As `make bench` demands it of real nodes.
