@@ -148,6 +148,7 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "FORCE_REMOVE": 15, "MARK_REPAIRED": 16, "ENQUEUE_REQUEST": 20, "CANCEL_REQUEST": 21,
         "FAIL_REQUEST": 22, "EXCLUDE_NODES": 23, "INCLUDE_NODES": 24, "ENABLE_FEATURES": 30,
         "ROLE_CHANGE": 31, "ROLE_MEMBERSHIP": 32, "PERMISSIONS": 33, "BEGIN_REPAIR": 34, "END_REPAIR": 35,
+        "RECORD_UNDELIVERED": 36,
     },
     Section: {
         "HEAD": 1, "NODE": 2, "SCHEMA": 3, "RING": 4, "RANGES": 5, "OPERATION": 6, "LOCK": 7, "SESSION": 8,
