@@ -133,6 +133,19 @@ def test_one_failing_disk_does_not_fail_a_quorum_write() -> None:
     run(test)
 
 
+def test_the_failure_of_the_own_disk_is_told_as_one_of_the_others() -> None:
+    async def test() -> None:
+        _, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
+        nodes[0].engine.sync_error = DiskRefused("full")
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(WriteFailure) as caught:
+            await nodes[0].coordinator.write(upsert(1), Consistency.ALL, 9000)
+        assert (caught.value.required, caught.value.failures) == (3, 1)
+        assert asyncio.get_running_loop().time() - began_s < 9, "without waiting for the deadline"
+
+    run(test)
+
+
 def test_no_acknowledgement_before_the_write_is_durable() -> None:
     async def test() -> None:
         _, nodes = make_nodes(3, whole_ring(5, [1, 2, 3]))
