@@ -284,6 +284,27 @@ def test_degraded_ranges_follow_the_keyspace_and_stay_with_those_that_share_its_
     assert sorted({one.replication for one in value.degraded}) == [simple(1), simple(2)]
 
 
+def test_who_is_filled_from_a_replica_that_lacks_writes_lacks_them_too() -> None:
+    history = with_table(4, simple(1))
+    placed = history.now.placements.rings[0].ranges[0]
+    (owner,) = placed.group.reads
+    line = Degraded(simple(1), placed.range, 2, (owner,), keyspaces=("ks",))
+    value = structs.replace(history.now, degraded=(line,))
+    prepare = PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(2))
+    value = prepare.apply(value, value.epoch + 1)
+    while value.operations:
+        operation = value.operations[0]
+        before = value.degraded
+        value = AdvanceOperation(operation.id, operation.stage, operation.step).apply(
+            value, operation.stage_epoch + 1
+        )
+        if operation.stage is not Stage.CLEANUP:
+            assert {node for one in before for node in one.missing} == {owner}
+    lacking = {node for one in value.degraded for node in one.missing}
+    assert lacking == set(value.placements.ring(simple(2)).group_for(placed.range.right).reads) > {owner}
+    assert {one.replication for one in value.degraded} == {simple(2)}
+
+
 def test_an_old_copy_of_an_entry_does_not_advance_a_later_step() -> None:
     history = with_table(4, simple(1))
     change(history, simple(3))
