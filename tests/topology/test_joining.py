@@ -310,3 +310,16 @@ def test_the_table_leads_every_attempt_to_an_end() -> None:
     assert joins == {Event.ACCEPTED}
     assert mermaid().count("-->") == len(TABLE) + 1 + len(ENDS)
     assert Founder("h", "a", 1, 2, 3, "d", "r", ()).features == BASE_FEATURES
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        JoinState(1),
+        JoinState(5, Phase.JOINED, BASIS, NodeId(1), 1),
+        JoinState(5, Phase.REFUSED, refusal=REFUSAL),
+        JoinState(5, Phase.METADATA_VALIDATED, Basis(1)),
+    ],
+)
+def test_the_least_that_a_phase_asks_for_is_valid(state: JoinState) -> None:
+    state.validate()
