@@ -4,7 +4,8 @@ Findings are the conditions that nodes report of themselves, and those that foll
 from who seems alive to the node that is asked.
 
 Invariant: a cluster is healthy only without any finding. What a single node lacks degrades the cluster; it is
-unavailable when a range lacks a quorum, or when the node that is asked does not serve itself.
+unavailable when a range lacks a quorum or has lost its only replica, or when the node that is asked does not
+serve itself.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from lockstep.values.ids import NodeId
 
 #: Conditions that say already why a node serves no clients.
 _NOT_SERVING = frozenset(("NODE_DRAINED", "METADATA_STOPPED"))
+#: Conditions of one node that are as bad for all others: what it lost nobody has.
+_OF_ALL = frozenset(("RANGE_LOST",))
 #: Findings of which the sentence of a verdict speaks; all are listed below it.
 _TOLD_MAX = 3
 
@@ -109,9 +112,10 @@ def _shared_sentence(same: Sequence[Finding], own: int) -> str:
 
 
 def _finding(node: int, condition: Condition, own: int) -> Finding:
-    """One node's own trouble is no more than a degraded cluster to all others."""
+    """One node's own trouble is no more than a degraded cluster to all others, who have what it has."""
     level = kind_of(condition).level
-    return Finding(node, condition, level if node in (0, own) else min(level, Level.DEGRADED))
+    is_whole = node in (0, own) or condition.code in _OF_ALL
+    return Finding(node, condition, level if is_whole else min(level, Level.DEGRADED))
 
 
 def _of_nodes(cluster: ClusterMetadata, view: View) -> Iterator[Finding]:

@@ -164,8 +164,10 @@ def _group(cluster: ClusterMetadata, keyspace: str, token: int) -> ReplicaGroup 
 def of_epoch(before: ClusterMetadata, after: ClusterMetadata) -> Iterator[str]:
     """Everything the functions above would tell of any node, and of keyspaces."""
     told: dict[str, None] = {}
+    sets = ((before.voters, after.voters), (before.excluded_by_node, after.excluded_by_node))
     for info in after.directory.nodes:
-        if before.node(info.id) is not info or (info.id in before.voters) is not (info.id in after.voters):
+        came_or_went = any((info.id in was) is not (info.id in now) for was, now in sets)
+        if before.node(info.id) is not info or came_or_went:
             for text in of_node(before, after, info.id):
                 if not text.startswith("request "):
                     told[f"node {info.id} {text}"] = None

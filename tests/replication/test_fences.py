@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import timeit
 from typing import Any
 
 import pytest
@@ -131,10 +132,12 @@ def test_the_second_look_costs_less_than_a_microsecond() -> None:
         node = lone()
         request = WriteRequest(5, 1, upsert(1))
         node.replica._fenced(request)
-        began, rounds = time.perf_counter(), 20_000
-        for _ in range(rounds):
-            node.replica._fenced(request)
-        each_us = (time.perf_counter() - began) / rounds * 1e6
+        rounds = 4_000
+        # The best of five, in CPU time: what else the machine does is not measured.
+        tries = timeit.repeat(
+            lambda: node.replica._fenced(request), timer=time.process_time, repeat=5, number=rounds
+        )
+        each_us = min(tries) / rounds * 1e6
         # Below 1 us on an idle machine; and only writes during which the epoch moved are looked at.
         assert each_us < 5, each_us
 

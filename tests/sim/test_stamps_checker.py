@@ -13,8 +13,8 @@ QUORUM, ALL = Consistency.QUORUM, Consistency.ALL
 Step = tuple[Event, StampedRow | None]
 
 
-def put(at: int, end: int, mark: bytes, outcome: Outcome = Outcome.OK) -> Step:
-    change = Change("t", b"k", 0, QUORUM, 1000, ((0, mark),))
+def put(at: int, end: int, mark: bytes, outcome: Outcome = Outcome.OK, level: Consistency = QUORUM) -> Step:
+    change = Change("t", b"k", 0, level, 1000, ((0, mark),))
     return Event(client="s1", request=change, start_ns=at, end_ns=end, outcome=outcome), None
 
 
@@ -53,6 +53,16 @@ SOUND: dict[str, tuple[list[Step], tuple[bytes, ...], int]] = {
         1,
     ),
     "a deletion keeps its mark": ([put(0, 1, b"a"), read(2, 3, b"a", 100, has_value=False)], (b"a",), 1),
+    "a hint arrives between the last looks": (
+        [
+            put(0, 1, b"b"),
+            put(2, 3, b"a", Outcome.UNKNOWN),
+            read(4, 5, b"b", 50, level=ALL),
+            read(6, 7, b"a", 100, level=ALL),
+        ],
+        (),
+        2,
+    ),
     "an unplanned write is nowhere": ([put(0, 1, b"z", Outcome.UNKNOWN), read(2, 3, b"")], (), 1),
 }
 BROKEN: dict[str, tuple[str, list[Step], tuple[bytes, ...], int]] = {
@@ -79,16 +89,26 @@ BROKEN: dict[str, tuple[str, list[Step], tuple[bytes, ...], int]] = {
     "an invention": ("never written", [read(2, 3, b"z", 7)], (), 0),
     "an acknowledgement of nothing": ("no coordinator planned", [put(0, 1, b"z")], (), 0),
     "a write of the future": ("never written there", [read(0, 1, b"a", 100), put(2, 3, b"a")], (), 0),
-    "replicas end apart": (
-        "REP-2a: .*ended as",
+    "the end goes back": (
+        "REP-2a: .*ended as b'b'",
         [
             put(0, 1, b"b"),
             put(2, 3, b"a", Outcome.UNKNOWN),
-            read(4, 5, b"b", 50, level=ALL),
-            read(6, 7, b"a", 100, level=ALL),
+            read(4, 5, b"a", 100, level=Consistency.ONE),
+            read(6, 7, b"b", 50, level=Consistency.ONE),
         ],
         (),
         2,
+    ),
+    "the end lacks what another data centre acknowledged": (
+        "REP-2a: .*ended as b'b', not b'a'",
+        [
+            put(0, 1, b"b"),
+            put(2, 3, b"a", level=Consistency.ONE),
+            read(4, 5, b"b", 50, level=Consistency.TWO),
+        ],
+        (),
+        1,
     ),
 }
 

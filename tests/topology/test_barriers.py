@@ -10,7 +10,7 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.metadata.transformations import Initialize
 from lockstep.schema.model import Replication
-from lockstep.topology.barriers import BarrierState, barrier_need, evaluate
+from lockstep.topology.barriers import BarrierState, GuardReport, barrier_need, evaluate
 from lockstep.topology.stages import Side, stage_row
 from lockstep.topology.streams import stream_plan
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
@@ -163,3 +163,31 @@ def test_an_older_acknowledgement_is_named_with_its_epoch() -> None:
     state = evaluate(need, {A: need.epoch, B: need.epoch, C: 2}, {})
     assert [(m.node, m.seen, m.needed) for m in state.missing] == [(C, 2, need.epoch), (X, 0, need.epoch)]
     assert need.nodes() == (A, B, C, X)
+
+
+def test_whatever_a_node_is_waited_for_it_is_named_with_what_it_was_last_seen_at() -> None:
+    cluster, operation = joining(3, Stage.WRITE_BOTH_READ_OLD)
+    need = barrier_need(operation, cluster, stream_plan(operation, cluster, ()))
+    giver = need.must_drain[0]
+    epoch = need.epoch
+    everyone = dict.fromkeys((A, B, C, X), epoch)
+    fresh = {node: GuardReport(epoch) for node in need.must_release}
+    session = f"{need.session_prefix}x"
+    cases: list[tuple[dict[NodeId, int], dict[NodeId, int], GuardReport, dict[NodeId, tuple[int, str]]]] = [
+        (everyone, everyone, GuardReport(epoch), {}),
+        ({X: epoch - 2}, everyone, GuardReport(epoch), {X: (epoch - 2, "receives ranges")}),
+        ({giver: epoch - 1}, everyone, GuardReport(epoch), {giver: (epoch - 1, "has older requests")}),
+        ({}, {giver: epoch - 1}, GuardReport(epoch), {giver: (epoch, "has older requests")}),
+        ({}, {}, GuardReport(epoch - 1, ()), {X: (epoch, "has not said yet")}),
+        ({}, {}, GuardReport(epoch, ((session, 1),)), {X: (epoch, f"holds 1 guard of session {session}")}),
+        ({}, {}, GuardReport(epoch, ((session, 2),)), {X: (epoch, f"holds 2 guards of session {session}")}),
+        ({}, {}, GuardReport(epoch, (("operation-77-x", 1),)), {}),
+    ]
+    for seen, drained, report, wanted in cases:
+        state = evaluate(need, {**everyone, **seen}, {**everyone, **drained}, {**fresh, X: report})
+        assert {m.node: m.seen for m in state.missing} == {node: at for node, (at, _) in wanted.items()}
+        assert all(wanted[m.node][1] in m.reason and m.needed == epoch for m in state.missing), state
+        assert state.passed is not bool(wanted) and not state.relaxable
+    assert evaluate(need, {}, {}, None).missing[0].seen == 0
+    silent = evaluate(need, everyone, everyone, {})
+    assert {m.node for m in silent.missing} == set(need.must_release) == {X}

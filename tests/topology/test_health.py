@@ -57,6 +57,17 @@ def test_keyspaces_of_which_the_same_is_said_share_a_sentence() -> None:
     assert text.startswith("unavailable: no quorum for some ranges of a, b, c, d; nodes 2, 3 are down")
 
 
+def test_what_a_node_lost_that_nobody_else_has_is_as_bad_for_all() -> None:
+    lost = Condition("RANGE_LOST", "k.t (0, 9]", since_us=1)
+    for own in (1, 2):
+        level, text = said([1, 2, 3], {2: [lost]}, own=own)
+        name = "this node" if own == 2 else "node 2"
+        assert level is Level.UNAVAILABLE
+        assert text == f"unavailable: {name} lost k.t (0, 9], of which no other replica exists"
+    lacking = Condition("RANGE_LACKING", "000007.sst", since_us=1)
+    assert said([1, 2, 3], {2: [lacking]})[0] is Level.DEGRADED, "others fill it"
+
+
 def test_full_disks_count_for_writes_only() -> None:
     assert said([1, 2, 3], {2: [FULL]})[0] is Level.DEGRADED
     level, text = said([1, 2], {2: [FULL]})

@@ -258,6 +258,43 @@ def test_what_cannot_be_believed_comes_to_nothing() -> None:
     assert answered(at(Phase.ASKING), JoinAnswer(5, Verdict.ACCEPTED, NodeId(1), 1)) == at(Phase.ASKING)
 
 
+@pytest.mark.parametrize("phase", [Phase.PRESENTED, Phase.METADATA_VALIDATED])
+def test_the_next_attempt_says_why_the_last_came_to_nothing_until_it_moves_on(phase: Phase) -> None:
+    again = answered(at(phase), JoinAnswer(5, Verdict.LATER, reason="no leader"))
+    assert (again.phase, again.attempt, again.reason) == (Phase.ASKING, 6, "no leader")
+    assert (again.basis, again.node, again.epoch, again.refusal) == (Basis(), 0, 0, None)
+    on = told_terms(again)
+    assert (on.phase, on.attempt, on.reason) == (Phase.PRESENTED, 6, "")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        JoinState(0),
+        JoinState(5, Phase.JOINED, BASIS, epoch=9),
+        JoinState(5, Phase.JOINED, BASIS, NodeId(4)),
+        JoinState(5, Phase.PRESENTED, node=NodeId(4), epoch=9),
+        JoinState(5, Phase.REFUSED),
+        JoinState(5, Phase.PRESENTED, refusal=REFUSAL),
+        JoinState(5, Phase.BASICALLY_VALIDATED),
+        JoinState(5, Phase.METADATA_VALIDATED),
+    ],
+)
+def test_a_state_that_contradicts_its_phase_is_not_valid(state: JoinState) -> None:
+    with pytest.raises(AssertionError):
+        state.validate()
+
+
+@pytest.mark.parametrize("phase", ENDS)
+def test_what_has_ended_or_used_up_its_attempts_is_not_tried_again(phase: Phase) -> None:
+    ended = msgspec.structs.replace(at(Phase.PRESENTED), phase=phase)
+    last = JoinState(first_attempt(2).attempt - 2, Phase.PRESENTED)
+    for state in (ended, last):
+        with pytest.raises(AssertionError):
+            given_up(state, "once more")
+    assert given_up(msgspec.structs.replace(last, attempt=last.attempt - 1), "once more").attempt > 0
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_lost_doubled_and_reordered_answers_never_make_a_member_of_nobody(seed: int) -> None:
     """A joiner and a cluster over a network that loses, doubles and reorders, with restarts of the joiner:

@@ -12,6 +12,7 @@ from lockstep.topology.invariants import check_restored
 from lockstep.topology.stages import TABLES
 from lockstep.topology.transformations import AdvanceOperation, CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
+from lockstep.values.limits import PARALLEL_OPERATIONS_MAX
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
 from tests.metadata.histories import History, SetKeyspaces, network, simple, started
 from tests.topology.drills import refused, register, run_out, run_to
@@ -215,6 +216,19 @@ def test_disjoint_operations_run_together() -> None:
     run_out(history, 2)
     assert [operation.id for operation in history.now.operations] == [1]
     run_out(history, 1)
+
+
+def test_no_more_than_so_many_run_at_once_whoever_asks() -> None:
+    most = PARALLEL_OPERATIONS_MAX
+    history = started([(at * 100,) for at in range(2 * most + 4)], ("ks", simple(1)))
+    for node in range(2, 2 * most + 2, 2):
+        history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(node)))
+    for kind in (OperationKind.DECOMMISSION, OperationKind.REBUILD):
+        message = refused(history, PrepareOperation(kind, NodeId(2 * most + 3)))
+        assert message.startswith(f"at most {most} operations run at once: operation 1 (decommission of n")
+        assert f", operation {most} (decommission of node {2 * most})" in message
+    run_out(history, 1)
+    history.submit(PrepareOperation(OperationKind.DECOMMISSION, NodeId(2 * most + 3)))
 
 
 def test_ranges_that_meet_at_the_end_of_the_ring_conflict() -> None:

@@ -55,6 +55,59 @@ def test_a_step_to_a_stage_without_a_row_is_refused() -> None:
     assert "a stage has two rows" in problems([*ROWS, ROWS[0]])
 
 
+def table_text(kind: OperationKind) -> list[str]:
+    """One line a row: reads, writes, groups in use, drain, work, where it leads, where failure leads."""
+    return [
+        f"{row.stage}: {row.reads} {row.writes} {'+'.join(row.in_use)} {row.drain} {row.work} "
+        f"{row.next or '-'} {row.on_failure or '-'}{' pending' if row.pending_votes else ''}"
+        for row in TABLES[kind]
+    ]
+
+
+def test_ranges_move_by_these_rows() -> None:
+    assert table_text(OperationKind.BOOTSTRAP) == [
+        "join_group0: old old old+union none wipe commit_cdc_generation rollback_to_normal",
+        "commit_cdc_generation: old old old+union none none write_both_read_old rollback_to_normal",
+        "write_both_read_old: old union old+union sources stream write_both_read_new rollback_to_normal",
+        "write_both_read_new: new union old+union+new none none new_only -",
+        "new_only: new new union+new none none cleanup -",
+        "cleanup: new new new workers cleanup - -",
+        "rollback_to_normal: old old old+union workers discard - - pending",
+    ]
+    rows = {kind: table_text(kind) for kind in OperationKind}
+    # The others differ in what their ends are called, and make no generation.
+    plain = [row for row in rows[OperationKind.BOOTSTRAP] if not row.startswith("commit_cdc_generation")]
+    plain[0] = plain[0].replace("commit_cdc_generation", "write_both_read_old")
+    for kind, first, last in (
+        (OperationKind.DECOMMISSION, "prepared", "left_token_ring"),
+        (OperationKind.REMOVE, "prepared", "left_token_ring"),
+        (OperationKind.REPLACE, "join_group0", "left_token_ring"),
+        (OperationKind.MOVE, "prepared", "new_only"),
+        (OperationKind.REPLICATION, "prepared", "new_only"),
+    ):
+        wanted = [row.replace("join_group0", first).replace("new_only", last) for row in plain]
+        assert rows[kind] == wanted, kind
+
+
+def test_a_rebuild_only_fills() -> None:
+    assert table_text(OperationKind.REBUILD) == [
+        "rebuilding: old old old sources rebuild - rollback_to_normal",
+        "rollback_to_normal: old old old none none - -",
+    ]
+
+
+def test_the_diagram_of_a_rebuild_in_full() -> None:
+    assert mermaid(OperationKind.REBUILD) == (
+        "stateDiagram-v2\n"
+        "  [*] --> rebuilding\n"
+        "  rebuilding : reads old, writes old, drain sources, work rebuild\n"
+        "  rebuilding --> [*] : barrier\n"
+        "  rebuilding --> rollback_to_normal : cancel or failure\n"
+        "  rollback_to_normal : reads old, writes old, drain none, work none\n"
+        "  rollback_to_normal --> [*] : barrier\n"
+    )
+
+
 def test_the_diagram_shows_every_step() -> None:
     diagram = mermaid(OperationKind.DECOMMISSION)
     assert diagram.startswith("stateDiagram-v2\n  [*] --> prepared\n")

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.excluded import ExcludeNodes
+from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.membership import AdvanceMembership, PrepareMembership
 from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.transformations import UpdateNode
 from lockstep.topology import story
 from lockstep.topology.requests import CancelRequest, EnqueueRequest
-from lockstep.topology.transformations import AdvanceOperation, preparation
+from lockstep.topology.transformations import AdvanceOperation, PrepareOperation, preparation
 from lockstep.values.ids import NodeId
-from tests.metadata.histories import History, simple, started
+from lockstep.values.limits import REQUESTS_ENDED_KEPT_MAX
+from tests.metadata.histories import History, SetKeyspaces, simple, started
+from tests.topology.drills import register, replacing, run_out
 
 Tell = Callable[[ClusterMetadata, ClusterMetadata], Iterator[str]]
 FOUR = NodeId(4)
@@ -120,3 +124,133 @@ def test_an_epoch_tells_what_it_did_to_everything() -> None:
     texts = list(story.of_epoch(before, after))
     assert any(text.startswith("node 4 begins to leave the ring") for text in texts)
     assert any(text.startswith("request 1 (decommission of node 4): begins as operation 1") for text in texts)
+
+
+def of_node(history: Told, node: int) -> list[str]:
+    return history.story(lambda before, after: story.of_node(before, after, NodeId(node)))
+
+
+def test_a_founder_a_newcomer_and_a_replacement_tell_how_they_came() -> None:
+    history = told()
+    history.first = 0
+    assert of_node(history, 1)[0] == (
+        "is registered as node 1 at 10.0.0.1:7000 in dc1/r1, a founder with 1 tokens"
+    )
+    assert "votes on the metadata" in of_node(history, 1)
+    history.does(register(5, "dc1", "r1"))
+    history.does(replacing(6, history.now.directory.by_id[FOUR]))
+    assert of_node(history, 5) == ["is registered as node 5 at 10.0.1.5:7000 in dc1/r1"]
+    assert of_node(history, 6) == [
+        "is registered as node 6 at 10.0.1.6:7000 in dc1/r1, to take the place of node 4"
+    ]
+
+
+def test_a_newcomer_tells_how_it_joined_and_the_others_what_they_gave() -> None:
+    history = told()
+    history.does(register(5, "dc1", "r1"))
+    history.does(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(5), (350, 360)))
+    run_out(history, 1)
+    texts = of_node(history, 5)
+    assert texts[1:] == [
+        "begins to join the ring",
+        "request 1 (bootstrap of node 5): is asked for",
+        "request 1 (bootstrap of node 5): begins as operation 1, after no wait",
+        "operation 1 (bootstrap of node 5) is to give it 2 ranges and take 0 from it",
+        "has joined the ring with 2 tokens",
+        "request 1 (bootstrap of node 5): is done",
+    ]
+    assert of_node(history, 1) == [
+        "operation 1 (bootstrap of node 5) is to give it 0 ranges and take 1 from it",
+        "operation 1 (bootstrap of node 5) has ended",
+    ]
+    assert of_node(history, 3) == [], "its ranges stay as they are"
+
+
+def test_a_node_tells_of_its_address_version_tokens_and_what_was_done_to_it() -> None:
+    history = told()
+    three = NodeId(3)
+    here = history.now.directory.by_id[three]
+    for address, version in (("10.9.9.9", "1"), ("10.9.9.9", "2")):
+        history.does(UpdateNode(three, address, 7001, here.cql_port, here.admin_port, version))
+    assert of_node(history, 3) == ["is now at 10.9.9.9:7001 in dc1/r1", "runs version 2"]
+    history.first = len(history.values) - 1
+    history.does(PrepareOperation(OperationKind.MOVE, three, (300, 320)))
+    run_out(history, 1)
+    assert "owns 2 tokens, 1 of them new" in of_node(history, 3)
+    history.first = len(history.values) - 1
+    history.does(PrepareOperation(OperationKind.REBUILD, three))
+    history.does(CancelRequest(2, "too slow"))
+    run_out(history, 2)
+    texts = of_node(history, 3)
+    assert texts[0] == "begins to fill its ranges anew" and "is normal again" in texts
+    assert texts[-1] == "request 2 (rebuild of node 3): is cancelled: too slow"
+
+
+def test_votes_and_exclusions_are_told_when_they_begin_and_when_they_end() -> None:
+    history = told()
+    history.does(ExcludeNodes((FOUR,), "suspect"))
+    history.does(IncludeNodes((FOUR,), (history.now.epoch,)))
+    history.does(PrepareMembership((NodeId(2),), (NodeId(1),)))
+    change = history.now.service.change
+    assert change is not None
+    history.does(AdvanceMembership(change.id, 0, (NodeId(1), NodeId(2))))
+    history.does(AdvanceMembership(change.id, 1, (NodeId(2),)))
+    assert of_node(history, 4) == ["is shut out: suspect", "is taken back"]
+    assert of_node(history, 2) == ["votes on the metadata"]
+    assert of_node(history, 1) == ["votes on the metadata no more"]
+    assert of_node(history, 9) == []
+
+
+def test_an_operation_tells_why_it_is_cancelled_once_and_how_many_ranges_it_has_once() -> None:
+    history = told()
+    run(history, cancel_at=1)
+    texts = history.story(lambda before, after: story.of_operation(before, after, 1))
+    assert texts == [
+        "enters prepared (reads old, writes old, work wipe, 2 ranges)",
+        "enters write_both_read_old (reads old, writes union, work stream)",
+        "enters rollback_to_normal (reads old, writes old, work discard); cancelled: changed my mind",
+        "leaves rollback_to_normal and ends: changed my mind",
+    ]
+    assert history.story(lambda before, after: story.of_operation(before, after, 7)) == []
+
+
+def test_a_request_that_is_forgotten_says_how_it_had_ended() -> None:
+    history = told()
+    history.does(EnqueueRequest(OperationKind.DECOMMISSION, FOUR))
+    history.does(CancelRequest(1, "no"))
+    for number in range(2, REQUESTS_ENDED_KEPT_MAX + 2):
+        history.does(EnqueueRequest(OperationKind.DECOMMISSION, FOUR))
+        history.does(CancelRequest(number, "no"))
+    texts = history.story(lambda before, after: story.of_request(before, after, 1))
+    assert texts == [
+        "is asked for",
+        "is next in the queue",
+        "is cancelled: no",
+        "is forgotten as one of the oldest that ended; it was cancelled",
+    ]
+
+
+def test_a_token_tells_of_the_end_of_its_keyspace_and_nothing_of_what_left_it_alone() -> None:
+    history = told()
+    history.does(EnqueueRequest(OperationKind.DECOMMISSION, FOUR))
+    history.does(CancelRequest(1, "no"))
+    history.does(SetKeyspaces(()))
+    history.does(SetKeyspaces((("ks", simple(1)),)))
+    texts = history.story(lambda before, after: story.of_token(before, after, "ks", 350))
+    assert texts == ["keyspace ks is dropped", "owned by node 4"]
+
+
+def test_an_epoch_tells_each_thing_once_and_nothing_of_those_it_left_alone() -> None:
+    history = told()
+    run(history)
+    begun = history.first + 1
+    before, after = history.values[begun : begun + 2]
+    texts = list(story.of_epoch(before, after))
+    assert texts[:1] == ["node 4 begins to leave the ring"]
+    assert all(not text.startswith("node 4 request") for text in texts) and len(texts) == len(set(texts))
+    assert [text for text in texts if text.startswith("request 1 (decommission of node 4): enters")]
+    assert not [text for text in texts if text.startswith(("node 1", "node 2", "node 3"))]
+    history.does(ExcludeNodes((NodeId(3),), "late"))
+    assert list(story.of_epoch(history.values[-2], history.now)) == ["node 3 is shut out: late"]
+    history.does(IncludeNodes((NodeId(3),), (history.now.epoch,)))
+    assert list(story.of_epoch(history.values[-2], history.now)) == ["node 3 is taken back"]

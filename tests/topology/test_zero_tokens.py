@@ -15,8 +15,8 @@ from lockstep.topology.requests import EnqueueRequest
 from lockstep.topology.step import Propose, Reports, step
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
 from lockstep.values.ids import NodeId
-from tests.metadata.histories import History, founder, network, simple, started
-from tests.topology.drills import register
+from tests.metadata.histories import History, SetKeyspaces, founder, network, simple, started
+from tests.topology.drills import refused, register
 
 FOUR = NodeId(4)
 
@@ -72,6 +72,19 @@ def test_it_leaves_at_once(kind: OperationKind) -> None:
     assert coordinated(history) == 2, "the entry that begins it, and the one that ends it"
     assert history.now.directory.by_id[FOUR].state is NodeState.LEFT
     assert history.now.placements == placements
+
+
+@pytest.mark.parametrize("kind", [OperationKind.DECOMMISSION, OperationKind.REMOVE])
+def test_it_leaves_also_where_owners_of_tokens_are_too_few_already(kind: OperationKind) -> None:
+    """It has no copies, so no factor is missed by its leaving; only a vote is in the way."""
+    history = with_zero()
+    coordinated(history)
+    history.submit(SetKeyspaces((("ks", simple(5)), ("far", network(dc1=4)))))
+    assert "is a voter" in refused(history, PrepareOperation(kind, NodeId(1)))
+    assert "4 normal nodes" not in refused(history, PrepareOperation(kind, NodeId(2)))
+    history.submit(PrepareOperation(kind, FOUR))
+    assert coordinated(history) == 1
+    assert history.now.directory.by_id[FOUR].state is NodeState.LEFT
 
 
 def test_it_replaces_only_its_like() -> None:

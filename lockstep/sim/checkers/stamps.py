@@ -19,6 +19,8 @@ from lockstep.sim.history import Change, Event, Look, Outcome
 
 #: (mark, whether the value is there, the timestamp that the server tells).
 StampedRow = tuple[bytes, bool, int]
+#: What a register shows that nobody wrote, less than every write: (timestamp, mark).
+_NOTHING = (-1, b"")
 
 
 class GivenStamps:
@@ -99,27 +101,23 @@ def _check_row(history: Stamped, read: Event, row: StampedRow) -> None:
 
 
 def _check_end(history: Stamped, known: Sequence[Event]) -> None:
-    """In the end each register has the greatest of the writes that were acknowledged, or a greater one that
-    may have happened; and all looks agree."""
-    final: dict[tuple[bytes, int | None], bytes] = {}
+    """Each of the last looks shows the greatest of the writes that were acknowledged or a greater one that
+    may have happened, and no look shows less than the one before it. It may show more: a hint of a write
+    that nobody was told of can arrive between two looks."""
+    floors: dict[tuple[bytes, int | None], tuple[int, bytes]] = {}
+    for event in known:
+        if isinstance(event.request, Change) and event.outcome is Outcome.OK:
+            place, mark = (event.request.key, event.request.puts[0][0]), _mark_of(event)
+            floors[place] = max(floors.get(place, _NOTHING), (history.stamps[mark], mark))
     for at, event in enumerate(history.events[history.last :], start=history.last):
         look = event.request
         if not isinstance(look, Look) or event.outcome is not Outcome.OK:
             continue
         assert look.key is not None, "looks are at single rows"
-        place = (look.key, look.clustering)
         mark = history.seen[at][0] if at in history.seen else b""
-        if final.setdefault(place, mark) != mark:
-            raise Violation("REP-2a", f"{place} ended as {final[place]!r} and as {mark!r}")
-    for (key, clustering), mark in final.items():
-        writes = [
-            (history.stamps[_mark_of(event)], _mark_of(event))
-            for event in known
-            if isinstance(event.request, Change)
-            and event.request.key == key
-            and event.request.puts[0][0] == clustering
-            and event.outcome is Outcome.OK
-        ]
-        greatest = max(writes, default=(-1, b""))
-        if (history.stamps.get(mark, -1), mark) < greatest:
-            raise Violation("REP-2a", f"{key.decode()}[{clustering}] ended as {mark!r}, not {greatest[1]!r}")
+        shown, floor = (history.stamps.get(mark, -1), mark), floors.get((look.key, look.clustering), _NOTHING)
+        if shown < floor:
+            raise Violation(
+                "REP-2a", f"{look.key.decode()}[{look.clustering}] ended as {mark!r}, not {floor[1]!r}"
+            )
+        floors[look.key, look.clustering] = shown
