@@ -19,8 +19,10 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.directory import Directory, NodeInfo, NodeState
-from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, RingPlacement
+from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
+from lockstep.metadata.placements_part import PLACEMENTS
+from lockstep.metadata.schema_part import SCHEMA
+from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, ring_of_ranges
 from lockstep.replication import verbs
 from lockstep.replication.coordinator import Coordinator
 from lockstep.replication.handshake import Hello, PeerInfo
@@ -75,13 +77,14 @@ def metadata(addresses: list[tuple[str, int]]) -> ClusterMetadata:
         Column(2, "v", "blob", ColumnKind.REGULAR),
     )
     keyspace = keyspace_of(KeyspaceHead("ks", setting, epoch=1), [Table(1, "u", "ks", "t", columns, epoch=1)])
-    ring = RingPlacement(setting, (PlacedRange(FULL_RING, ReplicaGroup(ids, ids, 1)),))
+    ring = ring_of_ranges(setting, (PlacedRange(FULL_RING, ReplicaGroup(ids, ids, 1)),))
     return msgspec.structs.replace(
-        empty_cluster(),
+        empty_cluster().changed(
+            DIRECTORY.set(Directory(nodes, len(ids) + 1)),
+            SCHEMA.set(schema_of([keyspace], 2)),
+            PLACEMENTS.set(Placements((ring,))),
+        ),
         epoch=3,
-        directory=Directory(nodes, len(ids) + 1),
-        schema=schema_of([keyspace], 2),
-        placements=Placements((ring,)),
     )
 
 

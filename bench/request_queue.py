@@ -15,9 +15,9 @@ import msgspec
 from measuring import save, table
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.directory import Directory
+from lockstep.metadata.directory import DIRECTORY, Directory
 from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.requests import Request
+from lockstep.metadata.requests import REQUESTS, Request
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.metadata.transformations import Founder, Initialize
 from lockstep.schema.changes import CreateKeyspace
@@ -58,14 +58,14 @@ def with_requests(cluster: ClusterMetadata, count: int) -> ClusterMetadata:
         requests = requests.with_new(
             Request(requests.next_id, OperationKind.DECOMMISSION, NodeId(node), requested_epoch=3)
         )
-    return msgspec.structs.replace(cluster, requests=requests)
+    return cluster.changed(REQUESTS.set(requests))
 
 
 def measured(cluster: ClusterMetadata) -> tuple[float, float]:
     """(first, median of the later ones) in milliseconds."""
     nodes = cluster.directory
     # A directory of its own remembers nothing of the cases before.
-    cluster = msgspec.structs.replace(cluster, directory=Directory(nodes.nodes, nodes.next_node_id))
+    cluster = cluster.changed(DIRECTORY.set(Directory(nodes.nodes, nodes.next_node_id)))
     seen = {node.id: 2 for node in cluster.directory.nodes}
     times = []
     for _ in range(ROUNDS + 1):

@@ -30,7 +30,7 @@ import msgspec
 from measuring import SCRATCH
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.operations import Session, Stage
+from lockstep.metadata.operations import OPERATIONS, Session, Stage
 from lockstep.replication.handshake import Hello, PeerInfo
 from lockstep.replication.internode import Internode
 from lockstep.replication.replica import ReplicaService
@@ -84,7 +84,12 @@ def touch_memory(root: Path, size: int) -> None:
 
 def cluster() -> ClusterMetadata:
     session = Session(SESSION, 1, Stage.WRITE_BOTH_READ_OLD, 1)
-    return msgspec.structs.replace(empty_cluster(), epoch=1, sessions=(session,))
+    return msgspec.structs.replace(
+        empty_cluster().changed(
+            OPERATIONS.set(msgspec.structs.replace(empty_cluster().running, sessions=(session,)))
+        ),
+        epoch=1,
+    )
 
 
 class Ticker:

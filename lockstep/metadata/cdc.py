@@ -13,9 +13,11 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Final
 
 import msgspec
 
+from lockstep.metadata.part import Part, Parts, tuple_part
 from lockstep.values.hash_tree import blake
 from lockstep.values.limits import CDC_LEEWAY_MS
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN
@@ -152,3 +154,12 @@ def validate(generations: Sequence[Generation]) -> None:
     assert states == sorted(states, reverse=True), "no generation is published before an older one"
     for one in generations:
         assert one.tokens and len(one.tokens) % 8 == 0, "a generation has whole tokens"
+
+
+def _validate(now: Parts, before: Parts | None) -> None:
+    known: tuple[Generation, ...] = now[GENERATIONS]
+    validate(known)
+
+
+#: Generations of change data capture, oldest first.
+GENERATIONS: Final[Part[tuple[Generation, ...]]] = tuple_part("generations", 12, Generation, _validate)

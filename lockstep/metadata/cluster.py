@@ -10,22 +10,25 @@ from functools import cached_property
 
 import msgspec
 
-from lockstep.metadata import cdc
-from lockstep.metadata.cdc import Generation
-from lockstep.metadata.degraded import Degraded
-from lockstep.metadata.directory import EMPTY_DIRECTORY, Directory, NodeInfo
-from lockstep.metadata.exclusions import Exclusion
-from lockstep.metadata.extensions import NO_EXTENSIONS, Extensions, extensions_of
-from lockstep.metadata.feature_names import NO_FEATURES, FeatureState
-from lockstep.metadata.operations import Lock, Operation, Session
-from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
-from lockstep.metadata.repairs import NO_REPAIRS, Repairs
-from lockstep.metadata.requests import NO_REQUESTS, Request, Requests
-from lockstep.metadata.roles import NO_ACCESS, Access, Grant, Role, access_of
-from lockstep.metadata.service import NO_SERVICE, Service
-from lockstep.placement.placements import NO_PLACEMENTS, Placements, ReplicaGroup
-from lockstep.schema.model import Replication, Schema, SchemaImage, Table, schema_of_pieces
-from lockstep.values import codec
+from lockstep.metadata.cdc import GENERATIONS, Generation
+from lockstep.metadata.degraded import DEGRADED, Degraded
+from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo
+from lockstep.metadata.exclusions import EXCLUDED, Exclusion
+from lockstep.metadata.extensions import EXTENSIONS, Extensions
+from lockstep.metadata.feature_names import FEATURE_STATE, FeatureState
+from lockstep.metadata.identity import IDENTITY, Identity
+from lockstep.metadata.operations import OPERATIONS, Lock, Operation, Operations, Session
+from lockstep.metadata.part import Change, Parts, Registered
+from lockstep.metadata.parts import REGISTERED
+from lockstep.metadata.placements_part import PLACEMENTS
+from lockstep.metadata.recent_ids import RECENT_IDS, RecentIds
+from lockstep.metadata.repairs import REPAIRS, Repairs
+from lockstep.metadata.requests import REQUESTS, Requests
+from lockstep.metadata.roles import ACCESS, Access
+from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.service import SERVICE, Service
+from lockstep.placement.placements import Placements, ReplicaGroup
+from lockstep.schema.model import Replication, Schema, Table
 from lockstep.values.ids import NodeId
 
 HASH_BYTES = 32
@@ -33,45 +36,98 @@ HASH_BYTES = 32
 GENESIS_HASH = bytes(HASH_BYTES)
 
 
-class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """`lineage` lists the ids this cluster had, oldest first, the present one last."""
-
-    cluster_id: str = ""
-    cluster_name: str = ""
-    lineage: tuple[str, ...] = ()
-
-
 class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
-    """Operations, locks and sessions are sorted by operation id; one lock belongs to each operation."""
+    """A head, and parts. A room's own part is read as `cluster.parts[PART]`; those of this room and below
+    have names here."""
 
     epoch: int
     hash: bytes
-    identity: Identity
-    directory: Directory
-    schema: Schema
-    placements: Placements
-    operations: tuple[Operation, ...]
-    locks: tuple[Lock, ...]
-    sessions: tuple[Session, ...]
-    service: Service
-    next_operation_id: int
-    recent_ids: RecentIds
-    #: Named values that tools keep in the metadata.
-    extensions: Extensions
-    #: What was asked for: queued, running, and what ended lately.
-    requests: Requests = NO_REQUESTS
-    #: Nodes that are shut out, by id.
-    excluded: tuple[Exclusion, ...] = ()
-    #: Ranges with replicas that may lack writes, oldest first.
-    degraded: tuple[Degraded, ...] = ()
-    #: What all nodes can do and do, and since when the nodes' support is as it is.
-    features: FeatureState = NO_FEATURES
-    #: Generations of change data capture, oldest first.
-    generations: tuple[Generation, ...] = ()
-    #: Repairs, and what they found equal on all its replicas.
-    repairs: Repairs = NO_REPAIRS
-    #: Roles, and what they may do.
-    access: Access = NO_ACCESS
+    parts: Parts
+
+    def changed(self, *changes: Change) -> ClusterMetadata:
+        """With other values of some parts."""
+        return ClusterMetadata(self.epoch, self.hash, self.parts.changed(changes))
+
+    @cached_property
+    def identity(self) -> Identity:
+        return self.parts[IDENTITY]
+
+    @cached_property
+    def directory(self) -> Directory:
+        return self.parts[DIRECTORY]
+
+    @cached_property
+    def schema(self) -> Schema:
+        return self.parts[SCHEMA]
+
+    @cached_property
+    def placements(self) -> Placements:
+        return self.parts[PLACEMENTS]
+
+    @cached_property
+    def running(self) -> Operations:
+        """Running operations with their locks and sessions."""
+        return self.parts[OPERATIONS]
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return self.running.running
+
+    @property
+    def locks(self) -> tuple[Lock, ...]:
+        return self.running.locks
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        return self.running.sessions
+
+    @property
+    def next_operation_id(self) -> int:
+        return self.running.next_id
+
+    @cached_property
+    def service(self) -> Service:
+        return self.parts[SERVICE]
+
+    @property
+    def extensions(self) -> Extensions:
+        """Named values that tools keep in the metadata."""
+        return self.parts[EXTENSIONS]
+
+    @cached_property
+    def requests(self) -> Requests:
+        """What was asked for: queued, running, and what ended lately."""
+        return self.parts[REQUESTS]
+
+    @cached_property
+    def excluded(self) -> tuple[Exclusion, ...]:
+        return self.parts[EXCLUDED]
+
+    @cached_property
+    def degraded(self) -> tuple[Degraded, ...]:
+        return self.parts[DEGRADED]
+
+    @property
+    def features(self) -> FeatureState:
+        return self.parts[FEATURE_STATE]
+
+    @cached_property
+    def generations(self) -> tuple[Generation, ...]:
+        return self.parts[GENERATIONS]
+
+    @cached_property
+    def repairs(self) -> Repairs:
+        """Repairs, and what they found equal on all its replicas."""
+        return self.parts[REPAIRS]
+
+    @cached_property
+    def access(self) -> Access:
+        """Roles, and what they may do."""
+        return self.parts[ACCESS]
+
+    @property
+    def recent_ids(self) -> RecentIds:
+        return self.parts[RECENT_IDS]
 
     @property
     def features_enabled(self) -> tuple[str, ...]:
@@ -82,13 +138,13 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         """The recorded voters of the metadata group, ascending."""
         return self.service.voters
 
-    @cached_property
+    @property
     def operations_by_id(self) -> dict[int, Operation]:
-        return {operation.id: operation for operation in self.operations}
+        return self.running.by_id
 
-    @cached_property
+    @property
     def sessions_by_id(self) -> dict[str, Session]:
-        return {session.id: session for session in self.sessions}
+        return self.running.sessions_by_id
 
     @cached_property
     def excluded_by_node(self) -> dict[NodeId, Exclusion]:
@@ -99,10 +155,10 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         """Nodes to which no requests go: others stand at their addresses, or they are shut out."""
         return self.directory.shadowed | frozenset(self.excluded_by_node)
 
-    @cached_property
+    @property
     def replications(self) -> tuple[Replication, ...]:
         """Replication settings that keyspaces use, sorted and unique."""
-        return tuple(sorted({keyspace.replication for keyspace in self.schema.keyspaces}))
+        return self.schema.replications
 
     def group_for(self, replication: Replication, token: int) -> ReplicaGroup:
         """The replica group of a token; KeyError when no keyspace uses the replication."""
@@ -122,136 +178,13 @@ class ClusterMetadata(msgspec.Struct, frozen=True, dict=True):
         repair = self.repairs.by_session.get(session_id)
         return repair is not None and repair.driver in self.directory.present_ids
 
-    def validate(self) -> None:
-        """Assert what must hold of every value, whichever entries made it."""
-        self.directory.validate()
-        self.placements.validate()
-        self.service.validate()
-        self.features.validate()
-        cdc.validate(self.generations)
-        self.access.validate()
-        assert tuple(ring.replication for ring in self.placements.rings) == self.replications
-        excluded = [exclusion.node for exclusion in self.excluded]
-        assert excluded == sorted(set(excluded)), "the exclude list is sorted by node"
-        assert all(one.replication in self.replications for one in self.degraded), "degraded ranges are used"
-        self.validate_operations()
-
-    def validate_operations(self) -> None:
-        """The part of `validate` whose cost depends on running operations only."""
-        ids = [operation.id for operation in self.operations]
-        assert ids == sorted(set(ids)), "operations are sorted by id"
-        assert [lock.operation_id for lock in self.locks] == ids, "every operation holds one lock"
-        assert not ids or ids[-1] < self.next_operation_id, "operation ids are never reused"
-        self.requests.validate(tuple(ids))
-        open_sessions = {operation.session_id for operation in self.operations if operation.session_id}
-        assert {session.id for session in self.sessions} == open_sessions, "sessions match operations"
+    def validate(self, before: ClusterMetadata | None = None) -> None:
+        """Assert what must hold of every value, whichever entries made it; where `before` is given, only of
+        what changed since."""
+        self.parts.validate(before.parts if before is not None else None)
         assert self.recent_ids.last_epoch == self.epoch, "recent ids end at the epoch"
 
 
-def empty_cluster() -> ClusterMetadata:
+def empty_cluster(registered: Registered = REGISTERED) -> ClusterMetadata:
     """The value of epoch 0: nothing applied."""
-    return ClusterMetadata(
-        epoch=0,
-        hash=GENESIS_HASH,
-        identity=Identity(),
-        directory=EMPTY_DIRECTORY,
-        schema=Schema(),
-        placements=NO_PLACEMENTS,
-        operations=(),
-        locks=(),
-        sessions=(),
-        service=NO_SERVICE,
-        next_operation_id=1,
-        recent_ids=no_recent_ids(),
-        extensions=NO_EXTENSIONS,
-    )
-
-
-class _ClusterImage(msgspec.Struct, frozen=True, array_like=True):
-    """Canonical stored form of a ClusterMetadata; fields are only appended."""
-
-    epoch: int
-    hash: bytes
-    identity: Identity
-    directory: Directory
-    schema: SchemaImage
-    placements: Placements
-    operations: tuple[Operation, ...]
-    locks: tuple[Lock, ...]
-    sessions: tuple[Session, ...]
-    service: Service
-    next_operation_id: int
-    recent_first_epoch: int
-    recent_ids: tuple[bytes, ...]
-    extensions: tuple[tuple[str, bytes], ...] = ()
-    live_requests: tuple[Request, ...] = ()
-    ended_requests: tuple[Request, ...] = ()
-    next_request_id: int = 1
-    excluded: tuple[Exclusion, ...] = ()
-    degraded: tuple[Degraded, ...] = ()
-    features: FeatureState = NO_FEATURES
-    generations: tuple[Generation, ...] = ()
-    repairs: Repairs = NO_REPAIRS
-    roles: tuple[Role, ...] = ()
-    grants: tuple[Grant, ...] = ()
-
-
-_IMAGE_DECODER = codec.decoder(_ClusterImage)
-
-
-def encode_cluster(cluster: ClusterMetadata) -> bytes:
-    """Canonical bytes: equal values give equal bytes on every node."""
-    image = _ClusterImage(
-        cluster.epoch,
-        cluster.hash,
-        cluster.identity,
-        cluster.directory,
-        cluster.schema.image(),
-        cluster.placements,
-        cluster.operations,
-        cluster.locks,
-        cluster.sessions,
-        cluster.service,
-        cluster.next_operation_id,
-        cluster.recent_ids.first_epoch,
-        cluster.recent_ids.listed(),
-        tuple(cluster.extensions.items()),
-        cluster.requests.live,
-        cluster.requests.ended,
-        cluster.requests.next_id,
-        cluster.excluded,
-        cluster.degraded,
-        cluster.features,
-        cluster.generations,
-        cluster.repairs,
-        tuple(cluster.access.listed_roles()),
-        tuple(cluster.access.listed_grants()),
-    )
-    return codec.encode(image)
-
-
-def decode_cluster(data: bytes) -> ClusterMetadata:
-    """Inverse of `encode_cluster`; raises one of codec.UNREADABLE on foreign bytes."""
-    image = _IMAGE_DECODER.decode(data)
-    return ClusterMetadata(
-        image.epoch,
-        image.hash,
-        image.identity,
-        image.directory,
-        schema_of_pieces((image.schema,)),
-        image.placements,
-        image.operations,
-        image.locks,
-        image.sessions,
-        image.service,
-        image.next_operation_id,
-        RecentIds.from_listed(image.recent_first_epoch, image.recent_ids),
-        extensions_of(image.extensions),
-        Requests(image.live_requests, image.ended_requests, image.next_request_id),
-        image.excluded,
-        image.degraded,
-        image.features,
-        image.generations,
-        image.repairs,
-        access_of(image.roles, image.grants),
-    )
+    return ClusterMetadata(0, GENESIS_HASH, registered.empty)

@@ -8,9 +8,12 @@ anything, or when no keyspace is replicated this way any more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
+from lockstep.metadata.part import Part, Parts, tuple_part
+from lockstep.metadata.schema_part import SCHEMA
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -128,3 +131,12 @@ def _outside(whole: Range, hole: Range) -> Iterator[Range]:
         yield Range(whole.left, hole.left)
     if hole.right < whole.right:
         yield Range(hole.right, whole.right)
+
+
+def _validate(now: Parts, before: Parts | None) -> None:
+    replications = now[SCHEMA].replications
+    assert all(one.replication in replications for one in now[DEGRADED]), "degraded ranges are used"
+
+
+#: Ranges with replicas that may lack writes, oldest first.
+DEGRADED: Final[Part[tuple[Degraded, ...]]] = tuple_part("degraded", 10, Degraded, _validate, (SCHEMA,))

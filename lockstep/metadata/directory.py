@@ -7,13 +7,17 @@ id or an address, and no token has two owners.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Final
 
 import msgspec
 
 from lockstep.metadata.feature_names import BASE_FEATURES
+from lockstep.metadata.part import Item, Part, collected, digest_of_each
 from lockstep.placement.circle import Circle, Owner
 from lockstep.values.ids import NodeId
+from lockstep.values.memo import keep, kept
 
 
 class NodeState(enum.StrEnum):
@@ -143,11 +147,11 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
         else:
             assert changed.id == self.next_node_id, f"node ids are dense: {changed.id} is not next"
             after = Directory((*self.nodes, changed), self.next_node_id + 1)
-        circle = self.__dict__.get("circle")
+        circle = kept(self, "circle")
         if circle is not None:
             # Sorting all tokens anew would cost far more than the change.
-            after.__dict__["circle"] = circle.changed(
-                {changed.id: changed.owner if changed.owns_tokens else None}
+            keep(
+                after, "circle", circle.changed({changed.id: changed.owner if changed.owns_tokens else None})
             )
         return after
 
@@ -169,3 +173,21 @@ class Directory(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 EMPTY_DIRECTORY = Directory()
+
+
+def _of_items(items: Sequence[Item]) -> Directory:
+    next_node_id = next((value for kind, value in items if kind == 1), 1)
+    return Directory(tuple(value for kind, value in items if kind == 0), next_node_id)
+
+
+DIRECTORY: Final[Part[Directory]] = Part(
+    name="directory",
+    number=2,
+    empty=EMPTY_DIRECTORY,
+    items=lambda value: (*((0, node) for node in value.nodes), (1, value.next_node_id)),
+    kinds=(NodeInfo, int),
+    builder=collected(_of_items),
+    # A change of one node costs its bytes and 32 of every other.
+    digest=lambda value: digest_of_each(value.nodes, value.next_node_id),
+    validate=lambda now, before: now[DIRECTORY].validate(),
+)

@@ -33,10 +33,10 @@ def dump_file(value: ClusterMetadata, entries: Sequence[LogEntry] = ()) -> Itera
     return file_records(value, entries, header=header_of(value))
 
 
-def load_file(parts: Iterable[bytes], registry: Registry, path: str = "dump") -> Dump:
+def load_file(pieces: Iterable[bytes], registry: Registry, path: str = "dump") -> Dump:
     """Also reads the file of a snapshot. CorruptFile when it is damaged, not whole or contradicts itself;
     CannotApply when an entry in it cannot be applied by this version."""
-    return proved(read_file(parts, path), registry)
+    return proved(read_file(pieces, path, registry.parts), registry)
 
 
 def proved(content: SnapshotContent, registry: Registry) -> Dump:

@@ -10,7 +10,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import NodeState
-from lockstep.metadata.exclusions import Exclusion
+from lockstep.metadata.exclusions import EXCLUDED, Exclusion
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.values.errors import Rejected
@@ -80,7 +80,7 @@ def _refuse_excluding(cluster: ClusterMetadata, node_id: NodeId) -> None:
 
 def _with(cluster: ClusterMetadata, excluded: tuple[Exclusion, ...]) -> ClusterMetadata:
     ordered = tuple(sorted(excluded, key=lambda exclusion: exclusion.node))
-    return msgspec.structs.replace(cluster, excluded=ordered)
+    return cluster.changed(EXCLUDED.set(ordered))
 
 
 KINDS: dict[int, type] = {

@@ -13,6 +13,8 @@ from typing import Final
 import msgspec
 from rpds import HashTrieMap, List
 
+from lockstep.metadata.comparison import ABSENT, Difference, text_of
+from lockstep.metadata.part import Part, collected
 from lockstep.values import codec
 from lockstep.values.hash_tree import EMPTY_TREE, HashTree, blake, key_of_text, tree_of
 
@@ -93,3 +95,23 @@ def extensions_of(pairs: Iterable[tuple[str, bytes]]) -> Extensions:
 
 
 NO_EXTENSIONS = Extensions(HashTrieMap(), EMPTY_TREE, _UNCHANGED)
+
+
+def _compare(path: str, before: Extensions, after: Extensions) -> Iterator[Difference]:
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if old != new:
+            old_text, new_text = (ABSENT if value is None else text_of(value) for value in (old, new))
+            yield Difference(f"{path}[{name}]", old_text, new_text)
+
+
+EXTENSIONS: Final[Part[Extensions]] = Part(
+    name="extensions",
+    number=7,
+    empty=NO_EXTENSIONS,
+    items=lambda value: ((0, named) for named in value.items()),
+    kinds=(tuple[str, bytes],),
+    builder=collected(lambda items: extensions_of(named for _, named in items)),
+    digest=lambda value: value.digest,
+    compare=_compare,
+)

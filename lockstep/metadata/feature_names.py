@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from lockstep.metadata.part import Part, struct_part
+
 METADATA_LOG: Final = "metadata-log"
 CLUSTER_FEATURES: Final = "cluster-features"
 FILE_STREAMING: Final = "file-streaming"
@@ -54,3 +56,7 @@ def lacking(enabled: Sequence[str], supported: Sequence[str]) -> tuple[str, ...]
     """The enabled features that are not among the supported ones."""
     held = set(supported)
     return tuple(name for name in enabled if name not in held)
+
+
+#: What all nodes can do and do, and since when the nodes' support is as it is.
+FEATURE_STATE: Final[Part[FeatureState]] = struct_part("features", 11, NO_FEATURES, FeatureState.validate)

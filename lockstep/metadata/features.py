@@ -12,7 +12,7 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory
-from lockstep.metadata.feature_names import FeatureState, lacking
+from lockstep.metadata.feature_names import FEATURE_STATE, FeatureState, lacking
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.values.errors import PreconditionError, Rejected
@@ -40,7 +40,7 @@ class EnableFeatures(msgspec.Struct, frozen=True, array_like=True):
                 nodes = ", ".join(str(node) for node in without)
                 raise Rejected(f"feature {name} is not supported by nodes {nodes}", hint="upgrade them first")
         state = FeatureState(tuple(sorted((*enabled, *self.names))), cluster.features.announced_epoch)
-        return msgspec.structs.replace(cluster, features=state)
+        return cluster.changed(FEATURE_STATE.set(state))
 
 
 def unsupporting(directory: Directory, name: str) -> tuple[NodeId, ...]:

@@ -15,8 +15,8 @@ from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import TABLE, Held, Scope, Wanted, refuse_during, wanted_of
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.requests import RequestState
-from lockstep.metadata.service import MembershipChange, Service
+from lockstep.metadata.requests import REQUESTS, RequestState
+from lockstep.metadata.service import SERVICE, MembershipChange, Service
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.metadata.voter_choice import crowded_dc, eligible, has_place, size_problem
 from lockstep.values.errors import Rejected
@@ -298,7 +298,7 @@ def _without_requests(
         if _asked(cluster, node):
             request = cluster.requests.by_node[node]
             requests = requests.with_ended(request.id, RequestState.CANCELLED, reason, epoch)
-    return msgspec.structs.replace(cluster, requests=requests) if nodes else cluster
+    return cluster.changed(REQUESTS.set(requests)) if nodes else cluster
 
 
 def _running(service: Service, change_id: int) -> MembershipChange:
@@ -323,7 +323,7 @@ def _check_text(text: str) -> None:
 
 
 def _with(cluster: ClusterMetadata, service: Service) -> ClusterMetadata:
-    return msgspec.structs.replace(cluster, service=service)
+    return cluster.changed(SERVICE.set(service))
 
 
 KINDS: dict[int, type] = {

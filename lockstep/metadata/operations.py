@@ -7,9 +7,14 @@ mean is said by topology.stages; this module only names them.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, Final
 
 import msgspec
 
+from lockstep.metadata.comparison import Difference, compare
+from lockstep.metadata.part import Item, Part, collected, digest_of, digest_of_each
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
@@ -176,3 +181,73 @@ class Session(msgspec.Struct, frozen=True, array_like=True, dict=True):
     operation_id: int
     stage: Stage
     opened_epoch: int
+
+
+class Operations(msgspec.Struct, frozen=True, dict=True):
+    """What runs: all sorted by operation id; one lock belongs to each operation, and a session to each that
+    has work under way."""
+
+    running: tuple[Operation, ...] = ()
+    locks: tuple[Lock, ...] = ()
+    sessions: tuple[Session, ...] = ()
+    next_id: int = 1
+
+    @cached_property
+    def by_id(self) -> dict[int, Operation]:
+        return {operation.id: operation for operation in self.running}
+
+    @cached_property
+    def sessions_by_id(self) -> dict[str, Session]:
+        return {session.id: session for session in self.sessions}
+
+    def validate(self) -> None:
+        ids = [operation.id for operation in self.running]
+        assert ids == sorted(set(ids)), "operations are sorted by id"
+        assert [lock.operation_id for lock in self.locks] == ids, "every operation holds one lock"
+        assert not ids or ids[-1] < self.next_id, "operation ids are never reused"
+        open_sessions = [operation.session_id for operation in self.running if operation.session_id]
+        assert sorted(s.id for s in self.sessions) == sorted(open_sessions), "sessions match operations"
+
+
+NO_OPERATIONS = Operations()
+
+
+def _items(value: Operations) -> Iterator[Item]:
+    for kind, elements in enumerate((value.running, value.locks, value.sessions)):
+        for element in elements:
+            yield kind, element
+    yield 3, value.next_id
+
+
+def _of_items(items: Sequence[Item]) -> Operations:
+    lists: tuple[list[Any], ...] = ([], [], [], [])
+    for kind, value in items:
+        lists[kind].append(value)
+    running, locks, sessions, next_id = lists
+    return Operations(tuple(running), tuple(locks), tuple(sessions), *next_id)
+
+
+def _compare(path: str, before: Operations, after: Operations) -> Iterator[Difference]:
+    yield from compare("operations", before.running, after.running)
+    yield from compare("locks", before.locks, after.locks)
+    yield from compare("sessions", before.sessions, after.sessions)
+    yield from compare("next_operation_id", before.next_id, after.next_id)
+
+
+OPERATIONS: Final[Part[Operations]] = Part(
+    name="operations",
+    number=5,
+    empty=NO_OPERATIONS,
+    items=_items,
+    kinds=(Operation, Lock, Session, int),
+    builder=collected(_of_items),
+    digest=lambda value: digest_of(
+        (
+            digest_of_each(value.running, value.next_id),
+            digest_of_each(value.locks),
+            digest_of_each(value.sessions),
+        )
+    ),
+    validate=lambda now, before: now[OPERATIONS].validate(),
+    compare=_compare,
+)

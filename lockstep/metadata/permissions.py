@@ -7,12 +7,11 @@ entry, and of a grant and a drop at the same time the log's order decides which 
 from __future__ import annotations
 
 import msgspec
-from msgspec.structs import replace
 
 from lockstep.metadata import resources
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.roles import Access
+from lockstep.metadata.roles import ACCESS, Access
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.schema.changes import SYSTEM_KEYSPACES, CreateKeyspace, SchemaChange
 from lockstep.schema.model import Schema
@@ -44,7 +43,7 @@ class ChangePermissions(msgspec.Struct, frozen=True, array_like=True):
             return cluster
         if not before and access.grants.count >= GRANTS_MAX:
             raise Rejected(f"a cluster has at most {GRANTS_MAX} grants")
-        return replace(cluster, access=access.with_grant(self.role, self.resource, after))
+        return cluster.changed(ACCESS.set(access.with_grant(self.role, self.resource, after)))
 
 
 def exists(cluster: ClusterMetadata, resource: str) -> bool:

@@ -7,6 +7,7 @@ digest is made when somebody asks, from those of blocks; it costs what was appen
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Final
@@ -14,6 +15,7 @@ from typing import Final
 import msgspec
 from rpds import HashTrieMap, List
 
+from lockstep.metadata.part import Item, Part, collected
 from lockstep.values.hash_tree import blake
 from lockstep.values.limits import RECENT_ENTRY_IDS_MAX
 
@@ -40,6 +42,8 @@ class _Digested(msgspec.Struct, frozen=True, eq=False):
 
 #: An epoch more costs at most a digest of so many ids at either end, and one over all blocks' digests.
 _BLOCK_EPOCHS: Final = 64
+#: Ids of one stored item.
+_BUNDLED: Final = 512
 _EMPTY: Final = _Generation(List(), HashTrieMap())
 
 
@@ -126,3 +130,28 @@ class RecentIds(msgspec.Struct, frozen=True, dict=True, eq=False):
 
 def no_recent_ids() -> RecentIds:
     return RecentIds(_EMPTY, _EMPTY, 1, 0)
+
+
+def _items(value: RecentIds) -> Iterator[Item]:
+    yield 0, value.first_epoch
+    listed = value.listed()
+    for at in range(0, len(listed), _BUNDLED):
+        yield 1, listed[at : at + _BUNDLED]
+
+
+def _of_items(items: Sequence[Item]) -> RecentIds:
+    ids = tuple(entry_id for kind, bundle in items if kind == 1 for entry_id in bundle)
+    return RecentIds.from_listed(next((value for kind, value in items if kind == 0), 1), ids)
+
+
+#: Comparisons leave it out: the epoch tells it already.
+RECENT_IDS: Final[Part[RecentIds]] = Part(
+    name="recent_ids",
+    number=15,
+    empty=no_recent_ids(),
+    items=_items,
+    kinds=(int, tuple[bytes, ...]),
+    builder=collected(_of_items),
+    digest=lambda value: value.digest,
+    compare=lambda path, before, after: iter(()),
+)

@@ -1,18 +1,20 @@
-"""Which transformation an entry's kind number means.
+"""Which transformation an entry's kind number means, and which parts the metadata has.
 
-Invariant: kind numbers are stable for ever and never reused. Each room defines its own
-transformations; the node joins their tables into one registry.
+Invariant: kind numbers are stable for ever and never reused. Each room defines its own transformations and
+parts; the node joins their tables into one registry.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.part import Part, Registered
+from lockstep.metadata.parts import PARTS
 from lockstep.values import codec
 from lockstep.values.errors import CannotApply
 
@@ -67,7 +69,8 @@ class Registry:
     """Kind number -> transformation type, with decoders built once.
 
     `since` tells of each kind the version of the log since which it is there; 1 when it tells nothing.
-    `version` is said to be the newest that can be read, instead of what the kinds tell.
+    `version` is said to be the newest that can be read, instead of what the kinds tell. `parts` are those of
+    rooms above this one.
     """
 
     def __init__(
@@ -75,7 +78,9 @@ class Registry:
         *tables: Mapping[int, type[Any]],
         since: Mapping[int, int] | None = None,
         version: int | None = None,
+        parts: Sequence[Part[Any]] = (),
     ) -> None:
+        self.parts = Registered(PARTS, parts)
         self._since = dict(since or {})
         self._version = version
         self._decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {}

@@ -8,11 +8,13 @@ a range is recorded only when every replica of it took part and none changed mea
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any, Final
 
 import msgspec
 
+from lockstep.metadata.part import Item, Part, collected, digest_of, digest_of_each
 from lockstep.schema.model import Replication
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import REPAIRED_RANGES_KEPT_MAX, REPAIRS_ENDED_KEPT_MAX
@@ -193,3 +195,41 @@ def joined_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
         else:
             joined.append(range_)
     return tuple(joined)
+
+
+def _of_items(items: Sequence[Item]) -> Repairs:
+    lists: tuple[list[Any], ...] = ([], [], [])
+    for kind, value in items:
+        lists[kind].append(value)
+    repairs, tables, next_id = lists
+    return Repairs(
+        tuple(one for one in repairs if one.state is RepairState.RUNNING),
+        tuple(one for one in repairs if one.state is not RepairState.RUNNING),
+        tuple(tables),
+        *next_id,
+    )
+
+
+def _items(value: Repairs) -> Iterator[Item]:
+    for repair in (*value.ended, *value.running):
+        yield 0, repair
+    for table in value.tables:
+        yield 1, table
+    yield 2, value.next_id
+
+
+REPAIRS: Final[Part[Repairs]] = Part(
+    name="repairs",
+    number=13,
+    empty=NO_REPAIRS,
+    items=_items,
+    kinds=(Repair, TableRepairs, int),
+    builder=collected(_of_items),
+    digest=lambda value: digest_of(
+        (
+            digest_of_each(value.running, value.next_id),
+            digest_of_each(value.ended),
+            digest_of_each(value.tables),
+        )
+    ),
+)

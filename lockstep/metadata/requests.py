@@ -8,11 +8,14 @@ change of replication may go back into the queue between two of its steps, and n
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Final
 
 import msgspec
 
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.operations import OPERATIONS, OperationKind
+from lockstep.metadata.part import Item, Part, collected, digest_of, digest_of_each
 from lockstep.schema.model import Replication
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -278,3 +281,31 @@ def finished(
     if rolled_back:
         state = RequestState.FAILED if request.is_failing else RequestState.CANCELLED
     return requests.with_ended(request.id, state, cancel_reason if rolled_back else "", epoch)
+
+
+def _of_items(items: Sequence[Item]) -> Requests:
+    requests = [value for kind, value in items if kind == 0]
+    return Requests(
+        tuple(request for request in requests if request.is_live),
+        tuple(request for request in requests if not request.is_live),
+        *(value for kind, value in items if kind == 1),
+    )
+
+
+def _digest(requests: Requests) -> bytes:
+    live, ended = digest_of_each(requests.live, requests.next_id), digest_of_each(requests.ended)
+    return digest_of((live, ended, len(requests.ended)))
+
+
+#: Requests that run have an operation each, and no operation is without one.
+REQUESTS: Final[Part[Requests]] = Part(
+    name="requests",
+    number=8,
+    empty=NO_REQUESTS,
+    items=lambda value: (*((0, request) for request in (*value.live, *value.ended)), (1, value.next_id)),
+    kinds=(Request, int),
+    builder=collected(_of_items),
+    digest=_digest,
+    validate=lambda now, before: now[REQUESTS].validate(tuple(now[OPERATIONS].by_id)),
+    needs=(OPERATIONS,),
+)

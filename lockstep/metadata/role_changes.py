@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from lockstep.metadata import resources
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.roles import Access, Role
+from lockstep.metadata.roles import ACCESS, Access, Role
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.values.errors import Rejected
 from lockstep.values.limits import ROLE_MEMBERSHIPS_MAX, ROLE_NAME_CHARACTERS_MAX, ROLES_MAX
@@ -66,7 +66,7 @@ class ChangeRole(msgspec.Struct, frozen=True, array_like=True):
             access = _altered(cluster, change)
         else:
             access = _dropped(cluster.access, change)
-        return cluster if access is cluster.access else replace(cluster, access=access)
+        return cluster if access is cluster.access else cluster.changed(ACCESS.set(access))
 
 
 class ChangeMembership(msgspec.Struct, frozen=True, array_like=True):
@@ -96,7 +96,7 @@ class ChangeMembership(msgspec.Struct, frozen=True, array_like=True):
                     f"{self.grantee} is a member of {ROLE_MEMBERSHIPS_MAX} roles, the most allowed"
                 )
             kept = tuple(sorted((*held, self.role)))
-        return replace(cluster, access=access.with_role(replace(grantee, member_of=kept)))
+        return cluster.changed(ACCESS.set(access.with_role(replace(grantee, member_of=kept))))
 
 
 def _existing(access: Access, name: str) -> Role:

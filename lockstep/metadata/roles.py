@@ -7,15 +7,17 @@ number of others, a member of itself. A role has what it was granted and what th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from lockstep.metadata import resources
+from lockstep.metadata.comparison import ABSENT, Difference, compare_things, sides, text_of
+from lockstep.metadata.part import Item, Part, Parts, collected
 from lockstep.values import codec
-from lockstep.values.hash_tree import EMPTY_TREE, HashTree, blake, key_of_text, tree_of
+from lockstep.values.hash_tree import EMPTY_TREE, HashTree, blake, changed, key_of_text, tree_of
 
 
 class Role(msgspec.Struct, frozen=True, array_like=True):
@@ -171,3 +173,42 @@ def access_of(roles: Iterable[Role], grants: Iterable[Grant]) -> Access:
 
 
 NO_ACCESS = Access()
+
+
+def _compare(path: str, before: Access, after: Access) -> Iterator[Difference]:
+    roles = [(old, new) for _, old, new in changed(before.roles, after.roles)]
+    roles.sort(key=lambda pair: next(role.name for role in pair if role is not None))
+    yield from compare_things(f"{path}.roles", *sides(roles))
+    grants = [(old, new) for _, old, new in changed(before.grants, after.grants)]
+    named = [(next((g.role, g.resource) for g in pair if g is not None), pair) for pair in grants]
+    for (role, resource), pair in sorted(named):
+        texts = (ABSENT if grant is None else text_of(grant.permissions) for grant in pair)
+        yield Difference(f"{path}.grants[{role} on {resource}]", *texts)
+
+
+def _of_items(items: Sequence[Item]) -> Access:
+    return access_of(
+        (value for kind, value in items if kind == 0), (value for kind, value in items if kind == 1)
+    )
+
+
+def _validate(now: Parts, before: Parts | None) -> None:
+    """Only of a value that is looked at whole: it costs all roles and grants."""
+    if before is None:
+        now[ACCESS].validate()
+
+
+ACCESS: Final[Part[Access]] = Part(
+    name="access",
+    number=14,
+    empty=NO_ACCESS,
+    items=lambda value: (
+        *((0, role) for role in value.listed_roles()),
+        *((1, grant) for grant in value.listed_grants()),
+    ),
+    kinds=(Role, Grant),
+    builder=collected(_of_items),
+    digest=lambda value: value.digest,
+    validate=_validate,
+    compare=_compare,
+)

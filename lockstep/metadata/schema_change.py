@@ -11,11 +11,13 @@ import msgspec
 
 from lockstep.metadata import permissions
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.degraded import Degraded, carried, of_replications
+from lockstep.metadata.degraded import DEGRADED, Degraded, carried, of_replications
+from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.placing import moves_data, placements_for, refuse_while_locked
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.requests import keyspace_busy
-from lockstep.metadata.roles import Access
+from lockstep.metadata.roles import ACCESS, Access
+from lockstep.metadata.schema_part import SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.schema.changes import AlterKeyspace, DropKeyspace, SchemaChange, apply_change
 from lockstep.schema.model import Schema
@@ -39,19 +41,18 @@ class ChangeSchema(msgspec.Struct, frozen=True, array_like=True):
         if schema is cluster.schema:
             return cluster
         if cluster.schema.replicates_as(schema):
-            return msgspec.structs.replace(cluster, schema=schema, access=self._access(cluster, schema))
+            return cluster.changed(SCHEMA.set(schema), ACCESS.set(self._access(cluster, schema)))
         replications = tuple(sorted({keyspace.replication for keyspace in schema.keyspaces}))
         placements = placements_for(cluster.placements, replications, cluster.directory.owners, epoch)
         if placements is not cluster.placements:
             refuse_while_locked(cluster, _REPLICATION_STAYS)
         _refuse_moved_data(cluster, schema)
         degraded = of_replications(_carried(cluster, schema), replications)
-        return msgspec.structs.replace(
-            cluster,
-            schema=schema,
-            placements=placements,
-            degraded=degraded,
-            access=self._access(cluster, schema),
+        return cluster.changed(
+            SCHEMA.set(schema),
+            PLACEMENTS.set(placements),
+            DEGRADED.set(degraded),
+            ACCESS.set(self._access(cluster, schema)),
         )
 
     def _access(self, cluster: ClusterMetadata, schema: Schema) -> Access:

@@ -6,8 +6,11 @@ the log, which nodes without Raft follow, and the plan that any leader carries o
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
+from lockstep.metadata.part import Part, struct_part
 from lockstep.values.ids import NodeId
 
 
@@ -86,3 +89,5 @@ class Service(msgspec.Struct, frozen=True, array_like=True):
 
 
 NO_SERVICE = Service()
+
+SERVICE: Final[Part[Service]] = struct_part("service", 6, NO_SERVICE, Service.validate)

@@ -11,6 +11,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.service import SERVICE
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.values.errors import Rejected
 
@@ -48,7 +49,7 @@ class TakeSnapshot(msgspec.Struct, frozen=True, array_like=True):
         service = msgspec.structs.replace(
             cluster.service, snapshot_epoch=epoch, snapshot_voters=cluster.service.voters
         )
-        return msgspec.structs.replace(cluster, service=service)
+        return cluster.changed(SERVICE.set(service))
 
     def _refuse(self, cluster: ClusterMetadata) -> None:
         refuse_before_initialize(cluster)
@@ -80,7 +81,7 @@ class TruncateLog(msgspec.Struct, frozen=True, array_like=True):
         if self.epoch <= service.truncated_epoch:
             raise Rejected(f"the log is truncated to epoch {service.truncated_epoch} already")
         service = msgspec.structs.replace(service, truncated_epoch=self.epoch)
-        return msgspec.structs.replace(cluster, service=service)
+        return cluster.changed(SERVICE.set(service))
 
 
 KINDS: dict[int, type] = {EntryKind.SNAPSHOT: TakeSnapshot, EntryKind.TRUNCATE_LOG: TruncateLog}

@@ -20,13 +20,15 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.entries import LogEntry, verify_chain
+from lockstep.metadata.part import Registered
+from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.values import codec
 from lockstep.values.errors import CorruptFile
 from lockstep.values.limits import LOG_FETCH_BYTES_MAX, LOG_FETCH_ENTRIES_MAX, SNAPSHOT_RECORD_BYTES_MAX
 
 FORMAT = "lockstep-metadata"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _FRAME = struct.Struct(">II")
 
 
@@ -114,10 +116,10 @@ class SnapshotFileReader:
     `bytes_read` is the offset that is wanted next. A refusal leaves the reader unusable.
     """
 
-    def __init__(self, path: str = "snapshot") -> None:
+    def __init__(self, path: str = "snapshot", registered: Registered = REGISTERED) -> None:
         self._path = path
         self._buffer = bytearray()
-        self._value = SnapshotDecoder(path)
+        self._value = SnapshotDecoder(path, registered)
         self._entries: list[LogEntry] = []
         self._count = 0
         self._last = 0
@@ -189,9 +191,11 @@ class SnapshotFileReader:
         return CorruptFile(self._path, self.bytes_read, why)
 
 
-def read_file(parts: Iterable[bytes], path: str = "snapshot") -> SnapshotContent:
-    """`SnapshotFileReader` over all parts."""
-    reader = SnapshotFileReader(path)
-    for part in parts:
-        reader.feed(part)
+def read_file(
+    pieces_: Iterable[bytes], path: str = "snapshot", registered: Registered = REGISTERED
+) -> SnapshotContent:
+    """`SnapshotFileReader` over all pieces of a file."""
+    reader = SnapshotFileReader(path, registered)
+    for piece in pieces_:
+        reader.feed(piece)
     return reader.finish()

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import msgspec
 
-from lockstep.metadata.cdc import first_generation
-from lockstep.metadata.cluster import ClusterMetadata, Identity
-from lockstep.metadata.directory import Directory, NodeInfo, NodeState
-from lockstep.metadata.feature_names import BASE_FEATURES, FeatureState, lacking
+from lockstep.metadata.cdc import GENERATIONS, first_generation
+from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
+from lockstep.metadata.extensions import EXTENSIONS
+from lockstep.metadata.feature_names import BASE_FEATURES, FEATURE_STATE, FeatureState, lacking
+from lockstep.metadata.identity import IDENTITY, Identity
 from lockstep.metadata.joining import JoinRefusal, collision, joining_node, refusal_of
 from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.service import Service
+from lockstep.metadata.service import SERVICE, Service
 from lockstep.metadata.versions import refuse_older_node
 from lockstep.values.errors import Rejected
 from lockstep.values.ids import NodeId
@@ -74,13 +76,12 @@ class Initialize(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected(f"voters {list(wanted)} are not distinct founders in ascending order")
         identity = Identity(self.cluster_id, self.cluster_name, (self.cluster_id,))
         common = set(self.founders[0].features).intersection(*(f.features for f in self.founders))
-        return msgspec.structs.replace(
-            cluster,
-            identity=identity,
-            directory=directory,
-            service=Service(wanted),
-            features=FeatureState(tuple(sorted(common)), epoch),
-            generations=(first_generation(self.cluster_id, directory.circle.tokens, self.at_ms, epoch),),
+        return cluster.changed(
+            IDENTITY.set(identity),
+            DIRECTORY.set(directory),
+            SERVICE.set(Service(wanted)),
+            FEATURE_STATE.set(FeatureState(tuple(sorted(common)), epoch)),
+            GENERATIONS.set((first_generation(self.cluster_id, directory.circle.tokens, self.at_ms, epoch),)),
         )
 
     @staticmethod
@@ -225,7 +226,7 @@ def _announced(cluster: ClusterMetadata, node: NodeInfo, epoch: int) -> ClusterM
     # A newcomer that can do just what is enabled keeps all else from being enabled: no news of it is needed.
     if node.features != (known.features if known is not None else features.enabled):
         features = FeatureState(features.enabled, epoch)
-    return msgspec.structs.replace(cluster, directory=cluster.directory.with_node(node), features=features)
+    return cluster.changed(DIRECTORY.set(cluster.directory.with_node(node)), FEATURE_STATE.set(features))
 
 
 def refuse_bad_tokens(directory: Directory, tokens: tuple[int, ...]) -> None:
@@ -253,10 +254,10 @@ class SetExtension(msgspec.Struct, frozen=True, array_like=True):
         if not self.name or len(self.name) > EXTENSION_NAME_CHARACTERS_MAX:
             raise Rejected(f"the name of an extension has 1 to {EXTENSION_NAME_CHARACTERS_MAX} characters")
         if not self.value:
-            return msgspec.structs.replace(cluster, extensions=cluster.extensions.discard(self.name))
+            return cluster.changed(EXTENSIONS.set(cluster.extensions.discard(self.name)))
         if self.name not in cluster.extensions and len(cluster.extensions) >= EXTENSIONS_MAX:
             raise Rejected(f"the metadata keeps at most {EXTENSIONS_MAX} extensions")
-        return msgspec.structs.replace(cluster, extensions=cluster.extensions.insert(self.name, self.value))
+        return cluster.changed(EXTENSIONS.set(cluster.extensions.insert(self.name, self.value)))
 
 
 KINDS: dict[int, type] = {

@@ -19,6 +19,7 @@ from lockstep.metadata import (
     snapshot_entries,
     transformations,
 )
+from lockstep.metadata.part import Part
 from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.versions import SINCE
 from lockstep.node.configuration import TestingSection
@@ -44,8 +45,12 @@ _TABLES: Final[tuple[Mapping[int, type[Any]], ...]] = (
 )
 
 
+#: Parts of the metadata that rooms above `metadata` keep.
+_PARTS: Final[tuple[Part[Any], ...]] = ()
+
+
 def every_kind() -> Registry:
-    return Registry(*_TABLES, since=SINCE)
+    return Registry(*_TABLES, since=SINCE, parts=_PARTS)
 
 
 def kinds_of(testing: TestingSection) -> Registry:
@@ -58,4 +63,5 @@ def kinds_of(testing: TestingSection) -> Registry:
             )
     hidden = {known[name].value for name in testing.hide_kinds}
     kept = [{kind: of for kind, of in table.items() if kind not in hidden} for table in _TABLES]
-    return Registry(*kept, since=SINCE, version=None if testing.log_version < 0 else testing.log_version)
+    version = None if testing.log_version < 0 else testing.log_version
+    return Registry(*kept, since=SINCE, version=version, parts=_PARTS)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from lockstep.metadata.entries import LogEntry
+from lockstep.metadata.part import Registered
 from lockstep.metadata.snapshot_file import SnapshotContent, SnapshotFileReader, SnapshotInfo, read_file
 from lockstep.node.journal import Journal
 from lockstep.runtime.ports import Disk
@@ -83,10 +84,10 @@ def file_parts(disk: Disk, path: str) -> Iterator[bytes]:
         offset += len(part)
 
 
-def read_snapshot(disk: Disk, epoch: int) -> SnapshotContent:
+def read_snapshot(disk: Disk, epoch: int, registered: Registered) -> SnapshotContent:
     """CorruptFile when it is not whole, or is of another epoch."""
     path = snapshot_path(epoch)
-    return checked(read_file(file_parts(disk, path), path), path, epoch)
+    return checked(read_file(file_parts(disk, path), path, registered), path, epoch)
 
 
 def checked(content: SnapshotContent, path: str, epoch: int) -> SnapshotContent:

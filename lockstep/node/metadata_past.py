@@ -86,11 +86,11 @@ class Past:
                 except (CorruptFile, FileNotFoundError):
                     continue  # An older one, or the archive's copy, may do.
                 return content.value
-        return empty_cluster()
+        return empty_cluster(self._state.registry.parts)
 
     async def _read(self, disk: Disk, number: int) -> SnapshotContent:
         path = files.snapshot_path(number)
-        reader = SnapshotFileReader(path)
+        reader = SnapshotFileReader(path, self._state.registry.parts)
         for part in files.file_parts(disk, path):
             reader.feed(part)
             await asyncio.sleep(0)

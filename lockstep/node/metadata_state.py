@@ -48,7 +48,7 @@ class MetadataState:
         self._registry = registry
         self._on_broken = on_broken
         self._log = log
-        self.store = MetadataStore(runtime, retention, log)
+        self.store = MetadataStore(runtime, retention, log, registry.parts)
         self._pending: list[LogEntry] = []
         self._install: _Install | None = None
         self._work = asyncio.Event()
@@ -57,7 +57,7 @@ class MetadataState:
         self._saver = SnapshotSaver(self.store, self._retain, log)
         #: Applied entries from `first_epoch` on, those that are retained.
         self.entries: list[LogEntry] = []
-        self.current = empty_cluster()
+        self.current = empty_cluster(registry.parts)
         self.broken: LockstepError | None = None
         #: Nothing above this epoch is applied, for a test; None for no such limit.
         self._held_at: int | None = None
@@ -89,7 +89,7 @@ class MetadataState:
         """Start from the newest whole snapshot and apply what follows; CorruptFile or CannotApply when the
         directory holds no whole chain."""
         loaded = self.store.load()
-        value = empty_cluster()
+        value = empty_cluster(self._registry.parts)
         if loaded.base is not None and loaded.base.header.entry is not None:
             value = apply_entry(loaded.base.value, loaded.base.header.entry, self._registry)
         applied = value.epoch - loaded.entries[0].epoch + 1 if loaded.entries else 0

@@ -14,6 +14,8 @@ import msgspec
 
 from lockstep.metadata.cluster import GENESIS_HASH, ClusterMetadata
 from lockstep.metadata.entries import LogEntry, verify_chain
+from lockstep.metadata.part import Registered
+from lockstep.metadata.parts import REGISTERED
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.snapshot_file import SnapshotContent, SnapshotInfo, file_records, header_of
 from lockstep.node import metadata_files as files
@@ -47,8 +49,15 @@ class MetadataStore:
     """`infos` are the snapshots under their final names, by epoch ascending. Errors of the disk are raised;
     what concerns only the bounding of the log is told to `log` and tried again at the next snapshot."""
 
-    def __init__(self, runtime: Runtime, retention: Retention, log: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        retention: Retention,
+        log: Callable[..., None],
+        registered: Registered = REGISTERED,
+    ) -> None:
         self._runtime = runtime
+        self._registered = registered
         self._disk: Disk = runtime.disk
         self._retention = retention
         self._log = log
@@ -135,7 +144,7 @@ class MetadataStore:
         for epoch in reversed(files.snapshots(self._disk)):
             try:
                 if base is None:
-                    base = files.read_snapshot(self._disk, epoch)
+                    base = files.read_snapshot(self._disk, epoch, self._registered)
                 self.infos[epoch] = files.snapshot_info(self._disk, epoch)
             except CorruptFile as damage:
                 self._unreadable.append(epoch)

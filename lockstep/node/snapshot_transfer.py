@@ -61,7 +61,7 @@ class SnapshotTransfer:
         self._runtime = runtime
         self._state = state
         self._histories = histories
-        self._reader = SnapshotFileReader()
+        self._reader = SnapshotFileReader(registered=self._state.registry.parts)
         self.snapshot: SnapshotInfo | None = None
         #: Who confirms it is only known from its value.
         self._unknown_voters = False
@@ -76,7 +76,9 @@ class SnapshotTransfer:
                 problem = "this node's own history is another one"
         if problem is None and snapshot != self.snapshot:
             self.snapshot = snapshot
-            self._reader = SnapshotFileReader(f"snapshot of epoch {snapshot.epoch}")
+            self._reader = SnapshotFileReader(
+                f"snapshot of epoch {snapshot.epoch}", self._state.registry.parts
+            )
         return problem
 
     async def _doubt(self, snapshot: SnapshotInfo) -> str | None:
@@ -116,7 +118,7 @@ class SnapshotTransfer:
     def forget(self) -> None:
         if self.snapshot is not None:
             self.snapshot = None
-            self._reader = SnapshotFileReader()
+            self._reader = SnapshotFileReader(registered=self._state.registry.parts)
 
     async def _unconfirmed(self, snapshot: SnapshotInfo, voters: Sequence[Member]) -> str | None:
         return _problem(snapshot, await self._histories.majority_hash(snapshot.epoch, voters))

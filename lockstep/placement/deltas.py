@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from lockstep.placement.circle import Circle, Owner
-from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement, ring_with_rights
+from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement, ring_of_ranges
 from lockstep.placement.strategies import ReplicaList, Seats, Sight, placed, ring_of, seats, swept, walked
 from lockstep.schema.model import Replication
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
@@ -47,7 +47,7 @@ def computed_ring(replication: Replication, owners: Circle | Sequence[Owner], ep
     rights, lists = list(itertools.compress(rights, last)), list(itertools.compress(lists, last))
     ranges = map(Range, [TOKEN_MIN, *rights[:-1]], rights)
     groups = map(ReplicaGroup, lists, lists, itertools.repeat(epoch))
-    return ring_with_rights(replication, tuple(map(PlacedRange, ranges, groups)), rights)
+    return ring_of_ranges(replication, tuple(map(PlacedRange, ranges, groups)))
 
 
 def changes(replication: Replication, before: Circle, after: Circle) -> tuple[Delta, ...]:
@@ -179,31 +179,33 @@ def _append_joined(found: list[Delta], delta: Delta) -> None:
 
 def cut(ring: RingPlacement, tokens: Iterable[int]) -> RingPlacement:
     """The same groups, with a range boundary at each token; the ring itself when all are there."""
-    rights, pieces = ring.rights, []
-    missing: dict[int, list[int]] = {}
+    missing: dict[PlacedRange, list[int]] = {}
     for token in sorted(set(tokens)):
         if TOKEN_MIN < token < TOKEN_MAX:
-            at = bisect_left(rights, token)
-            if rights[at] != token:
-                missing.setdefault(at, []).append(token)
-    for at, cuts in missing.items():
-        placed = ring.ranges[at]
-        bounds = itertools.pairwise((placed.range.left, *cuts, placed.range.right))
-        pieces.append((at, at + 1, [PlacedRange(Range(*pair), placed.group) for pair in bounds]))
-    return ring.spliced(pieces)
+            placed = ring.range_at(token)
+            if placed.range.right != token:
+                missing.setdefault(placed, []).append(token)
+    return ring.replaced(
+        [
+            PlacedRange(Range(*pair), placed.group)
+            for placed, cuts in missing.items()
+            for pair in itertools.pairwise((placed.range.left, *cuts, placed.range.right))
+        ]
+    )
 
 
 def with_groups(ring: RingPlacement, changes: Sequence[GroupChange], epoch: int) -> RingPlacement:
     """The ring with the groups of the given disjoint ranges replaced; equal groups keep their epoch."""
     ring = cut(ring, [bound for change in changes for bound in (change.range.left, change.range.right)])
-    regrouped: dict[int, ReplicaGroup] = {}
-    for change in changes:
+    regrouped: list[PlacedRange] = []
+    for change in sorted(changes, key=lambda change: change.range.right):
         group = ReplicaGroup(change.reads, change.writes, epoch)
-        for at in ring.numbers_in(change.range):
-            known = ring.ranges[at].group
-            if known.reads != group.reads or known.writes != group.writes:
-                regrouped[at] = group
-    return ring.regrouped(regrouped)
+        regrouped += [
+            PlacedRange(placed.range, group)
+            for placed in ring.inside(change.range)
+            if not _same_replicas(placed.group, group)
+        ]
+    return ring.replaced(regrouped)
 
 
 def merged(
@@ -215,30 +217,26 @@ def merged(
     often, never once too seldom.
     """
     kept = frozenset(keep)
-    rights, ranges = ring.rights, ring.ranges
-    candidates = range(len(rights) - 1) if within is None else _at_tokens(rights, within)
-    pieces: list[tuple[int, int, list[PlacedRange]]] = []
-    for at in candidates:
-        if rights[at] in kept or not _same_replicas(ranges[at].group, ranges[at + 1].group):
+    pairs = itertools.pairwise(ring.ranges) if within is None else _pairs_at(ring, within)
+    joined: list[PlacedRange] = []
+    for one, two in pairs:
+        token = one.range.right
+        if token in kept or not _same_replicas(one.group, two.group):
             continue
-        # The ranges that the one before was joined to go on here when they end here.
-        first, one = (
-            (pieces[-1][0], pieces[-1][2][0]) if pieces and pieces[-1][1] == at + 1 else (at, ranges[at])
-        )
-        two = ranges[at + 1]
-        group = one.group if one.group.epoch >= two.group.epoch else two.group
-        if first != at:
-            pieces.pop()
-        pieces.append((first, at + 2, [PlacedRange(Range(one.range.left, two.range.right), group)]))
-    return ring.spliced(pieces)
+        # What the range before was joined to goes on here when it ends here.
+        begun = joined.pop() if joined and joined[-1].range.right == token else one
+        group = begun.group if begun.group.epoch >= two.group.epoch else two.group
+        joined.append(PlacedRange(Range(begun.range.left, two.range.right), group))
+    return ring.replaced(joined)
 
 
-def _at_tokens(rights: Sequence[int], tokens: Iterable[int]) -> Iterator[int]:
-    """Numbers of the ranges that end at one of these tokens and have one behind them, ascending."""
+def _pairs_at(ring: RingPlacement, tokens: Iterable[int]) -> Iterator[tuple[PlacedRange, PlacedRange]]:
+    """The ranges before and behind each of these tokens at which the ring is cut, ascending."""
     for token in sorted(set(tokens)):
-        at = bisect_left(rights, token)
-        if at < len(rights) - 1 and rights[at] == token:
-            yield at
+        if TOKEN_MIN < token < TOKEN_MAX:
+            placed = ring.range_at(token)
+            if placed.range.right == token:
+                yield placed, ring.range_at(token + 1)
 
 
 def _same_replicas(one: ReplicaGroup, other: ReplicaGroup) -> bool:

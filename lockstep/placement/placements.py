@@ -7,22 +7,26 @@ always a write replica of the same range.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+import itertools
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
 import msgspec
 
 from lockstep.schema.model import Replication
+from lockstep.values import codec
+from lockstep.values.hash_tree import blake
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import TOKEN_MAX, TOKEN_MIN, Range
 
-#: From this many ranges on, a search that follows numbers all over the memory costs more than one in a packed
-#: array, of which an equal part of the token space is looked up first (there are 4,096 parts).
+#: Up to this many ranges a change that copies them all costs less than a millisecond.
 _LARGE: Final = 8192
-_SECTOR_BITS: Final = 64 - 12
+#: Equal parts of the token space: 327,680 tablets are 320 in each, which cost as much to hash as the digests
+#: of the parts.
+SECTORS: Final = 1024
+_SECTOR_BITS: Final = 64 - 10
 
 
 class ReplicaGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -49,84 +53,121 @@ class PlacedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     group: ReplicaGroup
 
 
-class RingPlacement(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """All replica groups of one replication setting."""
+class _Sector(msgspec.Struct, frozen=True, dict=True):
+    """The ranges that end in one part of the token space, ascending."""
+
+    ranges: tuple[PlacedRange, ...] = ()
+
+    @cached_property
+    def rights(self) -> list[int]:
+        return [placed.range.right for placed in self.ranges]
+
+    @cached_property
+    def digest(self) -> bytes:
+        return blake(codec.encode(self.ranges))
+
+    def spliced(self, edits: Sequence[tuple[int, int, PlacedRange | None]]) -> _Sector:
+        """Without the ranges that end behind the first token up to the second one, and with the one in their
+        place if there is one, for each edit in ring order."""
+        ranges: list[PlacedRange] = []
+        at = 0
+        for left, right, instead in edits:
+            first = bisect_right(self.rights, left, at)
+            ranges += self.ranges[at:first]
+            if instead is not None:
+                ranges.append(instead)
+            at = bisect_right(self.rights, right, first)
+        ranges += self.ranges[at:]
+        return _Sector(tuple(ranges))
+
+
+class RingPlacement(msgspec.Struct, frozen=True, dict=True):
+    """All replica groups of one replication setting.
+
+    The ranges lie in sectors by their right bounds: one sector, or SECTORS of them in a large ring. Which
+    follows from how many ranges there are, so equal rings have equal sectors. A change makes the sectors anew
+    that it touches, and keeps the others with their digests. Made by `ring_of_ranges`.
+    """
 
     replication: Replication
-    ranges: tuple[PlacedRange, ...]
+    sectors: tuple[_Sector, ...]
 
     @cached_property
-    def rights(self) -> Sequence[int]:
-        """Right bound of each range, ascending; the search key of `group_for`."""
-        return _packed([placed.range.right for placed in self.ranges])
+    def ranges(self) -> tuple[PlacedRange, ...]:
+        """All of them, in ring order; for those who walk the whole ring."""
+        if len(self.sectors) == 1:
+            return self.sectors[0].ranges
+        return tuple(itertools.chain.from_iterable(sector.ranges for sector in self.sectors))
+
+    @property
+    def count(self) -> int:
+        return sum(len(sector.ranges) for sector in self.sectors)
 
     @cached_property
-    def _sectors(self) -> Sequence[int]:
-        """Of a large ring, the number of the first range that ends in each equal part of the token space, and
-        how many ranges there are; empty of others."""
-        if len(self.ranges) <= _LARGE:
-            return ()
-        width = 1 << _SECTOR_BITS
-        starts = [bisect_left(self.rights, left) for left in range(TOKEN_MIN, TOKEN_MAX, width)]
-        return array("q", [*starts, len(self.ranges)])
+    def digest(self) -> bytes:
+        """32 bytes; costs what changed, and 32 bytes of each other sector."""
+        sectors = b"".join([sector.digest for sector in self.sectors])
+        return blake(codec.encode((self.replication, sectors)))
+
+    def range_at(self, token: int) -> PlacedRange:
+        """The range that holds `token`, in O(log ranges)."""
+        sectors = self.sectors
+        if len(sectors) == 1:
+            sector = sectors[0]
+            return sector.ranges[bisect_left(sector.rights, token)]
+        number = _sector_of(token)
+        sector = sectors[number]
+        at = bisect_left(sector.rights, token)
+        while at == len(sector.ranges):
+            number, at = number + 1, 0
+            sector = sectors[number]
+        return sector.ranges[at]
 
     def group_for(self, token: int) -> ReplicaGroup:
-        """The replica group of `token`, in O(log ranges)."""
-        sectors = self._sectors
-        if not sectors:
-            return self.ranges[bisect_left(self.rights, token)].group
-        sector = (token - TOKEN_MIN) >> _SECTOR_BITS
-        return self.ranges[bisect_left(self.rights, token, sectors[sector], sectors[sector + 1])].group
-
-    def indices(self, wanted: Range) -> tuple[int, int]:
-        """(first, behind the last) of the ranges that share a token with `wanted`."""
-        first = bisect_left(self.rights, wanted.left + 1)
-        return first, bisect_left(self.rights, wanted.right, first) + 1
-
-    def numbers_in(self, wanted: Range) -> range:
-        """Numbers of the ranges that make up `wanted`, at whose bounds the ring must be cut."""
-        first, behind = self.indices(wanted)
-        assert self.ranges[first].range.left == wanted.left, f"no cut at {wanted.left}"
-        assert self.ranges[behind - 1].range.right == wanted.right, f"no cut at {wanted.right}"
-        return range(first, behind)
+        """The replica group of `token`."""
+        return self.range_at(token).group
 
     def overlapping(self, wanted: Range) -> tuple[PlacedRange, ...]:
         """Placed ranges that share a token with `wanted`, in ring order."""
-        first, behind = self.indices(wanted)
-        return self.ranges[first:behind]
+        found = [self.range_at(wanted.left + 1)]
+        while found[-1].range.right < wanted.right:
+            found.append(self.range_at(found[-1].range.right + 1))
+        return tuple(found)
 
-    def spliced(self, pieces: Sequence[tuple[int, int, Sequence[PlacedRange]]]) -> RingPlacement:
-        """The ring with ranges number `first` to before `behind` replaced, for each piece, in ring order.
+    def inside(self, wanted: Range) -> tuple[PlacedRange, ...]:
+        """The ranges that make up `wanted`, at whose bounds the ring must be cut."""
+        found = self.overlapping(wanted)
+        assert found[0].range.left == wanted.left, f"no cut at {wanted.left}"
+        assert found[-1].range.right == wanted.right, f"no cut at {wanted.right}"
+        return found
 
-        Each replacement covers the same tokens. All that is outside is copied in whole slices.
-        """
-        if not pieces:
+    def replaced(self, placed: Sequence[PlacedRange]) -> RingPlacement:
+        """The ring with these ranges, which are disjoint and in ring order, in place of all that end in them.
+        Together they cover whole ranges of the ring. The ring itself when there are none."""
+        if not placed:
             return self
-        ranges: list[PlacedRange] = []
-        rights: list[int] | array[int] = [] if isinstance(self.rights, list) else array("q")
-        at = 0
-        for first, behind, instead in pieces:
-            ranges += self.ranges[at:first]
-            rights.extend(self.rights[at:first])
-            ranges += instead
-            rights.extend([placed.range.right for placed in instead])
-            at = behind
-        ranges += self.ranges[at:]
-        rights.extend(self.rights[at:])
-        return ring_with_rights(self.replication, tuple(ranges), rights)
+        is_one = len(self.sectors) == 1
+        edits: dict[int, list[tuple[int, int, PlacedRange | None]]] = {}
+        for one in placed:
+            left, right = one.range.left, one.range.right
+            last = 0 if is_one else _sector_of(right)
+            for number in range(0 if is_one else _sector_of(left + 1), last):
+                edits.setdefault(number, []).append((left, right, None))
+            edits.setdefault(last, []).append((left, right, one))
+        sectors = list(self.sectors)
+        for number, wanted in edits.items():
+            sectors[number] = sectors[number].spliced(wanted)
+        made = RingPlacement(self.replication, tuple(sectors))
+        return made if is_one == (made.count <= _LARGE) else ring_of_ranges(self.replication, made.ranges)
 
-    def regrouped(self, groups: Mapping[int, ReplicaGroup]) -> RingPlacement:
-        """The ring with other groups in the ranges of these numbers."""
-        if not groups:
-            return self
-        ranges = list(self.ranges)
-        for at, group in groups.items():
-            ranges[at] = PlacedRange(ranges[at].range, group)
-        return ring_with_rights(self.replication, tuple(ranges), self.rights)
+    def named(self, replication: Replication) -> RingPlacement:
+        """The same ranges under another setting."""
+        return RingPlacement(replication, self.sectors)
 
     def validate(self) -> None:
         """Assert coverage, order and that readers receive writes."""
         assert self.ranges, "a ring has at least one range"
+        assert self.sectors == _sectors(self.ranges), "ranges lie in their sectors"
         left = TOKEN_MIN
         for placed in self.ranges:
             assert placed.range.left == left, f"gap or overlap at token {left}"
@@ -139,23 +180,25 @@ class RingPlacement(msgspec.Struct, frozen=True, array_like=True, dict=True):
         assert left == TOKEN_MAX, f"tokens above {left} have no replicas"
 
 
-def ring_with_rights(
-    replication: Replication, ranges: tuple[PlacedRange, ...], rights: Sequence[int]
-) -> RingPlacement:
-    """A ring whose right bounds are known already."""
-    ring = RingPlacement(replication, ranges)
-    ring.__dict__["rights"] = _packed(rights)
-    return ring
+def ring_of_ranges(replication: Replication, ranges: Sequence[PlacedRange]) -> RingPlacement:
+    """The ring of these ranges, which are sorted."""
+    return RingPlacement(replication, _sectors(ranges))
 
 
-def _packed(rights: Sequence[int]) -> Sequence[int]:
-    """A list where that is fast, and packed where its numbers would be spread over too much memory."""
-    if len(rights) <= _LARGE:
-        return rights if isinstance(rights, list) else list(rights)
-    return rights if isinstance(rights, array) else array("q", rights)
+def _sectors(ranges: Sequence[PlacedRange]) -> tuple[_Sector, ...]:
+    if len(ranges) <= _LARGE:
+        return (_Sector(tuple(ranges)),)
+    found: list[list[PlacedRange]] = [[] for _ in range(SECTORS)]
+    for placed in ranges:
+        found[_sector_of(placed.range.right)].append(placed)
+    return tuple(_Sector(tuple(sector)) for sector in found)
 
 
-class Placements(msgspec.Struct, frozen=True, array_like=True, dict=True):
+def _sector_of(token: int) -> int:
+    return (token - TOKEN_MIN) >> _SECTOR_BITS
+
+
+class Placements(msgspec.Struct, frozen=True, dict=True):
     """Every ring, sorted by replication."""
 
     rings: tuple[RingPlacement, ...] = ()

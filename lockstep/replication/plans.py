@@ -7,12 +7,11 @@ bisection and two look-ups.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from math import inf
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.placement.placements import ReplicaGroup, RingPlacement
+from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
 from lockstep.placement.quorums import (
     MONOTONIC_LEVELS,
     DcOf,
@@ -176,7 +175,6 @@ class TablePlacement:
         "plans",
         "repairs",
         "replication",
-        "rights",
         "ring",
         "speculation",
     )
@@ -190,8 +188,8 @@ class TablePlacement:
         self.changed_epoch = changed_epoch
         self.replication = replication
         self.ring = ring
-        self.rights = ring.rights
         self.has_views = bool(table.views)
+        #: By (whether it writes, level, right bound of the range).
         self.plans: dict[tuple[bool, Consistency, int], Plan] = {}
         #: When a read, or the repair that it needs, turns to one more replica.
         self.speculation: Policy = policy_of(option(table.options, "speculative_retry"))
@@ -200,7 +198,7 @@ class TablePlacement:
         self.repairs = option(table.options, "read_repair") == "BLOCKING"
 
     def group_for(self, token: int) -> ReplicaGroup:
-        return self.ring.ranges[bisect_left(self.rights, token)].group
+        return self.ring.range_at(token).group
 
 
 class PlanBook:
@@ -268,18 +266,19 @@ class PlanBook:
         placement = self.placement(table_id)
         if placement is None:
             raise InvalidRequest(f"table id {table_id} is gone: it was dropped")
-        index = bisect_left(placement.rights, token)
-        key = (writing, consistency, index)
+        placed = placement.ring.range_at(token)
+        key = (writing, consistency, placed.range.right)
         plan = placement.plans.get(key)
         if plan is None:
-            plan = placement.plans[key] = self._make(placement, index, consistency, writing)
+            plan = placement.plans[key] = self._make(placement, placed, consistency, writing)
             self._kept += 1
         return plan
 
-    def _make(self, placement: TablePlacement, index: int, consistency: Consistency, writing: bool) -> Plan:
+    def _make(
+        self, placement: TablePlacement, placed: PlacedRange, consistency: Consistency, writing: bool
+    ) -> Plan:
         cluster = self._cluster
         assert cluster is not None, "plans are made against a metadata value"
-        placed = placement.ring.ranges[index]
         group = placed.group
         dcs = cluster.directory.dc_by_id
         local_dc = self._local_dc(cluster)

@@ -239,6 +239,11 @@ class Schema(msgspec.Struct, frozen=True, dict=True):
         return tuple(sorted(self.by_name.values(), key=attrgetter("name")))
 
     @cached_property
+    def replications(self) -> tuple[Replication, ...]:
+        """Replication settings that keyspaces use, sorted and unique."""
+        return tuple(sorted({keyspace.replication for keyspace in self.keyspaces}))
+
+    @cached_property
     def digest(self) -> bytes:
         """32 bytes, the same for equal schemas and only for those."""
         trees = self.keyspace_tree.digest + self.table_tree.digest

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.directory import NodeInfo
+from lockstep.metadata.directory import DIRECTORY, NodeInfo
 from lockstep.metadata.operations import OperationKind
 from lockstep.node.configuration import PlacementSection
 from lockstep.placement.allocation import splitting_tokens
@@ -62,7 +62,7 @@ def with_newcomer(
     with_it = msgspec.structs.replace(
         directory, nodes=(*directory.nodes, info), next_node_id=directory.next_node_id + 1
     )
-    copy = msgspec.structs.replace(cluster, directory=with_it)
+    copy = cluster.changed(DIRECTORY.set(with_it))
     if dead is not None:
         return copy, PrepareOperation(OperationKind.REPLACE, node_id, replaced=dead.id)
     owned = [node.tokens for node in directory.nodes]

@@ -13,7 +13,8 @@ import msgspec
 from lockstep.cql.catalog import Catalog
 from lockstep.cql.describe import keyspace_statement, table_statement
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.diff import ABSENT, diff, text_of
+from lockstep.metadata.comparison import ABSENT, text_of
+from lockstep.metadata.diff import diff
 from lockstep.metadata.directory import NodeInfo, NodeState
 from lockstep.metadata.entries import LogEntry
 from lockstep.node.metadata_past import Past

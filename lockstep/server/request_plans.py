@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.diff import ABSENT, diff
+from lockstep.metadata.comparison import ABSENT
+from lockstep.metadata.diff import diff
 from lockstep.metadata.operations import Stage
 from lockstep.node.range_sizes import Sizes
 from lockstep.placement.placements import RingPlacement

@@ -151,7 +151,7 @@ class PlacementRun:
         """For each smallest range of the whole run, its replica groups in order of change."""
         replication = self.layout.replication
         rings = [value.placements.ring(replication) for value in self.values]
-        bounds = sorted({right for ring in rings for right in ring.rights})
+        bounds = sorted({placed.range.right for ring in rings for placed in ring.ranges})
         for right in bounds:
             versions: list[ReplicaGroup] = []
             for ring in rings:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.degraded import Degraded, without_node, without_range
-from lockstep.metadata.directory import NodeState
+from lockstep.metadata.degraded import DEGRADED, Degraded, without_node, without_range
+from lockstep.metadata.directory import DIRECTORY, NodeState
+from lockstep.metadata.exclusions import EXCLUDED
 from lockstep.metadata.membership import without_leaving
 from lockstep.metadata.operations import Transition
+from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.registry import EntryKind
+from lockstep.metadata.requests import REQUESTS
 from lockstep.metadata.requests import without_node as without_node_requests
-from lockstep.metadata.service import Service
+from lockstep.metadata.service import SERVICE, Service
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import Delta, GroupChange, changes, merged, with_groups
 from lockstep.schema.model import Replication
@@ -44,15 +47,16 @@ class ForceRemove(msgspec.Struct, frozen=True, array_like=True):
             changes = [GroupChange(delta.range, delta.new, delta.new) for delta in deltas]
             rings.append(merged(with_groups(cluster.placements.ring(replication), changes, epoch)))
             degraded.extend(_degraded(cluster, replication, deltas, self.node, epoch))
-        return msgspec.structs.replace(
-            cluster,
-            directory=cluster.directory.with_node(left),
-            placements=cluster.placements.with_rings(tuple(rings)),
-            degraded=tuple(degraded),
-            excluded=tuple(one for one in cluster.excluded if one.node != self.node),
-            service=_service_without(cluster, self.node),
-            requests=without_node_requests(
-                cluster.requests, self.node, f"node {self.node} was given up by force", epoch
+        return cluster.changed(
+            DIRECTORY.set(cluster.directory.with_node(left)),
+            PLACEMENTS.set(cluster.placements.with_rings(tuple(rings))),
+            DEGRADED.set(tuple(degraded)),
+            EXCLUDED.set(tuple(one for one in cluster.excluded if one.node != self.node)),
+            SERVICE.set(_service_without(cluster, self.node)),
+            REQUESTS.set(
+                without_node_requests(
+                    cluster.requests, self.node, f"node {self.node} was given up by force", epoch
+                )
             ),
         )
 
@@ -68,7 +72,7 @@ class MarkRepaired(msgspec.Struct, frozen=True, array_like=True):
         kept = without_range(cluster.degraded, self.replication, self.range)
         if kept == cluster.degraded:
             raise Rejected(f"nothing of ({self.range.left}, {self.range.right}] is degraded")
-        return msgspec.structs.replace(cluster, degraded=kept)
+        return cluster.changed(DEGRADED.set(kept))
 
 
 def _service_without(cluster: ClusterMetadata, node: NodeId) -> Service:

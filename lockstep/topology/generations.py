@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lockstep.metadata.cdc import Generation, generation_id, packed
+from lockstep.metadata.cdc import GENERATIONS, Generation, generation_id, packed
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.operations import Operation, OperationKind, Stage
 from lockstep.topology.planning import change_of, circle_with
@@ -85,5 +85,5 @@ def dropped(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
 
 
 def _with(cluster: ClusterMetadata, generations: tuple[Generation, ...]) -> ClusterMetadata:
-    changed: ClusterMetadata = msgspec.structs.replace(cluster, generations=generations)
+    changed: ClusterMetadata = cluster.changed(GENERATIONS.set(generations))
     return changed

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -29,6 +28,7 @@ from lockstep.values.limits import (
     REQUESTS_PASSED_MAX,
     REQUESTS_PLANNED_MAX,
 )
+from lockstep.values.memo import keep, kept
 
 _KEPT = "_choice"
 _REFUSALS = "_refusals"
@@ -95,13 +95,12 @@ def choose(cluster: ClusterMetadata, follows: str = "") -> Choice:
         cluster.excluded,
         cluster.degraded,
     )
-    kept: dict[str, Any] = cluster.requests.__dict__
-    known = kept.get(_KEPT)
+    known = kept(cluster.requests, _KEPT)
     if known is not None and known[0][:3] == looked_at[:3] and _identical(known[0][3:], looked_at[3:]):
         choice = known[1]
     else:
         choice = _choose(cluster, follows, _refusal)
-        kept[_KEPT] = (looked_at, choice)
+        keep(cluster.requests, _KEPT, (looked_at, choice))
     assert isinstance(choice, Choice)
     return choice
 
@@ -217,10 +216,10 @@ def _refusal(cluster: ClusterMetadata, request: Request) -> Verdict | None:
     a refusal only the names of keyspaces may be old.
     """
     state = (_running(cluster), cluster.replications, cluster.service, cluster.excluded, cluster.degraded)
-    kept: dict[str, Any] = cluster.directory.__dict__
-    known = kept.get(_REFUSALS)
+    known = kept(cluster.directory, _REFUSALS)
     if known is None or known[0] != state:
-        known = kept[_REFUSALS] = (state, {})
+        known = (state, {})
+        keep(cluster.directory, _REFUSALS, known)
     refusals: dict[Request, Verdict] = known[1]
     if request in refusals:
         return refusals[request]

@@ -18,6 +18,7 @@ from lockstep.metadata.degraded import Degraded
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.repairs import (
+    REPAIRS,
     Repair,
     Repaired,
     RepairPart,
@@ -70,7 +71,7 @@ class BeginRepair(msgspec.Struct, frozen=True, array_like=True):
             epoch,
             purpose=self.purpose,
         )
-        return msgspec.structs.replace(cluster, repairs=repairs.begun(repair))
+        return cluster.changed(REPAIRS.set(repairs.begun(repair)))
 
     def _refuse(self, cluster: ClusterMetadata, repairs: Repairs) -> None:
         driver = cluster.node(self.driver)
@@ -118,7 +119,7 @@ class EndRepair(msgspec.Struct, frozen=True, array_like=True):
         found = self._found(cluster, repair)
         known = (table.id for keyspace in cluster.schema.keyspaces for table in keyspace.tables)
         repairs = cluster.repairs.without(ended).with_repaired(found, known)
-        after = msgspec.structs.replace(cluster, repairs=repairs)
+        after = cluster.changed(REPAIRS.set(repairs))
         for replication, range_ in mended(after):
             after = MarkRepaired(replication, range_).apply(after, epoch)
         return after

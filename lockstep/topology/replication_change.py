@@ -14,13 +14,15 @@ import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import Held, holders
-from lockstep.metadata.degraded import Degraded, carried
+from lockstep.metadata.degraded import DEGRADED, Degraded, carried
 from lockstep.metadata.operations import Operation, OperationKind, Transition
+from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.placing import moves_data
 from lockstep.metadata.requests import Request, keyspace_busy
+from lockstep.metadata.schema_part import SCHEMA
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import merged, paired, plan_of, same_placement
-from lockstep.placement.placements import PlacedRange, Placements, RingPlacement
+from lockstep.placement.placements import PlacedRange, Placements, ring_of_ranges
 from lockstep.placement.quorums import dc_factors
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace
 from lockstep.schema.model import Keyspace, Replication
@@ -171,23 +173,22 @@ def with_replication(cluster: ClusterMetadata, name: str, to: Replication, epoch
     if keyspace.replication not in others:
         del rings[keyspace.replication]
     if shared is None:
-        ranges = ring.ranges
+        rings[to] = ring.named(to)
         if epoch:
-            ranges = tuple(
+            ranges = [
                 PlacedRange(placed.range, msgspec.structs.replace(placed.group, epoch=epoch))
-                for placed in ranges
-            )
-        rings[to] = RingPlacement(to, ranges)
+                for placed in ring.ranges
+            ]
+            rings[to] = ring_of_ranges(to, ranges)
     # What was planned before the ring's last change is planned anew, also when the shared ring is older.
     newest = max((placed.group.epoch for placed in ring.ranges), default=0)
     moved = msgspec.structs.replace(
         keyspace, replication=to, epoch=epoch or max(keyspace.epoch, newest if shared is not None else 0)
     )
-    return msgspec.structs.replace(
-        cluster,
-        schema=cluster.schema.with_keyspace(moved),
-        placements=Placements(tuple(rings[replication] for replication in sorted(rings))),
-        degraded=_degraded(cluster.degraded, keyspace, to, keyspace.replication in others),
+    return cluster.changed(
+        SCHEMA.set(cluster.schema.with_keyspace(moved)),
+        PLACEMENTS.set(Placements(tuple(rings[replication] for replication in sorted(rings)))),
+        DEGRADED.set(_degraded(cluster.degraded, keyspace, to, keyspace.replication in others)),
     )
 
 
@@ -208,5 +209,5 @@ def at_rest(cluster: ClusterMetadata, operation: Operation, to: Replication) -> 
     """The value once the walk has ended at `to`: the ring merged, and shared where others have it."""
     held = cluster.schema.by_name[operation.keyspace].replication
     ring = merged(cluster.placements.ring(held))
-    joined = msgspec.structs.replace(cluster, placements=cluster.placements.with_rings((ring,)))
+    joined = cluster.changed(PLACEMENTS.set(cluster.placements.with_rings((ring,))))
     return with_replication(joined, operation.keyspace, to)

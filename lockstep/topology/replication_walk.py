@@ -14,8 +14,9 @@ from collections.abc import Callable
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.operations import Operation, OperationKind, Stage
-from lockstep.metadata.requests import Request, begun, finished, rested
+from lockstep.metadata.operations import OPERATIONS, Operation, OperationKind, Stage
+from lockstep.metadata.placements_part import PLACEMENTS
+from lockstep.metadata.requests import REQUESTS, Request, begun, finished, rested
 from lockstep.placement.deltas import merged
 from lockstep.schema.model import Replication
 from lockstep.topology.planning import refuse_excluded_targets
@@ -58,11 +59,13 @@ def walk_begun(cluster: ClusterMetadata, request: Request, epoch: int) -> Cluste
     )
     asked = msgspec.structs.replace(request, operation_id=operation.id)
     alone = with_replication(cluster, keyspace.name, apart(keyspace.replication, operation.id))
-    value = msgspec.structs.replace(
-        alone,
-        operations=(*cluster.operations, operation),
-        next_operation_id=operation.id + 1,
-        requests=begun(cluster.requests, asked, epoch),
+    value = alone.changed(
+        REQUESTS.set(begun(cluster.requests, asked, epoch)),
+        OPERATIONS.set(
+            msgspec.structs.replace(
+                alone.running, running=(*cluster.operations, operation), next_id=operation.id + 1
+            )
+        ),
     )
     return _step_begun(value, operation, epoch)
 
@@ -109,36 +112,43 @@ def step_ended(
                 return resting
         held = cluster.schema.by_name[operation.keyspace].replication
         ring = merged(cluster.placements.ring(held))
-        joined = msgspec.structs.replace(cluster, placements=cluster.placements.with_rings((ring,)))
+        joined = cluster.changed(PLACEMENTS.set(cluster.placements.with_rings((ring,))))
         return _step_begun(joined, at_end, epoch)
     value = _released(cluster, at_end)
-    return msgspec.structs.replace(
-        value,
-        requests=finished(
-            cluster.requests,
-            operation.id,
-            _outcome(at_end),
-            rolled_back=at_end.is_cancelled,
-            epoch=epoch,
-        ),
+    return value.changed(
+        REQUESTS.set(
+            finished(
+                cluster.requests,
+                operation.id,
+                _outcome(at_end),
+                rolled_back=at_end.is_cancelled,
+                epoch=epoch,
+            )
+        )
     )
 
 
 def _released(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
     """The value without the operation, the keyspace with the replication that it has come to."""
-    value: ClusterMetadata = msgspec.structs.replace(
-        at_rest(cluster, operation, operation.path[operation.at]),
-        operations=tuple(other for other in cluster.operations if other.id != operation.id),
-        locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
-        sessions=tuple(session for session in cluster.sessions if session.operation_id != operation.id),
+    value: ClusterMetadata = at_rest(cluster, operation, operation.path[operation.at]).changed(
+        OPERATIONS.set(
+            msgspec.structs.replace(
+                at_rest(cluster, operation, operation.path[operation.at]).running,
+                running=tuple(other for other in cluster.operations if other.id != operation.id),
+                locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
+                sessions=tuple(
+                    session for session in cluster.sessions if session.operation_id != operation.id
+                ),
+            )
+        )
     )
     return value
 
 
 def _resting(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadata:
     """The value with the operation ended between two steps, and its request in the queue again."""
-    value: ClusterMetadata = msgspec.structs.replace(
-        _released(cluster, operation), requests=rested(cluster.requests, operation.id, operation.path[0])
+    value: ClusterMetadata = _released(cluster, operation).changed(
+        REQUESTS.set(rested(cluster.requests, operation.id, operation.path[0]))
     )
     return value
 
@@ -177,10 +187,14 @@ def _step_begun(cluster: ClusterMetadata, operation: Operation, epoch: int) -> C
     )
     begun_step = msgspec.structs.replace(begun_step, session_id=session_id_of(begun_step))
     locks = [lock for lock in cluster.locks if lock.operation_id != operation.id]
-    return msgspec.structs.replace(
-        cluster,
-        placements=split(cluster.placements, begun_step),
-        operations=tuple(begun_step if o.id == operation.id else o for o in cluster.operations),
-        locks=tuple(sorted((*locks, lock_of(begun_step)), key=lambda lock: lock.operation_id)),
-        sessions=with_session(cluster.sessions, begun_step),
+    return cluster.changed(
+        PLACEMENTS.set(split(cluster.placements, begun_step)),
+        OPERATIONS.set(
+            msgspec.structs.replace(
+                cluster.running,
+                running=tuple(begun_step if o.id == operation.id else o for o in cluster.operations),
+                locks=tuple(sorted((*locks, lock_of(begun_step)), key=lambda lock: lock.operation_id)),
+                sessions=with_session(cluster.sessions, begun_step),
+            )
+        ),
     )

@@ -11,11 +11,13 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.conflicts import TABLE, Held, Wanted
 from lockstep.metadata.directory import NodeState
+from lockstep.metadata.exclusions import EXCLUDED
 from lockstep.metadata.feature_names import REPLICATION_CHANGE
 from lockstep.metadata.membership import with_leaving, without_leaving, without_vote
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState, keyspace_busy
+from lockstep.metadata.requests import PRIORITY, REQUESTS, Policy, Request, RequestState, keyspace_busy
+from lockstep.metadata.service import SERVICE
 from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.schema.model import Replication
 from lockstep.topology.planning import STATES
@@ -69,9 +71,9 @@ class EnqueueRequest(msgspec.Struct, frozen=True, array_like=True):
                 judged = without_vote(cluster, departing(request))
             if judged.excluded:
                 # It waits until they are taken back.
-                judged = msgspec.structs.replace(judged, excluded=())
+                judged = judged.changed(EXCLUDED.set(()))
             preparation(request, 0).apply(judged, epoch)
-        queued = msgspec.structs.replace(cluster, requests=cluster.requests.with_new(request))
+        queued = cluster.changed(REQUESTS.set(cluster.requests.with_new(request)))
         return _with_wish(queued, departing(request))
 
 
@@ -176,7 +178,7 @@ def _begun_at_once(cluster: ClusterMetadata, request: Request, epoch: int) -> Cl
     begun = preparation(request, 0).apply(cluster, epoch)
     running = begun.requests.by_id[request.id]
     named = msgspec.structs.replace(running, actor=request.actor)
-    return msgspec.structs.replace(begun, requests=begun.requests.with_changed(named))
+    return begun.changed(REQUESTS.set(begun.requests.with_changed(named)))
 
 
 def _with_wish(cluster: ClusterMetadata, node: NodeId) -> ClusterMetadata:
@@ -188,7 +190,7 @@ def _with_wish(cluster: ClusterMetadata, node: NodeId) -> ClusterMetadata:
         service = with_leaving(cluster, node)
     else:
         service = msgspec.structs.replace(service, leaving=tuple(sorted((*service.leaving, node))))
-    return msgspec.structs.replace(cluster, service=service)
+    return cluster.changed(SERVICE.set(service))
 
 
 def _ended(
@@ -196,10 +198,9 @@ def _ended(
 ) -> ClusterMetadata:
     if request.original is not None:
         outcome = f"{outcome}; it stopped at {cluster.schema.by_name[request.keyspace].replication.text()}"
-    return msgspec.structs.replace(
-        cluster,
-        requests=cluster.requests.with_ended(request.id, state, outcome, epoch),
-        service=without_leaving(cluster.service, departing(request)),
+    return cluster.changed(
+        REQUESTS.set(cluster.requests.with_ended(request.id, state, outcome, epoch)),
+        SERVICE.set(without_leaving(cluster.service, departing(request))),
     )
 
 

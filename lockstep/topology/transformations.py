@@ -9,14 +9,16 @@ from __future__ import annotations
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.degraded import Degraded, handed_on
-from lockstep.metadata.directory import Directory, NodeState
-from lockstep.metadata.exclusions import Exclusion
+from lockstep.metadata.degraded import DEGRADED, Degraded, handed_on
+from lockstep.metadata.directory import DIRECTORY, Directory, NodeState
+from lockstep.metadata.exclusions import EXCLUDED, Exclusion
 from lockstep.metadata.membership import without_leaving
-from lockstep.metadata.operations import Operation, OperationKind, Stage
+from lockstep.metadata.operations import OPERATIONS, Operation, OperationKind, Stage
+from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.requests import Request, begun, failing, finished, with_moved
-from lockstep.placement.placements import Placements, ReplicaGroup
+from lockstep.metadata.requests import REQUESTS, Request, begun, failing, finished, with_moved
+from lockstep.metadata.service import SERVICE
+from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup
 from lockstep.placement.shapes import Shape, shape_of
 from lockstep.schema.model import Replication
 from lockstep.topology import generations
@@ -79,16 +81,20 @@ class PrepareOperation(msgspec.Struct, frozen=True, array_like=True):
             source_dc=self.source_dc,
         )
         operation = msgspec.structs.replace(operation, session_id=session_id_of(operation))
-        return msgspec.structs.replace(
-            cluster,
-            directory=_with_state(cluster.directory, self.node, STATES[self.kind][1], own_tokens, epoch),
-            placements=split(cluster.placements, operation),
-            operations=(*cluster.operations, operation),
-            locks=(*cluster.locks, lock_of(operation)),
-            sessions=with_session(cluster.sessions, operation),
-            next_operation_id=operation_id + 1,
-            service=without_leaving(cluster.service, self.node),
-            requests=begun(cluster.requests, self._request(operation_id), epoch),
+        return cluster.changed(
+            DIRECTORY.set(_with_state(cluster.directory, self.node, STATES[self.kind][1], own_tokens, epoch)),
+            PLACEMENTS.set(split(cluster.placements, operation)),
+            SERVICE.set(without_leaving(cluster.service, self.node)),
+            REQUESTS.set(begun(cluster.requests, self._request(operation_id), epoch)),
+            OPERATIONS.set(
+                msgspec.structs.replace(
+                    cluster.running,
+                    running=(*cluster.operations, operation),
+                    locks=(*cluster.locks, lock_of(operation)),
+                    sessions=with_session(cluster.sessions, operation),
+                    next_id=operation_id + 1,
+                )
+            ),
         )
 
     def _request(self, operation_id: int) -> Request:
@@ -131,7 +137,7 @@ class AdvanceOperation(msgspec.Struct, frozen=True, array_like=True):
         row = stage_row(operation.kind, operation.stage)
         if self.moved_bytes or self.moved_fragments:
             counted = with_moved(cluster.requests, operation.id, self.moved_bytes, self.moved_fragments)
-            cluster = msgspec.structs.replace(cluster, requests=counted)
+            cluster = cluster.changed(REQUESTS.set(counted))
         if row.next is None and operation.keyspace:
             return step_ended(_handed_on(cluster, operation), operation, epoch, _gives_way)
         if row.next is None or operation.moves_nothing:
@@ -172,12 +178,14 @@ class CancelOperation(msgspec.Struct, frozen=True, array_like=True):
             is_stopped=operation.is_returning,
         )
         if target is None:
-            entered = msgspec.structs.replace(cluster, operations=_with(cluster, cancelled))
+            entered = cluster.changed(
+                OPERATIONS.set(msgspec.structs.replace(cluster.running, running=_with(cluster, cancelled)))
+            )
         else:
             entered = _entered(generations.dropped(cluster, operation), cancelled, target, epoch)
         if not self.failed:
             return entered
-        return msgspec.structs.replace(entered, requests=failing(cluster.requests, operation.id))
+        return entered.changed(REQUESTS.set(failing(cluster.requests, operation.id)))
 
 
 def preparation(request: Request, request_id: int) -> PrepareOperation:
@@ -239,11 +247,13 @@ def _entered(cluster: ClusterMetadata, operation: Operation, stage: Stage, epoch
         history=(*operation.history, (stage, epoch)),
     )
     moved = msgspec.structs.replace(moved, session_id=session_id_of(moved))
-    value: ClusterMetadata = msgspec.structs.replace(
-        cluster,
-        placements=_stepped(cluster, operation, moved, epoch),
-        operations=_with(cluster, moved),
-        sessions=with_session(cluster.sessions, moved),
+    value: ClusterMetadata = cluster.changed(
+        PLACEMENTS.set(_stepped(cluster, operation, moved, epoch)),
+        OPERATIONS.set(
+            msgspec.structs.replace(
+                cluster.running, running=_with(cluster, moved), sessions=with_session(cluster.sessions, moved)
+            )
+        ),
     )
     left, row = stage_row(operation.kind, operation.stage), stage_row(moved.kind, stage)
     if not operation.keyspace or left.reads is row.reads:
@@ -264,41 +274,48 @@ def _stepped(cluster: ClusterMetadata, operation: Operation, moved: Operation, e
         counts = replication_at(left, transitions[0]), replication_at(row, transitions[0])
         before = cluster.placements.ring(counts[0])
         proved: set[Shape] = set()
-        groups: dict[int, ReplicaGroup] = {}
+        regrouped: list[PlacedRange] = []
         for transition in transitions:
             new = ReplicaGroup(*group_at(row, transition), epoch)
-            for at in before.numbers_in(transition.range):
-                old = before.ranges[at].group
+            for placed in before.inside(transition.range):
+                old = placed.group
                 if recounted or old.reads != new.reads or old.writes != new.writes:
-                    groups[at] = new
+                    regrouped.append(PlacedRange(placed.range, new))
                 shape = shape_of((old.reads, old.writes, new.reads, new.writes), dc_of)
                 if shape not in proved:
                     refuse_unsafe_change(old, new, transition, dc_of, counts)
                     proved.add(shape)
-        changed.append(before.regrouped(groups))
+        changed.append(before.replaced(sorted(regrouped, key=lambda placed: placed.range.right)))
     return cluster.placements.with_rings(tuple(changed))
 
 
 def _ended(cluster: ClusterMetadata, operation: Operation, epoch: int) -> ClusterMetadata:
     """The value without the operation: ranges merged, lock and session gone, the node in its end state."""
     others = tuple(other for other in cluster.operations if other.id != operation.id)
-    return msgspec.structs.replace(
-        cluster,
-        directory=_end_directory(cluster.directory, operation, epoch),
-        placements=merged_rings(cluster.placements, operation, others),
-        operations=others,
-        locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
-        sessions=tuple(session for session in cluster.sessions if session.operation_id != operation.id),
-        excluded=_still_excluded(cluster.excluded, operation),
-        degraded=_still_degraded(cluster, operation),
-        # A node that was to be replaced may vote again when it was not.
-        service=without_leaving(cluster.service, operation.departing),
-        requests=finished(
-            cluster.requests,
-            operation.id,
-            operation.cancel_reason,
-            rolled_back=operation.stage is Stage.ROLLBACK_TO_NORMAL,
-            epoch=epoch,
+    return cluster.changed(
+        DIRECTORY.set(_end_directory(cluster.directory, operation, epoch)),
+        PLACEMENTS.set(merged_rings(cluster.placements, operation, others)),
+        EXCLUDED.set(_still_excluded(cluster.excluded, operation)),
+        DEGRADED.set(_still_degraded(cluster, operation)),
+        SERVICE.set(without_leaving(cluster.service, operation.departing)),
+        REQUESTS.set(
+            finished(
+                cluster.requests,
+                operation.id,
+                operation.cancel_reason,
+                rolled_back=operation.stage is Stage.ROLLBACK_TO_NORMAL,
+                epoch=epoch,
+            )
+        ),
+        OPERATIONS.set(
+            msgspec.structs.replace(
+                cluster.running,
+                running=others,
+                locks=tuple(lock for lock in cluster.locks if lock.operation_id != operation.id),
+                sessions=tuple(
+                    session for session in cluster.sessions if session.operation_id != operation.id
+                ),
+            )
         ),
     )
 
@@ -315,7 +332,7 @@ def _handed_on(cluster: ClusterMetadata, operation: Operation) -> ClusterMetadat
     degraded = _still_degraded(cluster, operation)
     if degraded is cluster.degraded:
         return cluster
-    changed: ClusterMetadata = msgspec.structs.replace(cluster, degraded=degraded)
+    changed: ClusterMetadata = cluster.changed(DEGRADED.set(degraded))
     return changed
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.degraded import with_missing
+from lockstep.metadata.degraded import DEGRADED, with_missing
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.transformations import refuse_before_initialize
@@ -81,7 +81,7 @@ class RecordUndelivered(msgspec.Struct, frozen=True, array_like=True):
                 degraded = with_missing(degraded, replication, keyspace.name, range_, present, epoch)
         if degraded == cluster.degraded:
             raise Rejected(f"what node {self.node} keeps is owed to nobody any more")
-        return msgspec.structs.replace(cluster, degraded=degraded)
+        return cluster.changed(DEGRADED.set(degraded))
 
 
 KINDS: Final[Mapping[int, type[Any]]] = {EntryKind.RECORD_UNDELIVERED: RecordUndelivered}

@@ -6,17 +6,19 @@ import msgspec
 
 from lockstep.metadata.apply import apply_entry
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.degraded import of_replications
+from lockstep.metadata.degraded import DEGRADED, of_replications
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.entries import LogEntry
 from lockstep.metadata.excluded import KINDS as EXCLUDED_KINDS
 from lockstep.metadata.features import KINDS as FEATURE_KINDS
 from lockstep.metadata.membership import KINDS as MEMBERSHIP_KINDS
 from lockstep.metadata.permissions import KINDS as PERMISSION_KINDS
+from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.metadata.placing import placements_for, refuse_while_locked
 from lockstep.metadata.registry import Registry, Transformation
 from lockstep.metadata.role_changes import KINDS as ROLE_KINDS
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
+from lockstep.metadata.schema_part import SCHEMA
 from lockstep.metadata.snapshot_entries import KINDS as SNAPSHOT_KINDS
 from lockstep.metadata.tip import Appended, Refused, Tip
 from lockstep.metadata.transformations import KINDS, Founder, Initialize
@@ -44,7 +46,7 @@ class SetKeyspaces(msgspec.Struct, frozen=True, array_like=True):
             raise Rejected("keyspaces cannot change while one of them changes its replication")
         degraded = of_replications(cluster.degraded, replications)
         schema = schema_of(keyspaces)
-        return msgspec.structs.replace(cluster, schema=schema, placements=placements, degraded=degraded)
+        return cluster.changed(SCHEMA.set(schema), PLACEMENTS.set(placements), DEGRADED.set(degraded))
 
 
 def simple(factor: int) -> Replication:
@@ -82,7 +84,7 @@ class History:
 
     def __init__(self, kinds: Registry | None = None) -> None:
         self.registry = kinds if kinds is not None else registry()
-        self.values = [empty_cluster()]
+        self.values = [empty_cluster(self.registry.parts)]
         self.entries: list[LogEntry] = []
         self.tip = Tip(self.now, self.registry)
 
@@ -115,7 +117,7 @@ class History:
     def replayed(self) -> ClusterMetadata:
         """The last value, from the stored bytes of the entries alone."""
         decode = codec.decoder(LogEntry).decode
-        value = empty_cluster()
+        value = empty_cluster(self.registry.parts)
         for entry in self.entries:
             value = apply_entry(value, decode(codec.encode(entry)), self.registry)
         return value

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.degraded import Degraded
-from lockstep.metadata.diff import Difference, diff, text_of
-from lockstep.metadata.exclusions import Exclusion
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.comparison import Difference, text_of
+from lockstep.metadata.degraded import DEGRADED, Degraded
+from lockstep.metadata.diff import diff
+from lockstep.metadata.exclusions import EXCLUDED, Exclusion
+from lockstep.metadata.operations import OPERATIONS, OperationKind
+from lockstep.metadata.part import Change
 from lockstep.metadata.permissions import KINDS as PERMISSION_KINDS
 from lockstep.metadata.permissions import ChangePermissions
 from lockstep.metadata.registry import Registry, Transformation
@@ -193,16 +195,16 @@ def test_requests_are_told_by_their_ids() -> None:
 # -- by part
 
 
-def replaced(**parts: Any) -> Callable[[ClusterMetadata], ClusterMetadata]:
-    return lambda value: msgspec.structs.replace(value, **parts)
+def numbered(value: ClusterMetadata, next_id: int) -> Change:
+    return OPERATIONS.set(msgspec.structs.replace(value.running, next_id=next_id))
 
 
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
         (
-            {"excluded": (Exclusion(NodeId(2), 5, "old"), Exclusion(NodeId(4), 6, "x"))},
-            {"excluded": (Exclusion(NodeId(3), 7, "y"), Exclusion(NodeId(4), 6, "z"))},
+            lambda value: EXCLUDED.set((Exclusion(NodeId(2), 5, "old"), Exclusion(NodeId(4), 6, "x"))),
+            lambda value: EXCLUDED.set((Exclusion(NodeId(3), 7, "y"), Exclusion(NodeId(4), 6, "z"))),
             [
                 ("excluded[2]", "Exclusion(node=2, epoch=5, reason=old)", "-"),
                 ("excluded[4].reason", "x", "z"),
@@ -210,8 +212,8 @@ def replaced(**parts: Any) -> Callable[[ClusterMetadata], ClusterMetadata]:
             ],
         ),
         (
-            {"degraded": (Degraded(simple(1), Range(0, 10), 5, (NodeId(1),)),)},
-            {"degraded": ()},
+            lambda value: DEGRADED.set((Degraded(simple(1), Range(0, 10), 5, (NodeId(1),)),)),
+            lambda value: DEGRADED.set(()),
             [
                 (
                     f"degraded[{simple(1).text()}]",
@@ -221,15 +223,25 @@ def replaced(**parts: Any) -> Callable[[ClusterMetadata], ClusterMetadata]:
                 )
             ],
         ),
-        ({"next_operation_id": 3}, {"next_operation_id": 4}, [("next_operation_id", "3", "4")]),
-        ({"excluded": ()}, {"excluded": (1,)}, [("excluded", "[]", "[1]")]),
+        (
+            lambda value: numbered(value, 3),
+            lambda value: numbered(value, 4),
+            [("next_operation_id", "3", "4")],
+        ),
+        (
+            lambda value: EXCLUDED.set(()),
+            lambda value: Change(EXCLUDED, (1,)),
+            [("excluded", "[]", "[1]")],
+        ),
     ],
 )
 def test_elements_are_matched_by_name(
-    before: dict[str, Any], after: dict[str, Any], expected: list[tuple[str, str, str]]
+    before: Callable[[ClusterMetadata], Change],
+    after: Callable[[ClusterMetadata], Change],
+    expected: list[tuple[str, str, str]],
 ) -> None:
     value = history().now
-    assert lines(replaced(**before)(value), replaced(**after)(value)) == expected
+    assert lines(value.changed(before(value)), value.changed(after(value))) == expected
 
 
 class Colour(enum.Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from lockstep.metadata.cluster import ClusterMetadata, decode_cluster, encode_cluster
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.extensions import CHANGES_BEHIND_MAX, NO_EXTENSIONS, extensions_of
 from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
@@ -31,6 +31,7 @@ from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import RECENT_ENTRY_IDS_MAX
 from tests.metadata.histories import History, founder
+from tests.metadata.stored import from_stored, stored
 
 COLUMNS = (NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0), NewColumn("v", "text"))
 
@@ -81,9 +82,9 @@ def test_digests_kept_over_random_histories_equal_those_of_stored_values() -> No
                 made.tried(ChangeSchema(some_change(chosen, number)))
             if number % 16 == 0:
                 validate(made.now.schema)
-                for twin in (decode_cluster(encode_cluster(made.now)), from_snapshot(made.now)):
+                for twin in (from_stored(stored(made.now)), from_snapshot(made.now)):
                     assert state_digest(twin) == state_digest(made.now)
-                    assert encode_cluster(twin) == encode_cluster(made.now)
+                    assert stored(twin) == stored(made.now)
         assert len(made.now.schema.by_name) >= 1 and len(made.entries) > 60
         assert state_digest(made.replayed()) == state_digest(made.now)
 

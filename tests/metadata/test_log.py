@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from lockstep.metadata.apply import apply_entry
-from lockstep.metadata.cluster import GENESIS_HASH, decode_cluster, empty_cluster, encode_cluster
+from lockstep.metadata.cluster import GENESIS_HASH, empty_cluster
 from lockstep.metadata.digest import part_digests, state_digest
 from lockstep.metadata.entries import LogEntry, seal, verify_chain
-from lockstep.metadata.recent_ids import RecentIds, no_recent_ids
+from lockstep.metadata.recent_ids import RECENT_IDS, RecentIds, no_recent_ids
 from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.tip import Appended, Duplicate, Expired, Refused, Tip
 from lockstep.metadata.transformations import KINDS, Register
@@ -19,6 +19,7 @@ from lockstep.values import codec
 from lockstep.values.errors import CannotApply, Rejected
 from lockstep.values.limits import ENTRY_BODY_BYTES_MAX, RECENT_ENTRY_IDS_MAX
 from tests.metadata.histories import History, SetKeyspaces, network, registry, simple, started
+from tests.metadata.stored import from_stored, stored
 
 
 def register(number: int) -> Register:
@@ -63,10 +64,10 @@ def test_the_term_is_outside_the_hash() -> None:
 def test_replay_from_stored_bytes_gives_identical_bytes_and_digests() -> None:
     made = history()
     again = made.replayed()
-    assert encode_cluster(again) == encode_cluster(made.now)
+    assert stored(again) == stored(made.now)
     assert state_digest(again) == state_digest(made.now)
-    assert decode_cluster(encode_cluster(made.now)) == made.now
-    assert encode_cluster(decode_cluster(encode_cluster(made.now))) == encode_cluster(made.now)
+    assert from_stored(stored(made.now)) == made.now
+    assert stored(from_stored(stored(made.now))) == stored(made.now)
     made.now.validate()
 
 
@@ -180,7 +181,7 @@ def test_a_new_leader_rebuilds_the_same_tip() -> None:
         found.entry for found in (judge(tip, b"a", 20), judge(tip, b"b", 21)) if isinstance(found, Appended)
     ]
     other.rebuild(made.now, entries)
-    assert encode_cluster(other.value) == encode_cluster(tip.value)
+    assert stored(other.value) == stored(tip.value)
     assert judge(other, b"a", 20) == Duplicate(entries[0].epoch, committed=False)
 
 
@@ -195,7 +196,7 @@ def test_a_tip_knows_what_pending_entries_make_of_the_very_value_they_were_judge
     assert after_first is not None and after_first.epoch == first.epoch
     assert tip.value_at(second, after_first) is tip.value
     other = entry_after(made, EntryKind.REGISTER, codec.encode(register(30)))
-    equal = decode_cluster(encode_cluster(made.now))
+    equal = from_stored(stored(made.now))
     for entry, before in (
         (other, made.now),
         (second, made.now),
@@ -261,7 +262,7 @@ def test_a_submission_older_than_the_kept_ids_is_expired() -> None:
     made = history()
     ids = tuple(number.to_bytes(16, "big") for number in range(3))
     kept = RecentIds.from_listed(made.now.epoch - 2, ids)
-    tip = Tip(msgspec.structs.replace(made.now, recent_ids=kept), made.registry)
+    tip = Tip(made.now.changed(RECENT_IDS.set(kept)), made.registry)
     assert judge(tip, b"old", 20, base_epoch=made.now.epoch - 4) == Expired(made.now.epoch - 2)
     assert isinstance(judge(tip, b"young", 20, base_epoch=made.now.epoch - 3), Appended)
 

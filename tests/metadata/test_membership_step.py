@@ -23,7 +23,7 @@ from lockstep.metadata.membership_step import (
     next_step,
     plan,
 )
-from lockstep.metadata.service import MembershipChange
+from lockstep.metadata.service import SERVICE, MembershipChange
 from lockstep.values.ids import NodeId
 from tests.metadata.test_membership import cluster_of, ids, leave, plain
 
@@ -39,9 +39,7 @@ def cluster(
     **service: Any,
 ) -> ClusterMetadata:
     value = plain(nodes, voters).now
-    return msgspec.structs.replace(
-        value, service=msgspec.structs.replace(value.service, change=change, **service)
-    )
+    return value.changed(SERVICE.set(msgspec.structs.replace(value.service, change=change, **service)))
 
 
 def adds(*nodes: int, removes: tuple[int, ...] = (), **more: Any) -> MembershipChange:
@@ -129,7 +127,7 @@ def test_the_steps_of_a_change(
 def test_a_later_sub_step_names_its_place() -> None:
     both = adds(4, removes=(1,), index=1)
     value = cluster(voters=(1, 2, 3), change=both)
-    value = msgspec.structs.replace(value, service=msgspec.structs.replace(value.service, voters=ids(*FOUR)))
+    value = value.changed(SERVICE.set(msgspec.structs.replace(value.service, voters=ids(*FOUR))))
     assert step(value, FOUR, own=2) == Configure(Members((2, 3, 4)))
     assert step(value, (2, 3, 4), own=2) == advance(1, 2, 3, 4)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from lockstep.metadata.cluster import empty_cluster
 from lockstep.metadata.purging import decided_by_repairs, purge_before_s
-from lockstep.metadata.repairs import NO_REPAIRS, Repaired
+from lockstep.metadata.repairs import NO_REPAIRS, REPAIRS, Repaired
 from lockstep.schema.model import Table
 from lockstep.schema.table_options import map_text
 from lockstep.values.tokens import Range
@@ -25,19 +24,20 @@ def table(mode: str | None, table_id: int = 7, grace_s: int = 600) -> Table:
 
 
 #: Of table 7, two ranges beside each other were repaired, and one of which it is not known since when.
-CLUSTER = msgspec.structs.replace(
-    empty_cluster(),
-    repairs=NO_REPAIRS.with_repaired(
-        {
-            7: (
-                Repaired(Range(0, 10), 5_100, 5_000, 3),
-                Repaired(Range(10, 20), 4_100, 4_000, 2),
-                Repaired(Range(50, 60), 4_100, 0, 4),
-                Repaired(Range(70, 80), 300, 200, 4),
-            )
-        },
-        (7,),
-    ),
+CLUSTER = empty_cluster().changed(
+    REPAIRS.set(
+        NO_REPAIRS.with_repaired(
+            {
+                7: (
+                    Repaired(Range(0, 10), 5_100, 5_000, 3),
+                    Repaired(Range(10, 20), 4_100, 4_000, 2),
+                    Repaired(Range(50, 60), 4_100, 0, 4),
+                    Repaired(Range(70, 80), 300, 200, 4),
+                )
+            },
+            (7,),
+        )
+    )
 )
 
 

@@ -9,14 +9,16 @@ import pytest
 from lockstep.metadata import excluded, features, membership, permissions, role_changes, transformations
 from lockstep.metadata.cluster import empty_cluster
 from lockstep.metadata.conflicts import TABLE, Held, Scope, Wanted, excluded_by, holders, refuse_during
-from lockstep.metadata.directory import NodeState
+from lockstep.metadata.directory import DIRECTORY, NodeState
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
+from lockstep.metadata.feature_names import FEATURE_STATE
 from lockstep.metadata.features import EnableFeatures, due, supported_by_all, unaware, unsupporting
 from lockstep.metadata.membership import CancelMembership, PrepareMembership, ServiceWish, SetService
-from lockstep.metadata.operations import OperationKind
+from lockstep.metadata.operations import OPERATIONS, OperationKind
 from lockstep.metadata.permissions import ChangePermissions
 from lockstep.metadata.registry import Transformation
 from lockstep.metadata.role_changes import AlterRole, ChangeMembership, ChangeRole, CreateRole, DropRole
+from lockstep.metadata.service import SERVICE
 from lockstep.metadata.transformations import Initialize, Register, SetExtension, UpdateNode
 from lockstep.topology.force_remove import ForceRemove
 from lockstep.topology.transformations import PrepareOperation
@@ -135,16 +137,17 @@ def test_features_are_enabled_when_all_nodes_support_them(wrong: tuple[str, ...]
 
 def test_features_are_due_in_quiet_times_and_once_all_have_seen_the_announcement() -> None:
     made = history()
-    now = msgspec.structs.replace(made.now, features=msgspec.structs.replace(made.now.features, enabled=()))
+    now = made.now.changed(FEATURE_STATE.set(msgspec.structs.replace(made.now.features, enabled=())))
     assert due(now) == supported_by_all(now) == made.now.features.enabled
-    frozen = msgspec.structs.replace(now, service=msgspec.structs.replace(now.service, frozen="why"))
+    frozen = now.changed(SERVICE.set(msgspec.structs.replace(now.service, frozen="why")))
     assert due(frozen) == () and supported_by_all(frozen)
     made.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (5,)))
-    assert due(msgspec.structs.replace(now, operations=made.now.operations)) == ()
-    assert supported_by_all(empty_cluster()) == ()
-    announced = msgspec.structs.replace(
-        now, features=msgspec.structs.replace(now.features, announced_epoch=7)
+    assert (
+        due(now.changed(OPERATIONS.set(msgspec.structs.replace(now.running, running=made.now.operations))))
+        == ()
     )
+    assert supported_by_all(empty_cluster()) == ()
+    announced = now.changed(FEATURE_STATE.set(msgspec.structs.replace(now.features, announced_epoch=7)))
     seen = {NodeId(1): 7, NodeId(2): 6, NodeId(3): 9}
     assert unaware(announced, seen) == ((2, 6), (4, 0))
     shut = History()
@@ -301,9 +304,11 @@ def test_a_node_that_may_not_vote_is_told_so() -> None:
     made.submit(silent)
     made.submit(PrepareOperation(OperationKind.BOOTSTRAP, NodeId(4), (50,)))
     node = made.now.directory.nodes[3]
-    now = msgspec.structs.replace(
-        made.now, operations=(), directory=made.now.directory.with_node(
-            msgspec.structs.replace(node, state=NodeState.NORMAL)))  # fmt: skip
+    normal = msgspec.structs.replace(node, state=NodeState.NORMAL)
+    now = made.now.changed(
+        DIRECTORY.set(made.now.directory.with_node(normal)),
+        OPERATIONS.set(msgspec.structs.replace(made.now.running, running=())),
+    )
     with pytest.raises(Rejected, match="node 4 is configured never to vote"):
         PrepareMembership(ids(2, 4), ()).apply(now, now.epoch + 1)
 

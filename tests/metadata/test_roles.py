@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata import permissions, resources, role_changes
-from lockstep.metadata.cluster import ClusterMetadata, decode_cluster, encode_cluster
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.diff import diff
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.permissions import ChangePermissions
@@ -32,6 +32,7 @@ from lockstep.schema.changes import (
 from lockstep.schema.model import ColumnKind
 from lockstep.values.errors import Rejected
 from tests.metadata.histories import History, founder
+from tests.metadata.stored import from_stored, stored
 
 FACTOR = (("class", "SimpleStrategy"), ("replication_factor", "1"))
 COLUMNS = (NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0),)
@@ -203,7 +204,7 @@ def test_stored_forms_hold_roles_and_grants() -> None:
     made = history()
     made.submit(ChangeRole(AlterRole("ann", salted_hash="$2a$10$secret", data_centers=("dc1",))))
     value = made.now
-    assert decode_cluster(encode_cluster(value)) == value
+    assert from_stored(stored(value)) == value
     decoder = SnapshotDecoder()
     for piece in pieces(value):
         decoder.feed(piece)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.metadata.cluster import encode_cluster
 from lockstep.metadata.operations import OperationKind
 from lockstep.metadata.registry import Registry
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
@@ -25,6 +24,7 @@ from lockstep.topology.transformations import KINDS as TOPOLOGY_KINDS
 from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
 from tests.metadata.histories import History, founder, network, simple
+from tests.metadata.stored import stored
 
 
 def options(**factors: int) -> tuple[tuple[str, str], ...]:
@@ -67,7 +67,7 @@ def test_keyspaces_with_equal_replication_share_one_ring(history: History) -> No
     history.submit(ChangeSchema(DropKeyspace("b")))
     assert [ring.replication for ring in history.now.placements.rings] == [network(dc1=3)]
     history.now.validate()
-    assert encode_cluster(history.replayed()) == encode_cluster(history.now)
+    assert stored(history.replayed()) == stored(history.now)
 
 
 def test_a_refused_change_says_how_a_client_is_told(history: History) -> None:

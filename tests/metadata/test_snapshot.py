@@ -11,11 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata import snapshot, snapshot_file
-from lockstep.metadata.cluster import ClusterMetadata, encode_cluster
+from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.digest import state_digest
-from lockstep.metadata.extensions import extensions_of
+from lockstep.metadata.extensions import EXTENSIONS, extensions_of
 from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.snapshot import Section, SnapshotDecoder, pieces
+from lockstep.metadata.part import END_NUMBER
+from lockstep.metadata.placements_part import PLACEMENTS
+from lockstep.metadata.recent_ids import RECENT_IDS
+from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.snapshot_file import SnapshotFileReader, file_records, header_of, read_file
 from lockstep.metadata.transformations import SetExtension
 from lockstep.topology.transformations import PrepareOperation
@@ -24,6 +28,7 @@ from lockstep.values.errors import CorruptFile
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import SNAPSHOT_PIECE_BYTES_MAX
 from tests.metadata.histories import History, network, simple, started
+from tests.metadata.stored import stored
 from tests.metadata.test_log import register
 
 
@@ -51,49 +56,72 @@ def test_a_value_survives_the_stream_whatever_the_cuts() -> None:
     for step in (1_000, 4_097, len(stream)):
         again = decoded(stream, step)
         assert again == value
-        assert encode_cluster(again) == encode_cluster(value)
+        assert stored(again) == stored(value)
         assert state_digest(again) == state_digest(value)
 
 
-def stream_of(items: list[tuple[Section, Any]]) -> bytes:
+Stored = list[tuple[tuple[int, int], Any]]
+
+
+def stream_of(items: Stored) -> bytes:
     """Well-formed items, whatever they say; bytes stand for themselves."""
     found = b""
-    for section, value in [*items, (Section.END, len(items))]:
+    for (number, kind), value in [*items, ((END_NUMBER, 0), len(items))]:
         data = value if isinstance(value, bytes) else encode(value)
-        found += struct.pack(">IB", len(data), section) + data
+        found += struct.pack(">IBB", len(data), number, kind) + data
     return found
 
 
 def test_well_formed_items_that_make_no_value_are_refused_as_damage() -> None:
-    items = list(snapshot._items(small().now))
-    (_, head), rest = items[0], items[1:]
+    items = list(snapshot.items(small().now))
     assert decoded(stream_of(items), 100) == small().now
-    negative = msgspec.structs.replace(head, recent_first_epoch=-5)
-    beyond = msgspec.structs.replace(head, recent_first_epoch=2**64 - 1)
-    no_text = (Section.EXTENSION, b"\x92\xa2\xff\xfe\xc4\x01a")
-    for wrong in ([(Section.HEAD, negative), *rest], [(Section.HEAD, beyond), *rest], [*items, no_text]):
+    first_id = (RECENT_IDS.number, 0)
+    place = next(at for at, (where, _) in enumerate(items) if where == first_id)
+
+    def with_first(number: int) -> Stored:
+        return [*items[:place], (first_id, number), *items[place + 1 :]]
+
+    ranges = next(at for at, (where, _) in enumerate(items) if where == (PLACEMENTS.number, 1))
+    no_text = ((EXTENSIONS.number, 0), b"\x92\xa2\xff\xfe\xc4\x01a")
+    wrongs: list[Stored] = [
+        with_first(-5),
+        with_first(2**64 - 1),
+        [*items[:place], no_text, *items[place:]],
+        [item for item in items if item[0][0] != SCHEMA.number],
+        [item for item in items if item[0] != (PLACEMENTS.number, 0)],
+        [*items[:ranges], items[ranges], *items[ranges:]],
+        [items[0], *items],
+        [items[0], *items[:0:-1]],
+    ]
+    for wrong in wrongs:
         with pytest.raises(CorruptFile):
             decoded(stream_of(wrong), 100)
 
 
 def test_items_out_of_order_are_refused_as_damage() -> None:
-    items = list(snapshot._items(history().now))
+    items = list(snapshot.items(history().now))
     sections = [section for section, _ in items]
+    ring, ranges = (PLACEMENTS.number, 0), (PLACEMENTS.number, 1)
     assert decoded(stream_of(items), 1_000) == history().now
     for at in range(len(items) - 1):
         before, after = sections[at], sections[at + 1]
         swapped = [*items[:at], items[at + 1], items[at], *items[at + 2 :]]
-        if (before, after) != (after, before) and (before, after) != (Section.RANGES, Section.RING):
+        if (before, after) != (after, before) and (before, after) != (ranges, ring):
             with pytest.raises(CorruptFile):
                 decoded(stream_of(swapped), 1_000)
-    for wrong in (items[1:], [items[0], *items], [*items, items[1]], [one for one in items if one[0] != 3]):
+    for wrong in (
+        items[1:],
+        [items[0], *items],
+        [*items, items[1]],
+        [one for one in items if one[0][0] != SCHEMA.number],
+    ):
         with pytest.raises(CorruptFile):
             decoded(stream_of(wrong), 1_000)
 
 
 def test_equal_values_give_equal_streams() -> None:
     value = history().now
-    other = msgspec.structs.replace(value, extensions=extensions_of(reversed(value.extensions.items())))
+    other = value.changed(EXTENSIONS.set(extensions_of(reversed(value.extensions.items()))))
     assert b"".join(pieces(other)) == b"".join(pieces(value)) == b"".join(pieces(history().now))
     assert b"".join(pieces(history().values[-2])) != b"".join(pieces(value))
 

@@ -12,13 +12,11 @@ import pytest
 
 import lockstep.metadata
 from lockstep.metadata import management, snapshot_file
-from lockstep.metadata.feature_names import NO_FEATURES
 from lockstep.metadata.management import GENESIS, VotersRecord
 from lockstep.metadata.management_commands import Admit, Expel, Found, RecordVoters, Repair
 from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.repairs import NO_REPAIRS, RepairState
+from lockstep.metadata.repairs import RepairState
 from lockstep.metadata.requests import Policy, RequestState
-from lockstep.metadata.snapshot import Section
 from lockstep.metadata.snapshot_entries import ANY_TIME
 from lockstep.metadata.snapshot_file import RecordKind
 
@@ -82,12 +80,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Repairs": {"running": (), "ended": (), "tables": (), "next_id": 1},
     "Role": {"superuser": False, "login": False, "salted_hash": "", "data_centers": (), "member_of": ()},
     # Whole values, and what heads them.
-    "_ClusterImage": {
-        "extensions": (), "live_requests": (), "ended_requests": (), "next_request_id": 1, "excluded": (),
-        "degraded": (), "features": NO_FEATURES, "generations": (), "repairs": NO_REPAIRS, "roles": (),
-        "grants": (),
-    },
-    "_Head": {"next_request_id": 1, "features": NO_FEATURES, "next_repair_id": 1},
     "Header": {"entry": None},
     # The management group.
     "ManagementState": {
@@ -150,11 +142,6 @@ NUMBERS: dict[type[enum.IntEnum], dict[str, int]] = {
         "ROLE_CHANGE": 31, "ROLE_MEMBERSHIP": 32, "PERMISSIONS": 33, "BEGIN_REPAIR": 34, "END_REPAIR": 35,
         "RECORD_UNDELIVERED": 36,
     },
-    Section: {
-        "HEAD": 1, "NODE": 2, "SCHEMA": 3, "RING": 4, "RANGES": 5, "OPERATION": 6, "LOCK": 7, "SESSION": 8,
-        "RECENT_IDS": 9, "EXTENSION": 10, "REQUEST": 11, "EXCLUDED": 12, "DEGRADED": 13, "GENERATION": 14,
-        "ROLE": 15, "GRANT": 16, "REPAIR": 17, "TABLE_REPAIRS": 18, "END": 255,
-    },
     RecordKind: {"HEADER": 1, "PIECE": 2, "ENTRIES": 3, "TRAILER": 4},
 }  # fmt: skip
 
@@ -168,4 +155,4 @@ def test_tags_and_formats_stay() -> None:
     tags = [kind.__struct_config__.tag for kind in (Found, Admit, Expel, RecordVoters)]
     assert tags == [1, 2, 3, 4]
     formats = management.SNAPSHOT_FORMAT, snapshot_file.FORMAT, snapshot_file.FORMAT_VERSION
-    assert formats == (1, "lockstep-metadata", 1)
+    assert formats == (1, "lockstep-metadata", 2)

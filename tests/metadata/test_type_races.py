@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.metadata.cluster import encode_cluster
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.registry import Registry
 from lockstep.metadata.schema_change import KINDS as SCHEMA_KINDS
@@ -23,6 +22,7 @@ from lockstep.schema.changes import (
 from lockstep.schema.model import ColumnKind
 from lockstep.schema.type_changes import AddTypeField, CreateType, DropType, RenameTypeFields
 from tests.metadata.histories import History, founder
+from tests.metadata.stored import stored
 
 _OPTIONS = (("class", "SimpleStrategy"), ("replication_factor", "1"))
 _KEY = NewColumn("k", "int", ColumnKind.PARTITION_KEY, 0)
@@ -155,4 +155,4 @@ def test_types_are_in_digests_snapshots_and_replays() -> None:
     assert (
         without.now.schema.digest != history(CreateType("ks", "p", (("x", "int"),)), _PLAIN).now.schema.digest
     )
-    assert encode_cluster(made.replayed()) == encode_cluster(made.now)
+    assert stored(made.replayed()) == stored(made.now)

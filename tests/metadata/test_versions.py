@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory, NodeState
+from lockstep.metadata.extensions import EXTENSIONS
 from lockstep.metadata.registry import EntryKind, Registry
 from lockstep.metadata.transformations import KINDS, Initialize, Register, SetExtension, UpdateNode
 from lockstep.metadata.versions import LOG_VERSION, SINCE, lowest_version, refuse_newer_kind
@@ -22,7 +23,7 @@ class NewThing(msgspec.Struct, frozen=True, array_like=True):
     """A kind of version 2."""
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
-        return msgspec.structs.replace(cluster, extensions=cluster.extensions.insert("new", b"1"))
+        return cluster.changed(EXTENSIONS.set(cluster.extensions.insert("new", b"1")))
 
 
 def of_version_2() -> Registry:

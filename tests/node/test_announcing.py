@@ -12,7 +12,7 @@ import msgspec
 from lockstep.gossip.dissemination import FAN_OUT, PINGED_AT_ONCE
 from lockstep.gossip.failure_detector import FailureDetector
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.directory import Directory, NodeInfo, NodeState
+from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
 from lockstep.node.announcing import Announcer
 from lockstep.node.liveness import Liveness
 from lockstep.node.messages import Announce, HashAt
@@ -39,7 +39,9 @@ def cluster_of(nodes: int, epoch: int, *, left: tuple[int, ...] = ()) -> Cluster
         for number in range(1, nodes + 1)
     )
     return msgspec.structs.replace(
-        empty_cluster(), epoch=epoch, hash=bytes([epoch % 256]) * 32, directory=Directory(infos, nodes + 1)
+        empty_cluster().changed(DIRECTORY.set(Directory(infos, nodes + 1))),
+        epoch=epoch,
+        hash=bytes([epoch % 256]) * 32,
     )
 
 

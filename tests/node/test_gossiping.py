@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from lockstep.gossip.soft_state import Known
 from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.requests import Request, Requests
+from lockstep.metadata.requests import REQUESTS, Request, Requests
 from lockstep.server.requests import Requests as Desk
 from lockstep.topology.requests import CancelRequest
 from lockstep.topology.transformations import PrepareOperation
@@ -162,7 +161,7 @@ def test_a_removal_whose_node_came_back_is_taken_back_before_it_begins(
         request = Request(
             1, OperationKind.REMOVE, NodeId(3), requested_epoch=asked_epoch, presumed_dead=presumed_dead
         )
-        cluster = msgspec.structs.replace(town.newest, requests=Requests((request,), (), 2))
+        cluster = town.newest.changed(REQUESTS.set(Requests((request,), (), 2)))
         wanted = PrepareOperation(OperationKind.REMOVE, NodeId(3), request_id=1)
         found = town.node(1).topology._reconsidered(cluster, wanted)
         if begins:
@@ -176,7 +175,7 @@ def test_a_removal_that_was_asked_for_just_now_begins() -> None:
         town.found()
         assert town.finish(town.submit(1, keyspace("ks"))).error is None
         request = Request(1, OperationKind.REMOVE, NodeId(3), requested_epoch=town.newest.epoch)
-        cluster = msgspec.structs.replace(town.newest, requests=Requests((request,), (), 2))
+        cluster = town.newest.changed(REQUESTS.set(Requests((request,), (), 2)))
         wanted = PrepareOperation(OperationKind.REMOVE, NodeId(3), request_id=1)
         assert town.node(1).topology._reconsidered(cluster, wanted) == wanted
 

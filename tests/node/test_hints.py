@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.repairs import Repaired, Repairs, TableRepairs
+from lockstep.metadata.repairs import REPAIRS, Repaired, Repairs, TableRepairs
 from lockstep.metadata.schema_change import ChangeSchema
 from lockstep.node import farewell
 from lockstep.node.node import Node
@@ -182,7 +181,7 @@ def test_a_hint_that_is_not_kept_leaves_a_mark_that_survives(lines: str, reason:
             tables = (TableRepairs(table, ranges), TableRepairs(table + 1, ranges))
             known = {place: dict(of) for place, of in hints.store._marks.items()}
             with replaced((hints.store, "_marks", known)):
-                hints.forget_marks(replace(cluster, repairs=Repairs(tables=tables)))
+                hints.forget_marks(cluster.changed(REPAIRS.set(Repairs(tables=tables))))
                 assert list(hints.store.marks()) == left, "a repair that began before is not enough"
         emptied = ChangeSchema(EmptyTable("ks", "t"))
         assert town.finish(town.submit(1, emptied)).error is None

@@ -19,6 +19,7 @@ from lockstep.metadata.management_commands import (
     RecordVoters,
     encode_command,
 )
+from lockstep.metadata.service import SERVICE
 from lockstep.node.management import ADMISSION_TIMEOUT_MS, LOOKS_PER_QUESTION
 from lockstep.node.management_group import ManagementGroup
 from lockstep.node.management_messages import GroupReport
@@ -324,7 +325,7 @@ def test_no_member_begins_while_the_one_before_may_still_write() -> None:
             group.stop = wait  # type: ignore[method-assign]
             now = management._metadata.current
             service = msgspec.structs.replace(now.service, voters=(NodeId(1), NodeId(2)))
-            management._metadata.current = msgspec.structs.replace(now, service=service)
+            management._metadata.current = now.changed(SERVICE.set(service))
             management._own_member = lambda: 3  # type: ignore[method-assign]
             management._looks = LOOKS_PER_QUESTION - 1
             await management._give_up_part()
@@ -349,7 +350,7 @@ def test_a_node_that_no_longer_votes_ends_its_member() -> None:
         rest = tuple(number for number in (1, 2, 3) if number != out)
         counted = msgspec.structs.replace(state, voters=tuple(NodeId(number) for number in rest))
         node = town.node(out)
-        node.state.current = msgspec.structs.replace(node.state.current, service=counted)
+        node.state.current = node.state.current.changed(SERVICE.set(counted))
         node.management._own_member = lambda: None  # type: ignore[method-assign]
         done = town.begin(1, lambda one: one.management.submitter.submit(RecordVoters(rest, 99, 99), 5000))
         assert town.finish(done).error is None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.recent_ids import RECENT_IDS
 from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.tip import Duplicate, Expired, Tip
 from lockstep.metadata.transformations import SetExtension
@@ -107,7 +107,7 @@ def test_entry_ids_survive_a_restart_from_a_snapshot_and_an_installation() -> No
             assert judged(place.state.current, entry.entry_id, 0) == Duplicate(entry.epoch, committed=True)
     ids = LONG.now.recent_ids
     short = type(ids).from_listed(30, ids.listed()[29:])
-    forgetful = msgspec.structs.replace(LONG.now, recent_ids=short)
+    forgetful = LONG.now.changed(RECENT_IDS.set(short))
     assert judged(forgetful, LONG.entries[7].entry_id, 7) == Expired(30)
     assert judged(forgetful, LONG.entries[35].entry_id, 7) == Duplicate(36, committed=True)
 

@@ -11,6 +11,7 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.entries import hash_of
+from lockstep.metadata.operations import OPERATIONS
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.snapshot_file import SnapshotFileReader
@@ -122,7 +123,9 @@ def test_a_snapshot_entry_of_another_state_stops_the_node() -> None:
     forged = TakeSnapshot("forged", 0, 4, bytes(32))
     assert isinstance(made.tried(forged), Rejected) is False
     other = history(5)
-    value = msgspec.structs.replace(other.values[4], next_operation_id=99)
+    value = other.values[4].changed(
+        OPERATIONS.set(msgspec.structs.replace(other.values[4].running, next_id=99))
+    )
     body = REGISTRY.decode(EntryKind.SNAPSHOT, other.entries[4].body)
     with pytest.raises(Rejected, match="has the digest"):
         body.apply(value, 5)

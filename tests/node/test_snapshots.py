@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.digest import state_digest
+from lockstep.metadata.extensions import EXTENSIONS
 from lockstep.metadata.registry import Registry
 from lockstep.metadata.snapshot_entries import KINDS as SNAPSHOT_KINDS
 from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
@@ -149,7 +150,7 @@ class Unheard(msgspec.Struct, frozen=True, array_like=True):
     """A kind that one node's version does not know."""
 
     def apply(self, cluster: ClusterMetadata, epoch: int) -> ClusterMetadata:
-        return msgspec.structs.replace(cluster, extensions=cluster.extensions.insert("unheard", b"1"))
+        return cluster.changed(EXTENSIONS.set(cluster.extensions.insert("unheard", b"1")))
 
 
 def knowing(*tables: dict[int, type]) -> Registry:

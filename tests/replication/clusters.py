@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
-from lockstep.metadata.directory import Directory, NodeInfo, NodeState
-from lockstep.metadata.operations import Session, Stage
-from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, RingPlacement
+from lockstep.metadata.directory import DIRECTORY, Directory, NodeInfo, NodeState
+from lockstep.metadata.operations import OPERATIONS, Session, Stage
+from lockstep.metadata.placements_part import PLACEMENTS
+from lockstep.metadata.schema_part import SCHEMA
+from lockstep.placement.placements import PlacedRange, Placements, ReplicaGroup, ring_of_ranges
 from lockstep.replication.coordinator import Coordinator
 from lockstep.replication.handshake import Address, PeerInfo
 from lockstep.replication.repeated_log import RepeatedLog
@@ -84,12 +86,18 @@ def make_cluster(
     table = Table(TABLE_ID, "u", "ks", "t", columns, epoch=table_epoch)
     schema = schema_of([keyspace_of(KeyspaceHead("ks", setting, epoch=1), (table,) if tables else ())], 2)
     return msgspec.structs.replace(
-        empty_cluster(),
+        empty_cluster().changed(
+            DIRECTORY.set(Directory(nodes, max(known, default=0) + 1)),
+            SCHEMA.set(schema),
+            PLACEMENTS.set(Placements((ring_of_ranges(setting, tuple(ranges)),))),
+            OPERATIONS.set(
+                msgspec.structs.replace(
+                    empty_cluster().running,
+                    sessions=tuple(Session(s, 1, Stage.WRITE_BOTH_READ_OLD, epoch) for s in sessions),
+                )
+            ),
+        ),
         epoch=epoch,
-        directory=Directory(nodes, max(known, default=0) + 1),
-        schema=schema,
-        placements=Placements((RingPlacement(setting, tuple(ranges)),)),
-        sessions=tuple(Session(s, 1, Stage.WRITE_BOTH_READ_OLD, epoch) for s in sessions),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from lockstep.metadata.operations import OPERATIONS
 from lockstep.replication import stream_helped, stream_target, verbs
 from lockstep.replication.replica import ReplicaService
 from lockstep.replication.session_guards import SessionGuards
@@ -114,7 +115,10 @@ class RealNode(TestNode):
         return [one for one in self.runtime.disk.names("streams") if one.startswith("out-")]
 
     def close_session(self) -> None:
-        self.cluster = msgspec.structs.replace(self.cluster, epoch=self.cluster.epoch + 1, sessions=())
+        self.cluster = msgspec.structs.replace(
+            self.cluster.changed(OPERATIONS.set(msgspec.structs.replace(self.cluster.running, sessions=()))),
+            epoch=self.cluster.epoch + 1,
+        )
         self.service.forget_closed()
 
     async def copy(self, source: RealNode) -> StreamReport:

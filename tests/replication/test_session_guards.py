@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import empty_cluster
-from lockstep.metadata.operations import Session, Stage
+from lockstep.metadata.operations import OPERATIONS, Session, Stage
 from lockstep.replication.session_guards import SessionGuards
 from lockstep.values.errors import SessionClosed
 
@@ -15,10 +15,14 @@ SESSION = Session("operation-1-write_both_read_old", 1, Stage.WRITE_BOTH_READ_OL
 
 class Metadata:
     def __init__(self) -> None:
-        self.value = msgspec.structs.replace(empty_cluster(), sessions=(SESSION,))
+        self.value = empty_cluster().changed(
+            OPERATIONS.set(msgspec.structs.replace(empty_cluster().running, sessions=(SESSION,)))
+        )
 
     def close(self) -> None:
-        self.value = msgspec.structs.replace(self.value, sessions=())
+        self.value = self.value.changed(
+            OPERATIONS.set(msgspec.structs.replace(self.value.running, sessions=()))
+        )
 
 
 def test_a_guard_outlives_its_session_and_is_told_of_until_it_is_released() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.schema_part import SCHEMA
 from lockstep.replication import verbs
 from lockstep.replication.speculation import Histogram, Latencies, Part, Policy, policy_of
 from lockstep.schema.model import KeyspaceHead, keyspace_of, schema_of
@@ -43,7 +44,7 @@ def with_options(cluster: ClusterMetadata, **options: str) -> ClusterMetadata:
     changed = msgspec.structs.replace(table, options=checked_options(tuple(options.items())))
     head = KeyspaceHead("ks", keyspace.replication, epoch=1)
     schema = schema_of([keyspace_of(head, (changed,))], 2)
-    return msgspec.structs.replace(cluster, schema=schema)
+    return cluster.changed(SCHEMA.set(schema))
 
 
 @pytest.mark.parametrize(("text", "policy"), TEXTS)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.operations import OPERATIONS
 from lockstep.replication import stream_source, stream_target, verbs
 from lockstep.replication.messages import StreamFile, StreamPart, WriteRequest
 from lockstep.replication.raw_bytes import FileReply
@@ -171,7 +172,10 @@ class StreamNode(TestNode):
         return self.disk.names("streams")
 
     def close_session(self) -> None:
-        self.cluster = msgspec.structs.replace(self.cluster, epoch=self.cluster.epoch + 1, sessions=())
+        self.cluster = msgspec.structs.replace(
+            self.cluster.changed(OPERATIONS.set(msgspec.structs.replace(self.cluster.running, sessions=()))),
+            epoch=self.cluster.epoch + 1,
+        )
         self.service.forget_closed()
         self.client.forget_closed(self.cluster.session_open)
 

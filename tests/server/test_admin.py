@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from lockstep.cli.main import root
 from lockstep.local.admin_client import AdminClient
 from lockstep.local.credentials import Credential
+from lockstep.metadata.extensions import EXTENSIONS
 from lockstep.server.admin_door import AdminDoor, serve_admin
 from lockstep.values.errors import ConfigurationError, LockstepError, Rejected
 from tests.server.parts import ADMIN_PORT, CQL_PORT, Nodes, nodes
@@ -343,7 +344,7 @@ def test_verify_names_the_node_and_the_part_that_differ(cluster: Nodes) -> None:
     state = cluster.members[2].node.state
     held = state.current
     host = f"{cluster.members[0].address}:{ADMIN_PORT}"
-    state.current = msgspec.structs.replace(held, extensions=held.extensions.insert("x", b"y"))
+    state.current = held.changed(EXTENSIONS.set(held.extensions.insert("x", b"y")))
     try:
         result = CliRunner().invoke(root, ["metadata", "verify", "--host", host, "-o", "json"])
     finally:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cluster import empty_cluster
+from lockstep.metadata.schema_part import SCHEMA
 from lockstep.node.backup_choice import chosen_parts
 from lockstep.schema.model import (
     Column,
@@ -67,7 +68,7 @@ def test_a_view_that_would_lack_rows_is_refused() -> None:
 
 
 def test_names_of_what_is_backed_up() -> None:
-    cluster = msgspec.structs.replace(empty_cluster(), schema=schema())
+    cluster = empty_cluster().changed(SCHEMA.set(schema()))
     assert [(part.keyspace, part.tables) for part in backed_parts(cluster, ())] == [
         ("a", (1, 2)),
         ("b", (3,)),

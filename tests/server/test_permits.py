@@ -12,8 +12,8 @@ from lockstep.cql import tree
 from lockstep.cql.catalog import Catalog
 from lockstep.cql.prepare import prepare
 from lockstep.metadata.cluster import empty_cluster
-from lockstep.metadata.directory import EMPTY_DIRECTORY
-from lockstep.metadata.roles import NO_ACCESS, Access, Role
+from lockstep.metadata.directory import DIRECTORY, EMPTY_DIRECTORY
+from lockstep.metadata.roles import ACCESS, NO_ACCESS, Access, Role
 from lockstep.runtime.real import real_runtime
 from lockstep.schema.changes import CreateKeyspace, CreateTable, NewColumn, SchemaChange, apply_change
 from lockstep.schema.model import ColumnKind, Schema, schema_of
@@ -141,10 +141,10 @@ class Roles:
     """The newest metadata of a node."""
 
     def __init__(self, access: Access) -> None:
-        self.cluster = msgspec.structs.replace(empty_cluster(), access=access, directory=EMPTY_DIRECTORY)
+        self.cluster = empty_cluster().changed(ACCESS.set(access), DIRECTORY.set(EMPTY_DIRECTORY))
 
     def become(self, access: Access) -> None:
-        self.cluster = msgspec.structs.replace(self.cluster, access=access)
+        self.cluster = self.cluster.changed(ACCESS.set(access))
 
     def permits(self, *, checks: bool = True) -> Permits:
         return Permits(lambda: self.cluster, "dc1", checks=checks)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
-from lockstep.metadata.degraded import Degraded
-from lockstep.metadata.repairs import Repaired, Repairs, TableRepairs
+from lockstep.metadata.degraded import DEGRADED, Degraded
+from lockstep.metadata.repairs import REPAIRS, Repaired, Repairs, TableRepairs
 from lockstep.sim.checkers.degraded import check_marked
 from lockstep.sim.checkers.violation import Violation
 from lockstep.values.ids import NodeId
@@ -19,14 +18,14 @@ def degraded(*ranges: Range) -> ClusterMetadata:
     now = history().now
     replication = now.schema.by_name["sim"].replication
     lines = tuple(Degraded(replication, range_, 3, (NodeId(3),)) for range_ in ranges)
-    return msgspec.structs.replace(now, degraded=lines)
+    return now.changed(DEGRADED.set(lines))
 
 
 def repaired(value: ClusterMetadata, range_: Range, epoch: int) -> ClusterMetadata:
     table = value.schema.table("sim", "t")
     assert table is not None
     known = TableRepairs(table.id, (Repaired(range_, 100, 100, epoch),))
-    return msgspec.structs.replace(value, repairs=Repairs(tables=(known,)))
+    return value.changed(REPAIRS.set(Repairs(tables=(known,))))
 
 
 def test_what_was_repaired_may_be_marked_whole_or_in_part() -> None:

@@ -7,7 +7,9 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.digest import state_digest
+from lockstep.metadata.directory import DIRECTORY
 from lockstep.metadata.entries import LogEntry
+from lockstep.metadata.placements_part import PLACEMENTS
 from lockstep.sim.checkers.log import LogMonitor, Submitted, check_submissions
 from lockstep.sim.checkers.ownership import check_epoch, check_stale
 from lockstep.sim.checkers.violation import Violation
@@ -146,8 +148,8 @@ def test_a_group_without_a_reader_is_refused() -> None:
     broken_ring = msgspec.structs.replace(
         ring, ranges=(msgspec.structs.replace(placed, group=fewer), *ring.ranges[1:])
     )
-    broken = msgspec.structs.replace(
-        values[2], placements=msgspec.structs.replace(values[2].placements, rings=(broken_ring,))
+    broken = values[2].changed(
+        PLACEMENTS.set(msgspec.structs.replace(values[2].placements, rings=(broken_ring,)))
     )
     check_epoch(values[1], values[2])
     with pytest.raises(Violation, match="PLC-1"):
@@ -179,7 +181,9 @@ def test_replicas_that_saw_nothing_let_a_stale_coordinator_win() -> None:
         for at in (4, 5, 6)
     )
     directory = msgspec.structs.replace(before.directory, nodes=(*nodes, *more), next_node_id=7)
-    after = msgspec.structs.replace(before, epoch=3, placements=placements, directory=directory)
+    after = msgspec.structs.replace(
+        before.changed(PLACEMENTS.set(placements), DIRECTORY.set(directory)), epoch=3
+    )
     everyone = {NodeId(at): 3 for at in range(1, 7)}
     check_stale([*values, after], everyone)
     with pytest.raises(Violation, match="PLC-4"):

@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.schema_change import ChangeSchema
+from lockstep.metadata.schema_part import SCHEMA
 from lockstep.schema.changes import CreateKeyspace
 from lockstep.schema.model import Column, ColumnKind, DroppedColumn, Schema
 from lockstep.sim.checkers.schema import WHOLE_EVERY, check_schema
@@ -27,7 +28,7 @@ def some_history() -> History:
 
 
 def value(after: ClusterMetadata, schema: Schema) -> ClusterMetadata:
-    return msgspec.structs.replace(after, schema=schema)
+    return after.changed(SCHEMA.set(schema))
 
 
 def test_random_histories_are_not_objected_to() -> None:
@@ -72,4 +73,4 @@ def test_a_value_whose_maps_are_not_in_step_is_found_in_the_end() -> None:
     now = some_history().now
     broken = msgspec.structs.replace(now.schema, tables_by_id=now.schema.tables_by_id.remove(1))
     with pytest.raises(Violation, match="in step"):
-        check_schema(now, msgspec.structs.replace(now, schema=broken, epoch=WHOLE_EVERY))
+        check_schema(now, msgspec.structs.replace(now.changed(SCHEMA.set(broken)), epoch=WHOLE_EVERY))

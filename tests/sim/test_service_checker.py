@@ -8,7 +8,7 @@ import pytest
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.membership import PrepareMembership
 from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.service import Service
+from lockstep.metadata.service import SERVICE, Service
 from lockstep.metadata.transformations import Initialize
 from lockstep.sim.checkers.service import check_voters, unsettled_voters
 from lockstep.sim.checkers.violation import Violation
@@ -32,7 +32,7 @@ def values() -> tuple[ClusterMetadata, ClusterMetadata]:
 
 def with_service(cluster: ClusterMetadata, **changes: object) -> ClusterMetadata:
     service: Service = msgspec.structs.replace(cluster.service, **changes)
-    return msgspec.structs.replace(cluster, service=service)
+    return cluster.changed(SERVICE.set(service))
 
 
 def test_sound_steps_pass() -> None:

@@ -12,7 +12,7 @@ from lockstep.consensus.messages import Entry, EntryKind
 from lockstep.metadata.cluster import ClusterMetadata, empty_cluster
 from lockstep.metadata.entries import LogEntry, seal
 from lockstep.metadata.registry import EntryKind as LogEntryKind
-from lockstep.metadata.service import MembershipChange, Service
+from lockstep.metadata.service import SERVICE, MembershipChange, Service
 from lockstep.sim.checkers.consensus import CommittedMonitor, meet
 from lockstep.sim.checkers.service import _check_change, check_entry
 from lockstep.sim.checkers.violation import Violation
@@ -114,7 +114,7 @@ def entry(kind: LogEntryKind) -> LogEntry:
 
 
 def test_a_freeze_lets_nothing_but_the_service_itself_pass() -> None:
-    frozen: ClusterMetadata = msgspec.structs.replace(empty_cluster(), service=Service(frozen="why"))
+    frozen: ClusterMetadata = empty_cluster().changed(SERVICE.set(Service(frozen="why")))
     check_entry(empty_cluster(), entry(LogEntryKind.SET_EXTENSION))
     check_entry(frozen, entry(LogEntryKind.SET_SERVICE))
     with pytest.raises(Violation, match="CMS-2"):

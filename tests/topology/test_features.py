@@ -8,6 +8,7 @@ import pytest
 from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.metadata.feature_names import (
     BASE_FEATURES,
+    FEATURE_STATE,
     FEATURES,
     FILE_STREAMING,
     SUPPORTED,
@@ -90,8 +91,8 @@ def test_a_node_that_waits_to_join_and_lacks_a_feature_holds_it_up_until_it_is_g
 
 def test_nothing_is_enabled_while_an_operation_runs_or_the_metadata_is_frozen() -> None:
     history = started([(1,), (200,), (300,)], ("ks", simple(2)))
-    history.values[-1] = msgspec.structs.replace(
-        history.now, features=msgspec.structs.replace(history.now.features, enabled=OLD)
+    history.values[-1] = history.now.changed(
+        FEATURE_STATE.set(msgspec.structs.replace(history.now.features, enabled=OLD))
     )
     history.tip.rebuild(history.now, ())
     assert due(history.now) == (FILE_STREAMING,)
@@ -131,8 +132,8 @@ def test_a_node_cannot_take_back_what_is_enabled() -> None:
 
 def test_what_needs_a_feature_is_refused_before_it_is_enabled() -> None:
     history = started([(1,), (200,)], ("ks", simple(1)))
-    history.values[-1] = msgspec.structs.replace(
-        history.now, features=msgspec.structs.replace(history.now.features, enabled=())
+    history.values[-1] = history.now.changed(
+        FEATURE_STATE.set(msgspec.structs.replace(history.now.features, enabled=()))
     )
     asked = EnqueueRequest(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(2))
     with pytest.raises(Rejected, match="replication-change is not enabled yet"):

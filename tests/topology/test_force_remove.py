@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.metadata.cluster import decode_cluster, encode_cluster
-from lockstep.metadata.degraded import Degraded, without_range
+from lockstep.metadata.degraded import DEGRADED, Degraded, without_range
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.metadata.operations import OperationKind
@@ -18,6 +17,7 @@ from lockstep.topology.transformations import PrepareOperation
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import Range
 from tests.metadata.histories import History, SetKeyspaces, simple, started
+from tests.metadata.stored import from_stored, stored
 from tests.topology.drills import refused, register, run_out
 from tests.topology.test_histories import assert_rings_are_fresh
 
@@ -52,7 +52,7 @@ def test_the_node_has_left_and_every_range_with_a_new_replica_is_degraded() -> N
 
 def test_degraded_ranges_are_kept_in_snapshots_and_images() -> None:
     now = forced().now
-    assert decode_cluster(encode_cluster(now)).degraded == now.degraded
+    assert from_stored(stored(now)).degraded == now.degraded
     decoder = SnapshotDecoder()
     for piece in pieces(now):
         decoder.feed(piece)
@@ -60,11 +60,10 @@ def test_degraded_ranges_are_kept_in_snapshots_and_images() -> None:
 
 
 def test_without_the_mark_the_invariants_find_what_was_given_up() -> None:
-    import msgspec
 
     history = forced()
     before, after = history.values[-2:]
-    found = check_adjacent(before, msgspec.structs.replace(after, degraded=()))
+    found = check_adjacent(before, after.changed(DEGRADED.set(())))
     assert any(line.startswith("PLC-3") for line in found)
 
 

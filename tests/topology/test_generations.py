@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from lockstep.metadata.cdc import Generation
-from lockstep.metadata.cluster import decode_cluster, encode_cluster
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.metadata.snapshot import SnapshotDecoder, pieces
@@ -17,6 +16,7 @@ from lockstep.topology.transformations import AdvanceOperation, CancelOperation,
 from lockstep.values.ids import NodeId
 from lockstep.values.limits import CDC_GENERATIONS_KEPT_MAX
 from tests.metadata.histories import History, simple, started
+from tests.metadata.stored import from_stored, stored
 from tests.topology.drills import Coordinator, refused, register, replacing, run_out, run_to
 
 RING_DELAY_MS = 30_000
@@ -203,5 +203,5 @@ def test_generations_are_part_of_images_snapshots_and_digests() -> None:
     decoder = SnapshotDecoder()
     for piece in pieces(now):
         decoder.feed(piece)
-    assert decoder.finish().generations == now.generations == decode_cluster(encode_cluster(now)).generations
+    assert decoder.finish().generations == now.generations == from_stored(stored(now)).generations
     assert state_digest(now) != state_digest(before)

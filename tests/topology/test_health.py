@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.metadata.cluster import ClusterMetadata
+from lockstep.metadata.degraded import DEGRADED
 from lockstep.metadata.directory import NodeState
 from lockstep.metadata.excluded import ExcludeNodes
 from lockstep.metadata.membership import ServiceWish, SetService
@@ -148,7 +148,7 @@ def test_ranges_that_may_lack_writes_are_a_finding_until_they_are_repaired() -> 
     (one,) = findings(now, View(1, frozenset((1, 2, 3)), {}))
     assert (one.condition.code, one.condition.subject, one.level) == ("RANGES_DEGRADED", "ks", Level.DEGRADED)
     assert one.condition.detail.startswith("2 ranges, where nodes 1, 2 may lack writes")
-    assert findings(msgspec.structs.replace(now, degraded=()), View(1, frozenset((1, 2, 3)), {})) == ()
+    assert findings(now.changed(DEGRADED.set(())), View(1, frozenset((1, 2, 3)), {})) == ()
 
 
 def test_a_newcomer_that_died_a_drained_and_a_silent_node_are_findings() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lockstep.metadata.directory import NodeState
-from lockstep.metadata.operations import OperationKind, Stage
-from lockstep.placement.placements import PlacedRange, ReplicaGroup, RingPlacement
+from lockstep.metadata.directory import DIRECTORY, NodeState
+from lockstep.metadata.operations import OPERATIONS, OperationKind, Stage
+from lockstep.metadata.placements_part import PLACEMENTS
+from lockstep.metadata.schema_part import SCHEMA
+from lockstep.placement.placements import PlacedRange, ReplicaGroup, ring_of_ranges
 from lockstep.schema.model import Replication
 from lockstep.topology.invariants import check_endings, check_locks, check_replica_counts, check_restored
 from lockstep.topology.transformations import CancelOperation, PrepareOperation
@@ -32,13 +34,13 @@ def test_a_walk_whose_keyspace_is_not_on_its_ring_is_found() -> None:
         assert check_locks(now) == ()
         keyspace = now.schema.by_name["ks"]
         shared = msgspec.structs.replace(keyspace, replication=simple(1))
-        lost = msgspec.structs.replace(now, schema=now.schema.with_keyspace(shared))
+        lost = now.changed(SCHEMA.set(now.schema.with_keyspace(shared)))
         assert check_locks(lost) == (
             "OP-1: the ring of operation 1 (replication_change of keyspace ks) belongs to []",
         )
         other = Replication("SimpleStrategy", (("", 3),), 1)
         elsewhere = msgspec.structs.replace(keyspace, replication=other)
-        (found,) = check_locks(msgspec.structs.replace(now, schema=now.schema.with_keyspace(elsewhere)))
+        (found,) = check_locks(now.changed(SCHEMA.set(now.schema.with_keyspace(elsewhere))))
         reached = 2 if stage is Stage.WRITE_BOTH_READ_NEW else 1
         assert f"has reached {simple(reached).text()}, its keyspace has {other.text()}" in found
 
@@ -58,13 +60,19 @@ def test_a_walk_that_does_not_lock_its_whole_ring_is_found(left_out: int) -> Non
     kept = tuple(t for at, t in enumerate(operation.transitions) if at != gone)
     ranges = tuple(r for at, r in enumerate(lock.ranges) if at != gone)
     operation = msgspec.structs.replace(operation, transitions=kept)
-    whole = msgspec.structs.replace(
-        now, operations=(operation,), locks=(msgspec.structs.replace(lock, ranges=ranges),)
+    whole = now.changed(
+        OPERATIONS.set(
+            msgspec.structs.replace(
+                now.running, running=(operation,), locks=(msgspec.structs.replace(lock, ranges=ranges),)
+            )
+        )
     )
     assert check_locks(whole) == (
         "OP-1: operation 1 (replication_change of keyspace ks) does not lock the whole ring of its keyspace",
     )
-    (text,) = check_locks(msgspec.structs.replace(now, locks=whole.locks))
+    (text,) = check_locks(
+        now.changed(OPERATIONS.set(msgspec.structs.replace(now.running, locks=whole.locks)))
+    )
     assert text.startswith("OP-1: the lock of operation 1") and text.endswith("is not its ranges")
 
 
@@ -79,13 +87,13 @@ def test_a_walk_that_ends_elsewhere_or_too_early_is_found() -> None:
     )
     keyspace = history.now.schema.by_name["ks"]
     wrong = msgspec.structs.replace(keyspace, replication=simple(1))
-    after = msgspec.structs.replace(history.now, schema=history.now.schema.with_keyspace(wrong))
+    after = history.now.changed(SCHEMA.set(history.now.schema.with_keyspace(wrong)))
     (elsewhere,) = check_endings(history.values[-2], after)
     assert elsewhere.endswith(f"did not leave its keyspace with {simple(2).text()}")
     ring = history.now.placements.ring(simple(2))
     short = PlacedRange(ring.ranges[0].range, ReplicaGroup((NodeId(1),), (NodeId(1),), 1))
-    rings = RingPlacement(ring.replication, (short, *ring.ranges[1:]))
-    after = msgspec.structs.replace(history.now, placements=history.now.placements.with_rings((rings,)))
+    rings = ring_of_ranges(ring.replication, (short, *ring.ranges[1:]))
+    after = history.now.changed(PLACEMENTS.set(history.now.placements.with_rings((rings,))))
     found = check_endings(history.values[-2], after)
     assert found and all(" left " in line and ", not " in line for line in found)
 
@@ -103,9 +111,9 @@ def test_a_node_that_does_not_end_as_its_operation_says_is_found() -> None:
         ({"tokens": (51,)}, "left its node without its tokens"),
     ):
         directory = history.now.directory.with_node(msgspec.structs.replace(newcomer, **change_))
-        found = check_endings(before, msgspec.structs.replace(history.now, directory=directory))
+        found = check_endings(before, history.now.changed(DIRECTORY.set(directory)))
         assert [line.partition(") ")[2] for line in found] == [text]
-    not_moved = msgspec.structs.replace(history.now, placements=history.values[3].placements)
+    not_moved = history.now.changed(PLACEMENTS.set(history.values[3].placements))
     assert any(" left " in line and ", not " in line for line in check_endings(before, not_moved))
 
 
@@ -117,7 +125,7 @@ def test_a_replaced_node_that_stays_in_the_ring_is_found() -> None:
     before = history.now
     run_out(history, 1)
     stays = msgspec.structs.replace(history.now.directory.by_id[NodeId(3)], state=NodeState.NORMAL)
-    after = msgspec.structs.replace(history.now, directory=history.now.directory.with_node(stays))
+    after = history.now.changed(DIRECTORY.set(history.now.directory.with_node(stays)))
     assert check_endings(before, history.now) == ()
     assert (
         "OP-1: operation 1 (replace of node 3 by node 4) left the replaced node in the ring"
@@ -141,11 +149,11 @@ def test_a_range_with_replicas_that_nobody_asked_for_is_found(
     (ring,) = history.now.placements.rings
     group = ReplicaGroup(tuple(map(NodeId, reads)), tuple(map(NodeId, writes)), 1)
     ranges = (PlacedRange(ring.ranges[0].range, group), *ring.ranges[1:])
-    rings = history.now.placements.with_rings((RingPlacement(ring.replication, ranges),))
-    found = check_replica_counts(msgspec.structs.replace(history.now, placements=rings))
+    rings = history.now.placements.with_rings((ring_of_ranges(ring.replication, ranges),))
+    found = check_replica_counts(history.now.changed(PLACEMENTS.set(rings)))
     assert len(found) == 1 and text in found[0]
-    holes = history.now.placements.with_rings((RingPlacement(ring.replication, ring.ranges[1:]),))
-    (hole,) = check_replica_counts(msgspec.structs.replace(history.now, placements=holes))
+    holes = history.now.placements.with_rings((ring_of_ranges(ring.replication, ring.ranges[1:]),))
+    (hole,) = check_replica_counts(history.now.changed(PLACEMENTS.set(holes)))
     assert hole.startswith("PLC-1: ")
 
 
@@ -153,9 +161,9 @@ def test_what_a_cancel_may_leave_nothing_of() -> None:
     history = three_nodes()
     before = history.now
     history.submit(JOIN)
-    locked = msgspec.structs.replace(before, locks=history.now.locks)
+    locked = before.changed(OPERATIONS.set(msgspec.structs.replace(before.running, locks=history.now.locks)))
     assert check_restored(before, locked) == ("OP-1: the locks differ after a cancel",)
     owner = msgspec.structs.replace(before.directory.by_id[NodeId(3)], tokens=(7,))
-    moved = msgspec.structs.replace(before, directory=before.directory.with_node(owner))
+    moved = before.changed(DIRECTORY.set(before.directory.with_node(owner)))
     assert check_restored(before, moved) == ("OP-1: the token owners differ after a cancel",)
     assert check_restored(before, before) == ()

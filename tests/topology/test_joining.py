@@ -8,8 +8,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from lockstep.metadata.directory import DIRECTORY
 from lockstep.metadata.excluded import ExcludeNodes
-from lockstep.metadata.feature_names import BASE_FEATURES, FILE_STREAMING
+from lockstep.metadata.feature_names import BASE_FEATURES, FEATURE_STATE, FILE_STREAMING
 from lockstep.metadata.joining import JoinCode, JoinRefusal
 from lockstep.metadata.transformations import Founder, Initialize, Register, UpdateNode
 from lockstep.topology.force_remove import ForceRemove
@@ -77,7 +78,7 @@ def taken(history: History) -> Presentation:
 
 def full(history: History) -> Presentation:
     directory = msgspec.structs.replace(history.now.directory, next_node_id=NODES_MAX + 1)
-    history.values[-1] = msgspec.structs.replace(history.now, directory=directory)
+    history.values[-1] = history.now.changed(DIRECTORY.set(directory))
     return presented()
 
 
@@ -89,8 +90,8 @@ def newer_log(history: History) -> Presentation:
 
 
 def no_zero_tokens(history: History) -> Presentation:
-    history.values[-1] = msgspec.structs.replace(
-        history.now, features=msgspec.structs.replace(history.now.features, enabled=())
+    history.values[-1] = history.now.changed(
+        FEATURE_STATE.set(msgspec.structs.replace(history.now.features, enabled=()))
     )
     return presented(msgspec.structs.replace(WANTED, num_tokens=0))
 

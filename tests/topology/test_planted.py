@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.directory import Directory
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.operations import OPERATIONS, OperationKind, Stage
 from lockstep.schema.model import Replication
 from lockstep.topology import planning, transformations
 from lockstep.topology.invariants import (
@@ -97,7 +97,7 @@ def test_operations_that_ignore_locks_are_found(monkeypatch: pytest.MonkeyPatch)
 def test_an_operation_without_its_lock_is_found() -> None:
     history = three_nodes()
     history.submit(JOIN)
-    unlocked = msgspec.structs.replace(history.now, locks=())
+    unlocked = history.now.changed(OPERATIONS.set(msgspec.structs.replace(history.now.running, locks=())))
     assert check_locks(history.now) == () and check_locks(unlocked)
     with pytest.raises(AssertionError, match="holds one lock"):
         unlocked.validate()
@@ -108,7 +108,9 @@ def test_an_operation_that_ends_too_early_is_found(stage: Stage) -> None:
     history = three_nodes()
     history.submit(JOIN)
     run_to(history, 1, stage)
-    ended = msgspec.structs.replace(history.now, operations=(), locks=(), sessions=())
+    ended = history.now.changed(
+        OPERATIONS.set(msgspec.structs.replace(history.now.running, running=(), locks=(), sessions=()))
+    )
     assert any("ended in stage" in line for line in check_endings(history.now, ended))
     assert check_replica_counts(ended)
 

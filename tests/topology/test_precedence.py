@@ -9,7 +9,7 @@ import msgspec
 from lockstep.metadata.cluster import ClusterMetadata
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
 from lockstep.metadata.operations import OperationKind
-from lockstep.metadata.requests import Request, Requests, RequestState
+from lockstep.metadata.requests import REQUESTS, Request, Requests, RequestState
 from lockstep.metadata.transformations import Initialize
 from lockstep.topology import queue
 from lockstep.topology.held_ranges import HeldRanges
@@ -36,13 +36,13 @@ def crowd(nodes: int, operation: PrepareOperation) -> ClusterMetadata:
     requests = history.now.requests
     for node in range(2, nodes):
         requests = requests.with_new(Request(requests.next_id, LEAVE, NodeId(node)))
-    return msgspec.structs.replace(history.now, requests=requests)
+    return history.now.changed(REQUESTS.set(requests))
 
 
 def test_a_thousand_queued_requests_do_not_slow_the_step() -> None:
     """Plans are counted, not timed; the time is only a bound that no slow machine misses."""
     crowded = crowd(1010, PrepareOperation(LEAVE, NodeId(1)))
-    alone = msgspec.structs.replace(crowded, requests=Requests(crowded.requests.live[:1]))
+    alone = crowded.changed(REQUESTS.set(Requests(crowded.requests.live[:1])))
     planned = 0
 
     def counted(cluster: object, request: object) -> Verdict | None:
@@ -130,27 +130,25 @@ def test_what_was_passed_too_often_is_passed_no_more_but_by_what_mends_a_dead_no
     assert not is_passed_over(now, waiting)
     ended = now.requests.ended[-1]
     more = tuple(msgspec.structs.replace(ended, id=100 + n) for n in range(REQUESTS_PASSED_MAX))
-    often = msgspec.structs.replace(
-        now, requests=msgspec.structs.replace(now.requests, ended=more, next_id=200)
-    )
+    often = now.changed(REQUESTS.set(msgspec.structs.replace(now.requests, ended=more, next_id=200)))
     assert is_passed_over(often, waiting)
     leave = Request(200, LEAVE, NodeId(12))
-    held = msgspec.structs.replace(often, requests=often.requests.with_new(leave))
+    held = often.changed(REQUESTS.set(often.requests.with_new(leave)))
     choice = choose(held)
     assert choice.run is None
     reason = next(one for one in choice.waiting if one.request_id == 200)
     assert reason.rule is Rule.TURN and "later ones have begun before it" in reason.reason
     assert (
         choose(
-            msgspec.structs.replace(
-                now, requests=now.requests.with_new(msgspec.structs.replace(leave, id=now.requests.next_id))
+            now.changed(
+                REQUESTS.set(now.requests.with_new(msgspec.structs.replace(leave, id=now.requests.next_id)))
             )
         ).run
         is not None
     )
     mends = Request(200, OperationKind.REMOVE, NodeId(12))
     # It stands before the leaves in the queue, and is not held back by them either.
-    going = msgspec.structs.replace(often, requests=often.requests.with_new(mends))
+    going = often.changed(REQUESTS.set(often.requests.with_new(mends)))
     assert choose(going).run == mends
 
 
@@ -159,7 +157,7 @@ def passed_over(history: History, times: int) -> ClusterMetadata:
     now = history.now
     later = Request(0, LEAVE, NodeId(1), state=RequestState.DONE, began_epoch=1, ended_epoch=2)
     more = tuple(msgspec.structs.replace(later, id=100 + number) for number in range(times))
-    return msgspec.structs.replace(now, requests=msgspec.structs.replace(now.requests, ended=more))
+    return now.changed(REQUESTS.set(msgspec.structs.replace(now.requests, ended=more)))
 
 
 def test_what_a_held_range_keeps_waiting_is_passed_no_more_either() -> None:

@@ -7,7 +7,6 @@ import random
 import msgspec
 import pytest
 
-from lockstep.metadata.cluster import decode_cluster, encode_cluster
 from lockstep.metadata.conflicts import TABLE, Held, Scope, Wanted, wanted_of
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.directory import NodeState
@@ -21,7 +20,7 @@ from lockstep.metadata.membership import (
 )
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.metadata.registry import EntryKind
-from lockstep.metadata.requests import PRIORITY, Policy, Request, RequestState
+from lockstep.metadata.requests import PRIORITY, REQUESTS, Policy, Request, RequestState
 from lockstep.metadata.snapshot import SnapshotDecoder, pieces
 from lockstep.metadata.voter_choice import eligible
 from lockstep.topology import requests
@@ -41,6 +40,7 @@ from lockstep.values.limits import (
     TOKENS_PER_NODE_MAX,
 )
 from tests.metadata.histories import History, SetKeyspaces, simple, started
+from tests.metadata.stored import from_stored, stored
 from tests.topology.drills import Coordinator, refused, register, run_out, run_to
 
 JOIN, LEAVE = OperationKind.BOOTSTRAP, OperationKind.DECOMMISSION
@@ -365,12 +365,10 @@ def test_requests_and_exclusions_survive_images_snapshots_and_replay() -> None:
     decoder = SnapshotDecoder()
     for piece in pieces(now):
         decoder.feed(piece)
-    for other in (decoder.finish(), decode_cluster(encode_cluster(now)), history.replayed()):
+    for other in (decoder.finish(), from_stored(stored(now)), history.replayed()):
         assert other.requests == now.requests and other.excluded == now.excluded
         assert state_digest(other) == state_digest(now)
-    changed = msgspec.structs.replace(
-        now, requests=now.requests.with_ended(3, RequestState.FAILED, "x", now.epoch)
-    )
+    changed = now.changed(REQUESTS.set(now.requests.with_ended(3, RequestState.FAILED, "x", now.epoch)))
     assert state_digest(changed) != state_digest(now)
 
 
@@ -541,7 +539,7 @@ def test_requests_that_go_astray_are_found(planted: str) -> None:
         live = (running, msgspec.structs.replace(queued, node=NodeId(5)))
     else:
         live = (running, msgspec.structs.replace(queued, node=running.node))
-    after = msgspec.structs.replace(before, requests=msgspec.structs.replace(requests, live=live))
+    after = before.changed(REQUESTS.set(msgspec.structs.replace(requests, live=live)))
     assert [line for line in violations(before, after) if line.startswith("REQ")]
     assert violations(before, before) == ()
 

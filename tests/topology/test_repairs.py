@@ -7,7 +7,6 @@ from random import Random
 import msgspec
 import pytest
 
-from lockstep.metadata.cluster import decode_cluster, encode_cluster
 from lockstep.metadata.digest import state_digest
 from lockstep.metadata.membership import ServiceWish, SetService
 from lockstep.metadata.operations import OperationKind
@@ -36,6 +35,7 @@ from lockstep.values.limits import (
 )
 from lockstep.values.tokens import FULL_RING, Range
 from tests.metadata.histories import History, network
+from tests.metadata.stored import from_stored, stored
 from tests.topology.drills import run_out
 from tests.topology.test_replication_change import with_table
 
@@ -93,7 +93,7 @@ def test_what_was_repaired_by_all_is_recorded_and_nothing_else() -> None:
         assert (one.range, one.at_s, one.before_s) == (half, 1000, 990)
     end(history, begin(history, nodes=(ONE, NodeId(2))))
     assert [len(one.ranges) for one in history.now.repairs.tables] == [1, 1]
-    again = decode_cluster(encode_cluster(history.now))
+    again = from_stored(stored(history.now))
     assert again.repairs == history.now.repairs
     decoder = SnapshotDecoder()
     for piece in pieces(history.now):

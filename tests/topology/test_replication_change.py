@@ -8,7 +8,7 @@ import random
 import pytest
 from msgspec import structs
 
-from lockstep.metadata.degraded import Degraded
+from lockstep.metadata.degraded import DEGRADED, Degraded
 from lockstep.metadata.excluded import ExcludeNodes, IncludeNodes
 from lockstep.metadata.operations import OperationKind, Stage
 from lockstep.metadata.requests import Policy, RequestState
@@ -260,7 +260,7 @@ def test_what_cannot_be_is_refused(target: Replication, message: str) -> None:
 def test_a_change_that_moves_nothing_is_immediate_and_keeps_degraded_ranges() -> None:
     history = with_table(3, simple(3))
     line = Degraded(simple(3), history.now.placements.rings[0].ranges[0].range, 2, (NodeId(1),))
-    history.values[-1] = structs.replace(history.now, degraded=(line,))
+    history.values[-1] = history.now.changed(DEGRADED.set((line,)))
     entry = ChangeSchema(AlterKeyspace("ks", options(network(dc1=3))))
     after = entry.apply(history.now, history.now.epoch + 1)
     assert after.schema.by_name["ks"].replication == network(dc1=3)
@@ -271,7 +271,7 @@ def test_a_change_that_moves_nothing_is_immediate_and_keeps_degraded_ranges() ->
 def test_degraded_ranges_follow_the_keyspace_and_stay_with_those_that_share_its_ring() -> None:
     history = with_table(4, simple(1), others=(simple(1),))
     line = Degraded(simple(1), history.now.placements.rings[0].ranges[0].range, 2, (NodeId(1),))
-    value = structs.replace(history.now, degraded=(line,))
+    value = history.now.changed(DEGRADED.set((line,)))
     prepare = PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(2))
     value = prepare.apply(value, value.epoch + 1)
     while value.operations:
@@ -436,7 +436,7 @@ def test_what_only_a_replica_that_goes_has_is_given_to_one_that_lacks_writes(bef
     stays = history.now.placements.ring(simple(before)).ranges[0]
     lacking = stays.group.reads[0]
     line = Degraded(simple(before), stays.range, 2, (lacking,))
-    value = structs.replace(history.now, degraded=(line,))
+    value = history.now.changed(DEGRADED.set((line,)))
     wanted = PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(after))
     value = wanted.apply(value, value.epoch + 1)
     operation = value.operations[0]
@@ -451,9 +451,7 @@ def test_what_only_a_replica_that_goes_has_is_given_to_one_that_lacks_writes(bef
     gone = transition.lost
     if before == 4:
         everyone = structs.replace(line, missing=stays.group.reads[:3])
-        value = structs.replace(
-            value, degraded=(structs.replace(everyone, replication=transition.replication),)
-        )
+        value = value.changed(DEGRADED.set((structs.replace(everyone, replication=transition.replication),)))
         tasks = [task for task in stream_plan(value.operations[0], value, ()) if task.range == stays.range]
         assert [task.sources for task in tasks] == [gone] * 3
 

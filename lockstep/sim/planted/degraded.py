@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from lockstep.metadata import degraded as degraded_part
 from lockstep.metadata import snapshot
 from lockstep.metadata.repairs import oldest
 from lockstep.sim.planted.plant import Planted
@@ -17,13 +18,12 @@ _HARM = "lost writes count as mended"
 
 def _snapshot_forgets_degraded() -> _Context:
     """Whoever begins from a snapshot takes every range for whole."""
-    original = snapshot.SnapshotDecoder._joined
+    original = snapshot.SnapshotDecoder.finish
 
-    def joined(self: Any, head: Any) -> Any:
-        self._parts[snapshot.Section.DEGRADED] = []
-        return original(self, head)
+    def finish(self: Any) -> Any:
+        return original(self).changed(degraded_part.DEGRADED.set(()))
 
-    return replaced((snapshot.SnapshotDecoder, "_joined", joined))
+    return replaced((snapshot.SnapshotDecoder, "finish", finish))
 
 
 def _marked_beyond_the_repair() -> _Context:

@@ -13,6 +13,7 @@ from lockstep.consensus import replication
 from lockstep.consensus.log import Log
 from lockstep.consensus.state import RaftState
 from lockstep.metadata import membership as membership_module
+from lockstep.metadata import service as service_part
 from lockstep.metadata import tip as tip_module
 from lockstep.metadata import voter_choice
 from lockstep.metadata.directory import NodeState
@@ -289,7 +290,7 @@ def _advance_unchecked() -> _Context:
         service = msgspec.structs.replace(
             cluster.service, voters=self.voters, change=moved if moved.index < change.steps else None
         )
-        return msgspec.structs.replace(cluster, service=service)
+        return cluster.changed(service_part.SERVICE.set(service))
 
     return replaced((AdvanceMembership, "apply", blind))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lockstep.metadata.operations import OperationKind, Stage
+from lockstep.metadata.operations import OPERATIONS, OperationKind, Stage
 from lockstep.node.moved import Amount, Moved
 from lockstep.node.topology_driver import TopologyDriver
 from lockstep.sim.planted.plant import Planted
@@ -24,7 +24,7 @@ def _cancel_forgets_lock() -> contextlib.AbstractContextManager[None]:
         value = original(cluster, operation, epoch)
         if operation.stage is not Stage.ROLLBACK_TO_NORMAL:
             return value
-        return msgspec.structs.replace(value, locks=cluster.locks)
+        return value.changed(OPERATIONS.set(msgspec.structs.replace(value.running, locks=cluster.locks)))
 
     return replaced((transformations, "_ended", ended))
 

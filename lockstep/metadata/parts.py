@@ -1,0 +1,42 @@
+"""The parts that the rooms up to this one keep in the metadata."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lockstep.metadata.cdc import GENERATIONS
+from lockstep.metadata.degraded import DEGRADED
+from lockstep.metadata.directory import DIRECTORY
+from lockstep.metadata.exclusions import EXCLUDED
+from lockstep.metadata.extensions import EXTENSIONS
+from lockstep.metadata.feature_names import FEATURE_STATE
+from lockstep.metadata.identity import IDENTITY
+from lockstep.metadata.operations import OPERATIONS
+from lockstep.metadata.part import Part, Registered
+from lockstep.metadata.placements_part import PLACEMENTS
+from lockstep.metadata.recent_ids import RECENT_IDS
+from lockstep.metadata.repairs import REPAIRS
+from lockstep.metadata.requests import REQUESTS
+from lockstep.metadata.roles import ACCESS
+from lockstep.metadata.schema_part import SCHEMA
+from lockstep.metadata.service import SERVICE
+
+PARTS: Final[tuple[Part[Any], ...]] = (
+    IDENTITY,
+    DIRECTORY,
+    SCHEMA,
+    PLACEMENTS,
+    OPERATIONS,
+    SERVICE,
+    EXTENSIONS,
+    REQUESTS,
+    EXCLUDED,
+    DEGRADED,
+    FEATURE_STATE,
+    GENERATIONS,
+    REPAIRS,
+    ACCESS,
+    RECENT_IDS,
+)
+#: What there is when no room above adds a part.
+REGISTERED: Final = Registered(PARTS)
