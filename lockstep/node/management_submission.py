@@ -1,18 +1,19 @@
 """Getting a command to the leader of the management group from any node.
 
-Invariants: a command keeps one id and one base index over all its retries, so it is applied at most once;
-when the deadline passes and some attempt may have been appended, OutcomeUnknown is raised, never a failure.
+Invariant: a command keeps one id and one base index over all its attempts, so it is applied at most once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from lockstep.metadata.management import Outcome
 from lockstep.metadata.management_commands import COMMAND_ID_BYTES, Action, Command
+from lockstep.node.group_submitter import Group, GroupSubmitter
 from lockstep.node.management_group import ManagementGroup
 from lockstep.node.management_messages import Manage, Managed
 from lockstep.node.voters import Voters
@@ -20,18 +21,15 @@ from lockstep.replication import verbs
 from lockstep.replication.handshake import Address
 from lockstep.replication.internode import Internode
 from lockstep.runtime.ports import Runtime
-from lockstep.values.errors import (
-    LockstepError,
-    NotLeader,
-    OutcomeUnknown,
-    Overloaded,
-    PeerUnreachable,
-)
+from lockstep.values.errors import NotLeader
 
-#: One attempt at one member.
-ATTEMPT_TIMEOUT_MS = 2000
-#: Pause between rounds over all members.
-RETRY_PAUSE_MS = (50, 200)
+_GROUP: Final = Group(
+    name="leader of the management group",
+    effect="it may be done yet",
+    hint="lockstep recovery cluster states cmg --global",
+    unreachable_hint="lockstep recovery cluster states cmg --global",
+    pause_ms=(50, 200),
+)
 #: The base index of a command whose submitter is no member: the first one asked names it.
 UNKNOWN_INDEX = -1
 
@@ -54,6 +52,7 @@ class ManagementSubmitter:
         self._own_address = own_address
         self._host_id = host_id
         self._group = group
+        self._members = GroupSubmitter(runtime, _GROUP, self._addresses)
         internode.register(verbs.MANAGE, Manage, Managed, self._serve)
 
     async def submit(self, action: Action, timeout_ms: int) -> Outcome:
@@ -63,42 +62,27 @@ class ManagementSubmitter:
         """
         command_id = self._runtime.random.bytes(COMMAND_ID_BYTES)
         command = Command(command_id, UNKNOWN_INDEX, self._host_id(), action)
-        deadline = self._runtime.clock.monotonic_s() + timeout_ms / 1000
-        attempts = _Attempts(command)
-        while True:
-            for address in self._addresses():
-                left_ms = int((deadline - self._runtime.clock.monotonic_s()) * 1000)
-                if left_ms <= 0:
-                    raise attempts.verdict(timeout_ms)
-                outcome = await self._attempt(address, attempts, min(left_ms, ATTEMPT_TIMEOUT_MS))
-                if outcome is not None:
-                    return outcome
-            low, high = RETRY_PAUSE_MS
-            await asyncio.sleep((low + self._runtime.random.below(high - low)) / 1000)
-            if self._runtime.clock.monotonic_s() >= deadline:
-                raise attempts.verdict(timeout_ms)
 
-    async def _attempt(self, address: Address, attempts: _Attempts, limit_ms: int) -> Outcome | None:
-        """None: this member gave no answer that settles it."""
-        group = self._group()
-        try:
+        async def ask(address: Address, limit_ms: int) -> Outcome | None:
+            nonlocal command
+            group = self._group()
             if address == self._own_address and group is not None:
-                if attempts.command.base_index == UNKNOWN_INDEX:
-                    attempts.base(group.base_index())
+                if command.base_index == UNKNOWN_INDEX:
+                    command = msgspec.structs.replace(command, base_index=group.base_index())
                 async with asyncio.timeout(limit_ms / 1000):
-                    return await group.submit(attempts.command)
+                    return await group.submit(command)
             for _ in range(2):
-                asked = Manage(attempts.command)
-                reply: Managed = await self._internode.request(address, verbs.MANAGE, asked, limit_ms)
+                reply: Managed = await self._internode.request(
+                    address, verbs.MANAGE, Manage(command), limit_ms
+                )
                 if reply.index:
-                    return Outcome(attempts.command.id, reply.index, reply.refusal)
-                attempts.base(reply.base_index)
-        except (NotLeader, PeerUnreachable, Overloaded) as error:
-            attempts.last = error
-        except (LockstepError, TimeoutError) as error:
-            # Whatever went wrong, it may have been after the append.
-            attempts.maybe_appended, attempts.last = True, error
-        return None
+                    return Outcome(command.id, reply.index, reply.refusal)
+                # The first leader asked said so; it stays over all retries.
+                command = msgspec.structs.replace(command, base_index=reply.base_index)
+            return None
+
+        outcome, _ = await self._members.settle(ask, timeout_ms)
+        return outcome
 
     def _addresses(self) -> list[Address]:
         """Members of the group as far as known, the likeliest leader first."""
@@ -123,27 +107,3 @@ class ManagementSubmitter:
             return Managed(0, None, group.base_index())
         outcome = await group.submit(request.command)
         return Managed(outcome.index, outcome.refusal)
-
-
-class _Attempts:
-    """What is known of a command after some attempts."""
-
-    def __init__(self, command: Command) -> None:
-        self.command = command
-        self.maybe_appended = False
-        self.last: Exception | None = None
-
-    def base(self, index: int) -> None:
-        """The first leader asked said so; it stays over all retries."""
-        self.command = msgspec.structs.replace(self.command, base_index=index)
-
-    def verdict(self, timeout_ms: int) -> LockstepError:
-        if self.maybe_appended:
-            return OutcomeUnknown(
-                f"no leader of the management group answered within {timeout_ms} ms; it may be done yet",
-                hint="lockstep recovery cluster states cmg --global",
-            )
-        return PeerUnreachable(
-            f"no leader of the management group could be reached within {timeout_ms} ms: {self.last}",
-            hint="lockstep recovery cluster states cmg --global",
-        )

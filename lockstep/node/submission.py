@@ -1,20 +1,17 @@
-"""Getting a transformation into the log from any node.
-
-Invariants: one submission keeps one entry id over all its retries, so it is applied at most once; when the
-deadline passes and some attempt may have been appended, OutcomeUnknown is raised, never a failure.
-"""
+"""Getting a transformation into the log from any node."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from lockstep.metadata.registry import Registry
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.commit_times import ACCEPTED, CommitTimes, outcome_of
+from lockstep.node.group_submitter import Group, GroupSubmitter
 from lockstep.node.messages import Submit, Submitted
 from lockstep.node.metadata_state import MetadataState
 from lockstep.node.processors.base import Processor
@@ -25,26 +22,23 @@ from lockstep.replication.responding import Respond
 from lockstep.runtime.ports import Runtime
 from lockstep.values.codec import encode
 from lockstep.values.errors import (
-    HandshakeRefused,
-    InvalidRequest,
-    LeadershipLost,
     LockstepError,
-    NodeExcluded,
     NotLeader,
     OutcomeUnknown,
-    Overloaded,
     PeerTimeout,
     PeerUnreachable,
     Rejected,
 )
 
-#: One attempt at one node; an election takes about as long.
-ATTEMPT_TIMEOUT_MS = 2000
-#: How long voters are asked while none leads and none has appended anything: several elections. A client that
-#: is told before its own deadline knows that nothing was done.
-LEADERLESS_MS = 4000
-#: Pause between rounds over all voters: well below an election, and no busy loop.
-RETRY_PAUSE_MS = (20, 120)
+_GROUP: Final = Group(
+    name="metadata leader",
+    effect="the change may be in the log",
+    hint="lockstep cms log",
+    unreachable_hint="lockstep status",
+    pause_ms=(20, 120),
+    # Several elections. A client that is told before its own deadline knows that nothing was done.
+    leaderless_ms=4000,
+)
 
 
 class Submitter:
@@ -68,7 +62,7 @@ class Submitter:
         self._catch_up = catch_up
         self._registry = registry
         self._own = own_address
-        self._voters = voters
+        self._members = GroupSubmitter(runtime, _GROUP, voters)
         self._actor = actor
         self.processor: Processor | None = None
         self.times = CommitTimes()
@@ -112,52 +106,21 @@ class Submitter:
         return epoch
 
     async def _until_settled(self, submit: Submit, timeout_ms: int) -> int:
-        begin = self._runtime.clock.monotonic_s()
-        deadline = begin + timeout_ms / 1000
-        attempts = _Attempts()
-        while (left_ms := self._left_ms(deadline)) > 0:
-            if attempts.leaderless and timeout_ms - left_ms >= LEADERLESS_MS:
-                break
-            for address in self._voters():
-                epoch = await self._attempt(address, submit, attempts, deadline)
-                if epoch is not None:
-                    await self._applied_here(epoch, address, deadline)
-                    return epoch
-                if self._left_ms(deadline) <= 0:
-                    break
-            else:
-                await self._pause()
-        waited_ms = int((self._runtime.clock.monotonic_s() - begin) * 1000)
-        raise attempts.verdict(min(waited_ms, timeout_ms))
+        deadline_s = self._runtime.clock.monotonic_s() + timeout_ms / 1000
 
-    def _left_ms(self, deadline: float) -> int:
-        return int((deadline - self._runtime.clock.monotonic_s()) * 1000)
+        async def ask(address: Address, limit_ms: int) -> int | None:
+            try:
+                if address == self._own and self.processor is not None:
+                    async with asyncio.timeout(limit_ms / 1000):
+                        return await self.processor.submit(submit)
+                return await self._ask(address, submit, limit_ms)
+            except Rejected as refusal:
+                await self._see_refusal(refusal, address, self._members.left_ms(deadline_s))
+                raise
 
-    async def _attempt(
-        self, address: Address, submit: Submit, attempts: _Attempts, deadline: float
-    ) -> int | None:
-        """None: this voter gave no answer that settles it."""
-        limit_ms = max(1, min(ATTEMPT_TIMEOUT_MS, self._left_ms(deadline)))
-        try:
-            if address == self._own and self.processor is not None:
-                async with asyncio.timeout(limit_ms / 1000):
-                    return await self.processor.submit(submit)
-            return await self._ask(address, submit, limit_ms)
-        except Rejected as refusal:
-            await self._see_refusal(refusal, address, deadline)
-            raise
-        except (OutcomeUnknown, InvalidRequest):
-            raise
-        except LeadershipLost as error:
-            attempts.unknown(error)
-        except (NotLeader, PeerUnreachable, HandshakeRefused, Overloaded, NodeExcluded) as error:
-            attempts.nothing_done(error)
-        except LockstepError as error:
-            # Whatever went wrong there, it may have been after the append.
-            attempts.unknown(error)
-        except TimeoutError:
-            attempts.unknown(PeerTimeout(f"this voter did not commit within {limit_ms} ms"))
-        return None
+        epoch, source = await self._members.settle(ask, timeout_ms)
+        await self._applied_here(epoch, source, max(1, self._members.left_ms(deadline_s)))
+        return epoch
 
     async def _ask(self, address: Address, submit: Submit, limit_ms: int) -> int | None:
         """Ask the leader of the term last heard of there, and once more when it leads in another one."""
@@ -175,8 +138,7 @@ class Submitter:
             self._terms[address] = reply.term
         return None
 
-    async def _applied_here(self, epoch: int, source: Address, deadline: float) -> None:
-        limit_ms = max(1, self._left_ms(deadline))
+    async def _applied_here(self, epoch: int, source: Address, limit_ms: int) -> None:
         try:
             if source == self._own:
                 await self._applied_locally(epoch, limit_ms)
@@ -193,16 +155,12 @@ class Submitter:
         except TimeoutError:
             raise PeerTimeout(f"it was not applied here within {limit_ms} ms") from None
 
-    async def _see_refusal(self, refusal: Rejected, source: Address, deadline: float) -> None:
+    async def _see_refusal(self, refusal: Rejected, source: Address, limit_ms: int) -> None:
         """Apply what the refusal was judged at, so that the caller sees its reason; best effort."""
         try:
-            await self._catch_up.reach(refusal.epoch, source, max(1, self._left_ms(deadline)))
+            await self._catch_up.reach(refusal.epoch, source, max(1, limit_ms))
         except LockstepError:
             return  # The refusal is the news; the caller only sees its reason later.
-
-    async def _pause(self) -> None:
-        low, high = RETRY_PAUSE_MS
-        await asyncio.sleep((low + self._runtime.random.below(high - low)) / 1000)
 
 
 class _Answer:
@@ -219,34 +177,3 @@ class _Answer:
             self._respond(outcome)
         else:
             self._respond(Submitted(outcome, self._term))
-
-
-class _Attempts:
-    """What is known of a submission after some attempts."""
-
-    def __init__(self) -> None:
-        self._maybe_appended = False
-        self._last: LockstepError | None = None
-        #: Whether no attempt found anyone who leads, or who may have led.
-        self.leaderless = True
-
-    def nothing_done(self, error: LockstepError) -> None:
-        self._last = error
-        if isinstance(error, Overloaded):
-            self.leaderless = False
-
-    def unknown(self, error: LockstepError) -> None:
-        self._maybe_appended = True
-        self.leaderless = False
-        self._last = error
-
-    def verdict(self, timeout_ms: int) -> LockstepError:
-        if self._maybe_appended:
-            return OutcomeUnknown(
-                f"no metadata leader answered within {timeout_ms} ms; the change may be in the log",
-                hint="lockstep cms log",
-            )
-        return PeerUnreachable(
-            f"nothing was changed, as no metadata leader was found within {timeout_ms} ms: {self._last}",
-            hint="lockstep status",
-        )

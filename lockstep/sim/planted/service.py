@@ -21,7 +21,7 @@ from lockstep.metadata.membership import AdvanceMembership
 from lockstep.metadata.recent_ids import RecentIds
 from lockstep.metadata.tip import Tip
 from lockstep.metadata.transformations import SetExtension
-from lockstep.node import service_driver, submission
+from lockstep.node import group_submitter, service_driver
 from lockstep.node.catch_up import CatchUp
 from lockstep.node.metadata_store import MetadataStore
 from lockstep.node.processors.raft import RaftProcessor
@@ -146,7 +146,7 @@ def _unknown_told_as_failed() -> _Context:
     def nothing_done(self: Any, error: LockstepError) -> None:
         self.nothing_done(error)
 
-    return replaced((submission._Attempts, "unknown", nothing_done))
+    return replaced((group_submitter._Attempts, "unknown", nothing_done))
 
 
 def _answered_at_append() -> _Context:
