@@ -46,11 +46,6 @@ class Conditions(msgspec.Struct, frozen=True):
     columns: tuple[Condition, ...] = ()
 
     @property
-    def on_rows(self) -> bool:
-        """Whether a regular column is asked."""
-        return any(found.column.kind is ColumnKind.REGULAR for found in self.columns)
-
-    @property
     def shown(self) -> tuple[str, ...]:
         """Columns that are shown when the conditions are not met: regular ones, then static ones."""
         names = [found.column.name for found in self.columns if found.column.kind is ColumnKind.REGULAR]

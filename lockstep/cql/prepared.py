@@ -46,10 +46,6 @@ class Prepared(msgspec.Struct, frozen=True):
     is_virtual: bool = False
     called: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def is_ddl(self) -> bool:
-        return self.kind == "DDL"
-
     def check_values(self, values: object) -> None:
         """InvalidRequest when the number of values is wrong."""
         given = len(values) if isinstance(values, list | tuple) else 0

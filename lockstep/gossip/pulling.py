@@ -229,9 +229,6 @@ class Puller(Generic[P]):
         """Whether the answer to this request is waited for; else another was asked meanwhile."""
         return self._request is request
 
-    def is_refused(self, peer: P, now_ms: int) -> bool:
-        return now_ms < self._refused_until_ms.get(peer, now_ms)
-
     def next(self, have: int, now_ms: int) -> Request[P] | None:
         """What to ask now, with `have` the newest epoch here (applied or waiting to be)."""
         request = self._request

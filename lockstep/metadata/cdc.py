@@ -65,12 +65,6 @@ class Generation(msgspec.Struct, frozen=True, array_like=True, dict=True):
         for place in range(bisect_left(ends, low), bisect_right(ends, high)):
             yield ends[place], _stream(ends[place], place, mark)
 
-    def stream_for(self, token: int) -> bytes:
-        """The stream of changes at a token; behind the last range end the ring goes on with the first one."""
-        ends = self.range_ends()
-        place = bisect_left(ends, token) % len(ends)
-        return _stream(ends[place], place, self._mark)
-
     @cached_property
     def _mark(self) -> int:
         return int.from_bytes(blake(self.id.encode())[:8], "big") >> 64 - _GENERATION_BITS

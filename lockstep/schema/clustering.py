@@ -86,30 +86,6 @@ def slice_for(
     return Slice(start, end) if start < end or not end else EMPTY_SLICE
 
 
-def bounds_slice(
-    types: Sequence[CqlType],
-    descending: Sequence[bool],
-    lower: tuple[Sequence[bytes], bool] | None,
-    upper: tuple[Sequence[bytes], bool] | None,
-) -> Slice:
-    """Clusterings between two prefixes in clustering order (multi-column bounds; directions must agree).
-
-    A bound is (values, inclusive); an inclusive bound contains every extension of its prefix, an
-    exclusive one none of them.
-    """
-    width = max(len(bound[0]) for bound in (lower, upper) if bound is not None) if lower or upper else 0
-    assert len(set(descending[:width])) <= 1, "bounds over columns of mixed direction"
-    first, last = (upper, lower) if width and descending[0] else (lower, upper)
-    start = end = b""
-    if first is not None:
-        start = encode_prefix(types, descending, first[0])
-        start = start if first[1] else after_prefix(start)
-    if last is not None:
-        end = encode_prefix(types, descending, last[0])
-        end = after_prefix(end) if last[1] else end
-    return Slice(start, end) if start < end or not end else EMPTY_SLICE
-
-
 def _component(kind: CqlType, descending: bool, value: bytes) -> bytes:
     component = kind.component(value)
     return component.translate(_INVERT) if descending else component

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.schema.clustering import (
     after_prefix,
-    bounds_slice,
     decode,
     encode_prefix,
     slice_for,
@@ -190,30 +187,6 @@ def test_slices_contain_exactly_what_their_bounds_say(data):
             order = shape.column_order(at, row[at], bounds[1][0])
             inside = inside and (order < 0 or (order == 0 and bounds[1][1]))
         assert piece.contains(shape.encode(row)) == inside
-
-
-@pytest.mark.parametrize("descending", [[False, False], [True, True]])
-@pytest.mark.parametrize("lower", [None, ((1,), True), ((1,), False), ((1, 1), True), ((1, 1), False)])
-@pytest.mark.parametrize("upper", [None, ((2,), True), ((2,), False), ((1, 1), True), ((2, 0), False)])
-def test_multi_column_bounds_compare_tuples(descending, lower, upper):
-    types = [parse_type("int")] * 2
-
-    def encoded(row):
-        return encode_prefix(types, descending, [types[0].serialize(part) for part in row])
-
-    def bound(pair):
-        return None if pair is None else ([types[0].serialize(part) for part in pair[0]], pair[1])
-
-    piece = bounds_slice(types, descending, bound(lower), bound(upper))
-    for row in itertools.product(range(4), repeat=2):
-        inside = True
-        if lower is not None:
-            head = row[: len(lower[0])]
-            inside = head > lower[0] or (head == lower[0] and lower[1])
-        if upper is not None:
-            head = row[: len(upper[0])]
-            inside = inside and (head < upper[0] or (head == upper[0] and upper[1]))
-        assert piece.contains(encoded(row)) == inside
 
 
 def test_no_clustering_columns_are_the_empty_bytes():

@@ -100,11 +100,6 @@ def authenticate(authenticator: str) -> bytes:
     return wire.string(authenticator)
 
 
-def auth_challenge(token: bytes | None) -> bytes:
-    """AUTH_CHALLENGE."""
-    return wire.long_bytes(token)
-
-
 def auth_success(token: bytes | None = None) -> bytes:
     """AUTH_SUCCESS."""
     return wire.long_bytes(token)
