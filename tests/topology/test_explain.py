@@ -70,8 +70,8 @@ def test_whoever_has_applied_the_epoch_has_seen_the_stage(at: int) -> None:
     known = {A: epoch, B: epoch + 5, C: epoch - 1}
     found = presence(operation, history.now, known, ())
     assert found.epoch == epoch and found.seen == (A, B)
-    # The last stage asks those that own the ranges; the one that leaves is out of it.
-    assert found.unseen == ((C,) if operation.stage is Stage.CLEANUP else (C, D))
+    # The one that leaves is asked to the end: it gives away what it keeps for others last.
+    assert found.unseen == (C, D)
     history.submit(ExcludeNodes((B,), "late"))
     shut_out = presence(operation, history.now, known, ())
     assert B in shut_out.unseen and B not in shut_out.seen, "nothing that it says counts"
@@ -93,7 +93,7 @@ def test_who_works_and_by_which_key_it_is_reported() -> None:
         (Stage.PREPARED, Work.WIPE, pending),
         (Stage.WRITE_BOTH_READ_OLD, Work.STREAM, pending),
         (Stage.WRITE_BOTH_READ_NEW, None, []),
-        (Stage.CLEANUP, None, []),
+        (Stage.CLEANUP, Work.CLEANUP, [D]),
     ):
         operation = run_to(history, 1, stage)
         session = f"operation-1-{stage}"
