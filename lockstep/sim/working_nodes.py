@@ -9,6 +9,7 @@ watched is world time, which no node's clock shows.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -38,6 +39,10 @@ _STATEMENTS_A_TURN: Final = 4
 _ADMISSION_MIN: Final = 4
 _ADMISSION_START: Final = 32
 
+#: How often it is looked at how late a loop is, and how many of these looks are kept: some seconds.
+_TICK_MS: Final = 10
+_TICKS_KEPT: Final = 512
+
 #: The mark that a mutation puts, or b"".
 MarkOf = Callable[[Node, Mutation], bytes]
 
@@ -55,6 +60,31 @@ def _work(cost_us: int) -> None:
     cast(SimLoop, asyncio.get_running_loop()).work(cost_us)
 
 
+class _LoopLateness:
+    """How late a timer of the running loop comes, again and again; `now_ns` is the world's time."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._loop = asyncio.get_running_loop()
+        #: (when it came, how late), of the last ones.
+        self._found: deque[tuple[int, int]] = deque(maxlen=_TICKS_KEPT)
+        self._arm()
+
+    def _arm(self) -> None:
+        self._due_ns = self._now_ns() + _TICK_MS * 1_000_000
+        self._loop.call_later(_TICK_MS / 1000, self._came)
+
+    def _came(self) -> None:
+        now_ns = self._now_ns()
+        self._found.append((now_ns, now_ns - self._due_ns))
+        self._arm()
+
+    def most_since(self, since_ns: int, now_ns: int) -> int:
+        """The most of those that came since then, or are late by now."""
+        found = [late_ns for came_ns, late_ns in self._found if came_ns >= since_ns]
+        return max([0, now_ns - self._due_ns, *found])
+
+
 class WorkingNodes:
     """Of all nodes of a cluster, from their start on. `deadlines` hears of reads, and of marks' writes."""
 
@@ -63,12 +93,15 @@ class WorkingNodes:
         self._cluster = cluster
         self._mark_of = mark_of
         self._connections: dict[Any, int] = {}
+        #: By node, of its present incarnation.
+        self._loops: dict[str, _LoopLateness] = {}
         self._former = cluster.on_serve
         cluster.on_serve = self._serve
 
     def _serve(self, node: Node) -> None:
         self._former(node)
         name = node.configuration.node.name
+        self._loops[name] = _LoopLateness(lambda: self._cluster.world.now_ns)
         self._coordinate(node, name)
         self._replicate(node, name)
 
@@ -84,8 +117,9 @@ class WorkingNodes:
 
     def _succeeded(self, name: str, what: str, given: Given) -> None:
         now_ns, stood_ns = self._cluster.world.now_ns, self._cluster.processes[name].stood_ns
+        late_ns = self._loops[name].most_since(given.deadline_ns, now_ns) if now_ns > given.deadline_ns else 0
         try:
-            self.deadlines.succeeded(f"{what} through {name}", given, now_ns, stood_ns)
+            self.deadlines.succeeded(f"{what} through {name}", given, now_ns, stood_ns, late_ns)
         except Violation as found:
             self._fail(name, found)
 

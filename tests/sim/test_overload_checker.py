@@ -60,14 +60,14 @@ def test_marks_that_must_not_be_there_or_must_are_found(
         check_marks(made, seen, last)
 
 
-def test_a_success_may_be_late_by_a_bound_and_by_how_long_its_node_was_stopped() -> None:
+def test_a_success_may_be_late_by_a_bound_and_by_how_long_its_node_was_stopped_or_late() -> None:
     deadlines, given = Deadlines(), Given(0, 1000 * MS, 50 * MS)
-    deadlines.succeeded("w", given, (1000 + LATE_MS_MAX) * MS, 50 * MS)
-    deadlines.succeeded("w", given, (1200 + LATE_MS_MAX) * MS, 250 * MS)
-    assert deadlines.latest_ns == LATE_MS_MAX * MS
-    for late_ms, stood_ms in ((1001, 50), (1201, 250)):
+    for late_ms, stood_ms, loop_ms in ((1000, 50, 0), (1200, 250, 0), (1240, 50, 120)):
+        at_ms = late_ms + LATE_MS_MAX
+        deadlines.succeeded("w", given, at_ms * MS, stood_ms * MS, loop_ms * MS)
+        assert deadlines.latest_ns == LATE_MS_MAX * MS
         with pytest.raises(Violation, match=f"LOAD-2: w succeeded {LATE_MS_MAX + 1} ms after"):
-            deadlines.succeeded("w", given, (late_ms + LATE_MS_MAX) * MS, stood_ms * MS)
+            Deadlines().succeeded("w", given, (at_ms + 1) * MS, stood_ms * MS, loop_ms * MS)
 
 
 def test_a_replica_takes_nothing_that_nobody_waits_for_beyond_what_it_cannot_know() -> None:
