@@ -270,6 +270,7 @@ class WorkService:
         tasks = [t for t in stream_plan(operation, cluster, dead) if t.target == self._own_id()]
         starved = next((task for task in tasks if not task.sources), None)
         if starved is not None:
+            self._runtime.probes.reach("work.starved")
             # This node's own opinion: a newcomer has not heard from everyone yet. It is asked again.
             raise PeerUnreachable(
                 f"too few live replicas of ({starved.range.left}, {starved.range.right}] to stream from"

@@ -125,6 +125,8 @@ class BallotService:
             return PrepareReply(epoch, before, result)
         after, promised = paxos.prepare(before, request.ballot)
         if not promised:
+            if request.ballot.time_us == after.floor.time_us:
+                self._runtime.probes.reach("ballots.of_one_time")
             return PrepareReply(epoch, after, None)
         sequence = self._keep(request.place, before, after)
         self._runtime.probes.reach("ballots.promised")

@@ -161,6 +161,7 @@ class CounterLeader:
         summed = counted(request.mutation, result.partitions, shard_path(self._own_id(), generation))
         await self._runtime.probes.linger("counter.read")
         if generation_of(self._engine) != generation:
+            self._runtime.probes.reach("counter.given_up_meanwhile")
             raise NotReplica("this node has just given up counters of its own")
         self._check(request)
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()

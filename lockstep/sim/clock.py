@@ -24,6 +24,8 @@ class SimClock:
         self._base_world_ns = now_ns()
         self._base_local_ns = start_ns
         self._wall_offset_us = 0
+        #: Wall time shows multiples of this only: it stands still in between.
+        self.wall_tick_us = 1
         self.rate = 1.0
 
     def monotonic_ns(self) -> int:
@@ -33,7 +35,8 @@ class SimClock:
         return (self._base_local_ns + int((self._now_ns() - self._base_world_ns) * self.rate)) / NS
 
     def wall_us(self) -> int:
-        return WALL_START_US + self._wall_offset_us + (self.monotonic_ns() - self._start_ns) // 1000
+        wall_us = WALL_START_US + self._wall_offset_us + (self.monotonic_ns() - self._start_ns) // 1000
+        return wall_us - wall_us % self.wall_tick_us
 
     def world_ns(self, local_s: float) -> int:
         """The first world instant at which `monotonic_s()` is at least `local_s`."""

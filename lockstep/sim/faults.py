@@ -13,8 +13,9 @@ import msgspec
 
 from lockstep.node.processors.gated import Held
 from lockstep.sim.data_centres import cut_dc, lose_dc
-from lockstep.sim.halfway import strand_decision
+from lockstep.sim.halfway import linger_counting, strand_decision, wipe_counting
 from lockstep.sim.history import Event
+from lockstep.sim.lone_holders import lone_holder
 from lockstep.sim.lost_stores import lose_store
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
@@ -212,6 +213,23 @@ def step_clock(nemesis: Nemesis, draw: Stream) -> None:
 def _jump(nemesis: Nemesis, name: str, seconds: float, how: str) -> None:
     nemesis.cluster.processes[name].jump_wall(seconds)
     nemesis.tell(f"the clock of {name} {how} by {seconds:g} s")
+
+
+def stop_clocks(nemesis: Nemesis, draw: Stream) -> None:
+    """All clocks are set right and show the same time until the next tick of a coarse one: nodes give their
+    timestamps and ballots in the same microseconds."""
+    tick_us = draw.choice((20_000, 500_000, 5_000_000))
+    nemesis.tell(f"has clocks tick every {tick_us // 1000} ms")
+    nemesis.cluster.world.count("clock.stopped")
+    for process in nemesis.cluster.processes.values():
+        process.set_wall_right()
+        process.clock.wall_tick_us = tick_us
+
+    def go_on() -> None:
+        for process in nemesis.cluster.processes.values():
+            process.clock.wall_tick_us = 1
+
+    nemesis.later(1.0 + draw.random() * 4, go_on)
 
 
 # ---- disks
@@ -546,6 +564,10 @@ HALFWAY_FAULTS: dict[str, Fault] = {
     for fault in (
         Fault("strand_decision", strand_decision, ("fault.strand_decision",), 2.0),
         Fault("crash_building", crash_building, ("fault.crash_building",), 3.0),
+        Fault("wipe_counting", wipe_counting, ("fault.wipe_counting",), 2.0),
+        Fault("linger_counting", linger_counting, ("fault.linger_counting",), 2.0),
+        Fault("stop_clocks", stop_clocks, ("clock.stopped",), 2.0),
+        Fault("lone_holder", lone_holder, ("fault.lone_holder",), 2.0),
     )
 }
 #: Every kind that strikes by time.

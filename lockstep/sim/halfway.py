@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from lockstep.replication.ballot_rows import command_for, state_in
 from lockstep.sim.cluster import SimCluster
 from lockstep.sim.door import KEYSPACE
-from lockstep.sim.probes import CrashRule
+from lockstep.sim.lost_stores import HARMS, may_lose
+from lockstep.sim.probes import CrashRule, DelayRule
+from lockstep.sim.process import KILL, POWER
 from lockstep.sim.streams import Stream
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import token_of
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from lockstep.sim.nemesis import Nemesis
 
 _DECIDED = "conditional.decided"
+_COUNTER_READ = "counter.read"
 
 
 def strand_decision(nemesis: Nemesis, draw: Stream) -> None:
@@ -38,6 +41,31 @@ def strand_decision(nemesis: Nemesis, draw: Stream) -> None:
 
     rule = CrashRule(label=_DECIDED, kind="", probability=0.2, times=3, on_fired=strand)
     nemesis.add_rule(rule, seconds=5.0)
+
+
+def wipe_counting(nemesis: Nemesis, draw: Stream) -> None:
+    """A replica loses its store, and ends, between the read of a counter and the write of its new sum."""
+    cluster = nemesis.cluster
+    harm, how = draw.choice(HARMS), (POWER if draw.random() < 0.5 else KILL)
+    down_s = 0.2 + draw.random()
+
+    def lose(name: str) -> None:
+        if cluster.ready(name) and may_lose(cluster):
+            cluster.world.count("fault.wipe_counting")
+            cluster.fact("a store was lost between the read and the write of a counter")
+            cluster.stores.lose(name, harm)
+            nemesis.crash(name, how, down_s)
+
+    if may_lose(cluster):
+        rule = CrashRule(label=_COUNTER_READ, kind="", probability=0.1, on_fired=lose)
+        nemesis.add_rule(rule, seconds=5.0)
+
+
+def linger_counting(nemesis: Nemesis, draw: Stream) -> None:
+    """Whoever counts waits between the read and the write, while ranges move away and are wiped."""
+    high_s = draw.choice((0.1, 0.5, 1.5))
+    nemesis.cluster.world.count("fault.linger_counting")
+    nemesis.add_rule(DelayRule(label=_COUNTER_READ, high_s=high_s, probability=0.3), seconds=4.0)
 
 
 def lacks_decision(cluster: SimCluster, table_name: str, key: bytes, value: bytes) -> bool:

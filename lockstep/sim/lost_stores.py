@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lockstep.sim.nemesis import Nemesis
 
 #: What became of the files: all gone, also what was known of them, or a record of the log damaged.
-_HARMS = ("gone", "forgotten", "flipped")
+HARMS = ("gone", "forgotten", "flipped")
 #: Replicas of each range without which a lost store is not made up for by the others.
 _FACTOR = 3
 #: What must be seen sometimes where stores are lost.
@@ -108,15 +108,19 @@ async def _harmed(disk: Disk, harm: str) -> None:
         await PositionFile(disk, STORE_DIRECTORY).remove()
 
 
+def may_lose(cluster: SimCluster) -> bool:
+    """Whether a store may be lost now: there is something to lose, of which the others have two more."""
+    keyspaces = cluster.newest.schema.keyspaces
+    enough = all(keyspace.replication.total >= _FACTOR for keyspace in keyspaces)
+    return bool(keyspaces) and enough and not cluster.stores.unfilled
+
+
 def lose_store(nemesis: Nemesis, draw: Stream) -> None:
     """A node ends, and finds its store damaged when it starts again."""
     cluster = nemesis.cluster
-    keyspaces = cluster.newest.schema.keyspaces
-    harm = draw.choice(_HARMS)
+    harm = draw.choice(HARMS)
     candidates = [name for name in cluster.live() if cluster.ready(name)]
-    if cluster.stores.unfilled or not candidates or not keyspaces:
-        return
-    if any(keyspace.replication.total < _FACTOR for keyspace in keyspaces):
+    if not candidates or not may_lose(cluster):
         return
     name = draw.choice(candidates)
     cluster.stores.lose(name, harm)

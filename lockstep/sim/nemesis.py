@@ -88,6 +88,7 @@ class Nemesis:
             if process.clock.rate != 1.0:
                 process.drift_clock(1.0)
             process.set_wall_right()
+            process.clock.wall_tick_us = 1
             if process.loop is not None:
                 process.loop.crash_in = 0
         for name, node in self.cluster.nodes.items():

@@ -40,6 +40,7 @@ from lockstep.sim.history import Change, Event, Look, Outcome
 from lockstep.sim.indexing import IndexingLoad
 from lockstep.sim.kind_operators import KindOperators
 from lockstep.sim.leavers import FAREWELL_MS
+from lockstep.sim.lone_holders import LoneHolders
 from lockstep.sim.metadata_operators import MetadataOperators
 from lockstep.sim.nemesis import Nemesis, draw_swarm
 from lockstep.sim.operators import Operators
@@ -53,7 +54,7 @@ from lockstep.sim.side_load import Side
 from lockstep.sim.stamped import StampedLoad
 from lockstep.sim.streams import Stream
 from lockstep.sim.viewing import ViewingLoad
-from lockstep.sim.watch import Watch
+from lockstep.sim.watch import StageListener, Watch
 from lockstep.sim.working_nodes import slow_limits
 from lockstep.sim.workload import Client, Load, Workload, draw_load
 from lockstep.sim.world import World, WorldSettings
@@ -117,6 +118,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     clients: int = 0
     #: How many requests a client sends at once, one of these.
     volley: tuple[int, ...] = (1,)
+    #: How many partitions are written and not read before the end.
+    unread: int = 0
     #: How many clients that leave timestamps to the servers, whose clocks differ.
     stamped: int = 0
     #: How many clients that change counters.
@@ -184,6 +187,16 @@ def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]
     return sides
 
 
+def _listeners(scenario: Scenario, cluster: SimCluster, watch: Watch, rows: int) -> list[StageListener]:
+    """Who counts as facts what operations meet on their way."""
+    found: list[StageListener] = []
+    if cluster.shape.dcs > 1:
+        found.append(DataCentreWatch(cluster).stage)
+    if scenario.unread:
+        found.append(LoneHolders(cluster, watch.disks, rows).stage)
+    return found
+
+
 def _drawn_load(scenario: Scenario, world: World, draw: Stream) -> Load:
     """What clients ask, drawn."""
     load: Load = draw_load(draw)
@@ -193,7 +206,8 @@ def _drawn_load(scenario: Scenario, world: World, draw: Stream) -> Load:
         load = msgspec.structs.replace(load, levels=scenario.levels)
     if scenario.rare_levels:
         load = msgspec.structs.replace(load, rare_levels=scenario.rare_levels)
-    return msgspec.structs.replace(load, volley=world.stream("volley").choice(scenario.volley))
+    volley = world.stream("volley").choice(scenario.volley)
+    return msgspec.structs.replace(load, volley=volley, unread=scenario.unread)
 
 
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,8 +290,7 @@ class Run:
             if isinstance(side, ColumnsLoad):
                 side.expires = not self.nemesis.clocks_step
         self.watch.listeners.append(self._operation_ended)
-        if dcs > 1:
-            self.watch.listeners.append(DataCentreWatch(self.cluster).stage)
+        self.watch.listeners += _listeners(scenario, self.cluster, self.watch, load.rows)
         self.judged = 0
 
     def _load(self, draw: Stream) -> Load:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lockstep.sim.data_centres import FACTS as DC_FACTS
 from lockstep.sim.deciding import LACKED
 from lockstep.sim.faults import ALL_KINDS, DC_FAULTS, FAULTS, STAGE_FAULTS
+from lockstep.sim.lone_holders import LONE
 from lockstep.sim.lost_stores import FACTS as LOST_STORE_FACTS
 from lockstep.sim.scenario import Scenario
 from lockstep.values.ids import Consistency
@@ -125,8 +126,10 @@ SCENARIOS: dict[str, Scenario] = {
             faults=(
                 *("wall_jump", "clock_drift", "kill", "power", "pause", "slow_node", "partition"),
                 *("latency", "flapping", "isolate_leader", "crash_newcomer", "crash_source", "hold_behind"),
+                "stop_clocks",
             ),
             sometimes=(
+                "two writes have one timestamp",
                 *("a later write has an earlier timestamp", "clock.jump", "read.repaired"),
                 *("join completed", "decommission completed", *_STALE),
             ),
@@ -159,10 +162,11 @@ SCENARIOS: dict[str, Scenario] = {
             faults=(
                 *("kill", "power", "pause", "slow_node", "partition", "latency", "flapping", "slow_disk"),
                 *("isolate_leader", "crash_newcomer", "crash_source", "hold_behind", "crash_at_probe"),
+                "linger_counting",
             ),
             sometimes=(
                 *("a counter changed", "a counter changed with an unknown outcome", "net.duplicated"),
-                *("counter.repeated", "counter.behind", "counter.next_leader"),
+                *("counter.repeated", "counter.behind", "counter.next_leader", "counter.given_up_meanwhile"),
                 *("join completed", "decommission completed"),
             ),
         ),
@@ -202,14 +206,17 @@ SCENARIOS: dict[str, Scenario] = {
             spares=1,
             busy_s=4.0,
             clients=2,
-            counting=1,
+            counting=2,
             deciding=2,
             always=("lose_store",),
             faults=(
                 *("kill", "power", "pause", "partition", "flapping", "latency", "slow_disk", "slow_node"),
-                *("crash_at_probe", "crash_source", "isolate_leader"),
+                *("crash_at_probe", "crash_source", "isolate_leader", "wipe_counting"),
             ),
-            sometimes=(*LOST_STORE_FACTS, "rebuild completed", "work.settles"),
+            sometimes=(
+                *(*LOST_STORE_FACTS, "rebuild completed", "work.settles"),
+                "a store was lost between the read and the write of a counter",
+            ),
         ),
         Scenario(
             name="log",
@@ -287,9 +294,11 @@ SCENARIOS: dict[str, Scenario] = {
                 *("wall_jump", "clock_drift", "kill", "power", "all_down", "pause", "slow_node", "partition"),
                 *("latency", "flapping", "isolate_leader", "crash_at_probe", "crash_newcomer"),
                 *("crash_source", "hold_behind", "loss", "slow_disk", "strand_decision"),
+                "stop_clocks",
             ),
             sometimes=(
                 *(LACKED, "conditional.look_in_progress", "conditional.look_lacks"),
+                "ballots.of_one_time",
                 *("a decision applied", "a decision refused", "a decision with an unknown outcome"),
                 *("conditional.finishes", "conditional.brings", "conditional.beaten"),
                 *("conditional.plan_changed", "join completed", "decommission completed", *_STALE),
@@ -528,6 +537,22 @@ SCENARIOS: dict[str, Scenario] = {
                 *("a request was refused as overloaded", "a request was served under overload"),
                 *("internode.expired", "write.expired", "read.repaired", "join completed"),
             ),
+        ),
+        Scenario(
+            name="givers",
+            chaos_s=20.0,
+            founders=(4, 5),
+            factors=(3,),
+            spares=3,
+            busy_s=1.0,
+            cancel=0.1,
+            clients=3,
+            unread=24,
+            kinds_s=3.0,
+            hints=(False, False, True),
+            always=("lone_holder",),
+            faults=("pause", "latency", "slow_disk", "hold_behind", "crash_source"),
+            sometimes=(LONE, "disk destroyed", "join completed", "decommission completed"),
         ),
         Scenario(name="calm", chaos_s=8.0, sometimes=_UNDISTURBED),
     )

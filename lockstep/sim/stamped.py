@@ -117,6 +117,8 @@ class StampedLoad(SideLoad):
         for (one, stamp), (other, later) in itertools.pairwise(written):
             if one.end_ns < other.start_ns and later < stamp:
                 self.cluster.fact("a later write has an earlier timestamp")
+        if len(set(self.stamps.values())) < len(self.stamps):
+            self.cluster.fact("two writes have one timestamp")
         return judged
 
 

@@ -156,13 +156,13 @@ class Watch:
         running = {repair.id: repair for repair in after.repairs.running if not repair.purpose}
         for repair in running.values():
             if repair.id not in self._repairs:
-                self._repairs[repair.id] = RepairBegun(after, repair, self._disks(after))
+                self._repairs[repair.id] = RepairBegun(after, repair, self.disks(after))
         for begun in [one for id_, one in self._repairs.items() if id_ not in running]:
             ended = after.repairs.find(begun.repair.id)
             del self._repairs[begun.repair.id]
             if ended is not None:
                 purges = self.cluster.purges
-                judged = begun.check_ended(after, ended, self._disks(after), purges=purges)
+                judged = begun.check_ended(after, ended, self.disks(after), purges=purges)
                 self.inspected += judged
                 if judged:
                     self.cluster.fact("a repair was judged")
@@ -171,7 +171,7 @@ class Watch:
     def check_unchanged(self, metadata: ClusterMetadata) -> None:
         """What disks have marked as equal since a repair is equal."""
         tables = [table.id for table in metadata.schema.by_name[KEYSPACE].tables]
-        judged = check_unchanged(metadata, tables, self._disks(metadata), self._purged_s())
+        judged = check_unchanged(metadata, tables, self.disks(metadata), self._purged_s())
         self.inspected += judged
         if judged:
             self.cluster.fact("marks of repairs were judged")
@@ -186,7 +186,7 @@ class Watch:
         newest = self.cluster.newest
         found = newest.schema.table(KEYSPACE, table)
         assert found is not None, "the table is there"
-        self.inspected += check_equal(newest, found.id, self._disks(newest), self._purged_s())
+        self.inspected += check_equal(newest, found.id, self.disks(newest), self._purged_s())
 
     def _replayed(self, name: str, value: ClusterMetadata, epoch: int) -> Iterator[ClusterMetadata]:
         node = self.cluster.nodes[name]
@@ -286,7 +286,7 @@ class Watch:
             only = {}
             for transition in operation.transitions:
                 only.setdefault(transition.replication_after, []).append(transition.range)
-        contents = self._disks(metadata)
+        contents = self.disks(metadata)
         writes = AcknowledgedWrites(cluster.history.events, self._rows)
         self.inspected += check_held(
             invariant,
@@ -299,7 +299,7 @@ class Watch:
             purges=writes.deletions if cluster.purges else None,
         )
 
-    def _disks(self, metadata: ClusterMetadata) -> dict[NodeId, DurableContent]:
+    def disks(self, metadata: ClusterMetadata) -> dict[NodeId, DurableContent]:
         """By node, where its disk is still there."""
         cluster, contents = self.cluster, {}
         for node in metadata.directory.nodes:
@@ -311,7 +311,7 @@ class Watch:
     def _filled_disks(self) -> dict[NodeId, DurableContent]:
         """Of nodes that have all that they should."""
         unfilled = self.cluster.stores.unfilled_ids()
-        return {node: one for node, one in self._disks(self.cluster.newest).items() if node not in unfilled}
+        return {node: one for node, one in self.disks(self.cluster.newest).items() if node not in unfilled}
 
     def unowned(self, metadata: ClusterMetadata) -> list[str]:
         """What nodes in service store of ranges that are not theirs, as sentences."""

@@ -24,6 +24,8 @@ from lockstep.values.ids import Consistency
 _PATIENCE_MS = 500
 _CONNECT_MS = 300
 _FIRST_TIMESTAMP_US = 1_000_000
+#: Of the writes, how many go to partitions that nobody reads, where there are such.
+_UNREAD_SHARE = 0.6
 
 Session = DoorClient | CqlSession
 
@@ -53,6 +55,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     rare_levels: tuple[Consistency, ...] = (Consistency.ONE, Consistency.ALL)
     #: How many requests a client sends at once.
     volley: int = 1
+    #: Partitions that are written and not read before the end, so that no read repairs them; nor does a scan.
+    unread: int = 0
 
 
 def draw_load(draw: Stream) -> Load:
@@ -114,9 +118,13 @@ class Workload:
     def keys(self) -> list[bytes]:
         return [f"p{number}".encode() for number in range(self.load.partitions)]
 
+    def unread_keys(self) -> list[bytes]:
+        return [f"u{number}".encode() for number in range(self.load.unread)]
+
     def final_reads(self, level: Consistency = Consistency.QUORUM) -> list[Look]:
         """Quorum reads of every partition of every table, whole."""
-        return [Look(table, key, None, level, 5000) for table in self.known_tables() for key in self.keys()]
+        keys = (*self.keys(), *self.unread_keys())
+        return [Look(table, key, None, level, 5000) for table in self.known_tables() for key in keys]
 
 
 class Client:
@@ -196,11 +204,13 @@ class Client:
         level = self._level()
         last = self._workload.last
         if draw.random() < load.write_share:
+            if load.unread and draw.random() < _UNREAD_SHARE:
+                return self._change(table, draw.choice(self._workload.unread_keys()), level)
             return self._change(table, key, level)
         if last is not None and draw.random() < load.echo_share:
             return Look(last.table, last.key, last.puts[0][0], level, load.timeout_ms, load.page_rows)
         shape = draw.random()
-        if shape < 0.1:
+        if shape < 0.1 and not load.unread:
             return Look(table, None, None, level, load.timeout_ms, load.page_rows)
         clustering = draw.randrange(load.rows) if shape < 0.6 else None
         return Look(table, key, clustering, level, load.timeout_ms, load.page_rows)
@@ -230,7 +240,8 @@ class Client:
             chosen = list(range(load.rows))
         puts = tuple((at, self._value(timestamp)) for at in chosen)
         change = Change(table, key, timestamp, level, timeout_ms, puts)
-        self._workload.last, self._workload.last_by = change, self._name
+        if key not in self._workload.unread_keys():
+            self._workload.last, self._workload.last_by = change, self._name
         return change
 
     def _twin(self, level: Consistency) -> Change:

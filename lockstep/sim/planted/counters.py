@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from typing import Any
 
+from lockstep.node import recovering as recovering_module
 from lockstep.replication import counters as counters_module
 from lockstep.replication.counter_leader import CounterLeader, CounterReply
 from lockstep.replication.writes import TRANSIENT
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
-from lockstep.values.errors import PeerTimeout
+from lockstep.storage.counter_generation import generation_record
+from lockstep.values.errors import PeerTimeout, RangeLacking
 
 
 def _count_what_comes_again() -> contextlib.AbstractContextManager[None]:
@@ -41,6 +43,20 @@ def _count_again_after_a_timeout() -> contextlib.AbstractContextManager[None]:
     return replaced((counters_module, "TRANSIENT", (*TRANSIENT, PeerTimeout)), *_unheard())
 
 
+def _count_on_when_wiped() -> contextlib.AbstractContextManager[None]:
+    """Who lost its store counts on from nothing, in the shards that others still have."""
+    original = CounterLeader._check
+
+    def check(self: Any, request: Any) -> None:
+        with contextlib.suppress(RangeLacking):
+            original(self, request)
+
+    return replaced(
+        (recovering_module, "generation_record", lambda _: generation_record(1)),
+        (CounterLeader, "_check", check),
+    )
+
+
 def _unheard() -> tuple[tuple[Any, str, Any], ...]:
     """No PeerTimeout is told apart from a refusal."""
 
@@ -53,5 +69,6 @@ def _unheard() -> tuple[tuple[Any, str, Any], ...]:
 COUNTERS = (
     Planted("count_again", "a change counts twice", "counts", _count_what_comes_again),
     Planted("count_side_by_side", "one change hides another", "counts", _count_side_by_side),
+    Planted("count_on_when_wiped", "a wiped replica hides what it counted", "stores", _count_on_when_wiped),
     Planted("count_after_timeout", "two replicas count one change", "counts", _count_again_after_a_timeout),
 )

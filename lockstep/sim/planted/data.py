@@ -76,6 +76,19 @@ def _stream_from_anyone() -> contextlib.AbstractContextManager[None]:
     return replaced((streams_module, "_tasks", tasks))
 
 
+def _one_for_a_dead_giver() -> contextlib.AbstractContextManager[None]:
+    """Where who gives a range up is dead, any one other replica is taken for a source."""
+    original = streams_module._tasks
+
+    def tasks(transition: Any, dc_of: Any, dead: Any, lacking: Any) -> list[Any]:
+        return [
+            msgspec.structs.replace(task, sources=task.sources[-1:])
+            for task in original(transition, dc_of, dead, lacking)
+        ]
+
+    return replaced((streams_module, "_tasks", tasks))
+
+
 def _starved_is_done() -> contextlib.AbstractContextManager[None]:
     """A stream without sources counts as done."""
 
@@ -192,6 +205,7 @@ DATA = (
     Planted("skip_barrier", "stages follow without their barrier", "moves", _skip_barrier),
     Planted("stream_early", "a source's snapshot misses older writes", "moves", _stream_early),
     Planted("stream_from_anyone", "a new replica misses writes", "moves", _stream_from_anyone),
+    Planted("one_for_a_dead_giver", "what its giver had is lost", "givers", _one_for_a_dead_giver),
     Planted("starved_is_done", "a new replica is empty", "moves", _starved_is_done),
     Planted("reads_before_stream_ends", "reads move too early", "moves", _reads_before_stream_ends),
     Planted("skip_wipe", "a pending replica keeps what it had", "moves", _skip_wipe),

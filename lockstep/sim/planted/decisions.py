@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from lockstep.consensus import paxos
-from lockstep.consensus.paxos import NO_BALLOT, Acceptor, Fate, Proposal
+from lockstep.consensus.paxos import NO_BALLOT, Acceptor, Ballot, Fate, Proposal
 from lockstep.cql.context import Context
 from lockstep.node import work as work_module
 from lockstep.replication import ballot_rounds as rounds_module
 from lockstep.replication import past_proposals, verbs
 from lockstep.replication.ballot_messages import PrepareRequest
 from lockstep.replication.ballots import BallotService
-from lockstep.replication.conditional import _Read
+from lockstep.replication.conditional import Conditionals, _Read
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
 from lockstep.values.ids import Consistency
@@ -99,6 +99,16 @@ def _read_looks_only() -> contextlib.AbstractContextManager[None]:
     return replaced((_Read, "_looked", looked))
 
 
+def _ballots_not_drawn() -> contextlib.AbstractContextManager[None]:
+    """Two requests that choose one microsecond have one ballot."""
+    original = Conditionals.next_ballot
+
+    def next_ballot(self: Any, floor_us: int) -> Ballot:
+        return Ballot(original(self, floor_us).time_us, 1)
+
+    return replaced((Conditionals, "next_ballot", next_ballot))
+
+
 def _lists_by_clock() -> contextlib.AbstractContextManager[None]:
     """Elements are ordered by the clock of the coordinator that a client happened to ask."""
 
@@ -121,6 +131,7 @@ DECISIONS = (
     Planted("fate_unheard", "not applied is said of what was applied", "lwt", _fate_unheard),
     Planted("one_voter", "two coordinators decide apart", "lwt", _one_voter),
     Planted("read_looks_only", "a serial read misses what was applied", "lwt", _read_looks_only),
+    Planted("ballots_not_drawn", "two values are decided by one ballot", "lwt", _ballots_not_drawn),
     Planted("lists_by_clock", "a later append stands before an earlier one", "lwt", _lists_by_clock),
     Planted("one_local_voter", "a data centre decides against itself", "lwt_dcs", _one_local_voter),
 )
