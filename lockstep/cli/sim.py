@@ -168,19 +168,23 @@ def cuts(only: str, seed: int, trace: bool, last: int, sample: int) -> int:
 
 @sim.command()
 @click.option("--seed", default=1, show_default=True, help="First seed of each scenario.")
-@click.option("--seeds", default=100, show_default=True, help="How many runs; they go round all scenarios.")
-@click.option("--all", "all_of_them", is_flag=True, help="Also print those that are listed with a reason.")
-def reached(seed: int, seeds: int, all_of_them: bool) -> int:
-    """Tell which branches of code that decides and replicates no seed reaches; 1 when some are not listed.
+@click.option("--seeds", default=0, help="Of each scenario; without it those of the nightly set.")
+@click.option("--all", "all_of_them", is_flag=True, help="Print all branches that are not reached.")
+@click.option("--record", is_flag=True, help="Take those that are open now for the known ones.")
+def reached(seed: int, seeds: int, all_of_them: bool, record: bool) -> int:
+    """Tell which branches of code that decides and replicates the nightly set does not reach.
 
-    Needs the development environment (coverage).
+    1 when some are neither listed with a reason nor known, or when the list excuses what is reached. Needs
+    the development environment (coverage).
     """
+    from lockstep.sim import nightly
     from lockstep.sim import reached as tool
 
-    listed = tool.excuses(tool.LISTED.read_text())
-    rooms = tool.measure(lambda: tool.run_seeds(seed, seeds, click.echo))
-    click.echo(tool.text_of(rooms, listed, all_of_them=all_of_them))
-    return 1 if tool.open_branches(rooms, listed) else 0
+    verdict = tool.verdict_of(tool.measure(seed, seeds or nightly.NIGHTLY_SEEDS, click.echo))
+    click.echo(tool.text_of(verdict, all_of_them=all_of_them))
+    if record:
+        tool.record(verdict)
+    return 0 if verdict.holds or record else 1
 
 
 @sim.command()

@@ -202,16 +202,6 @@ class FailureDetector:
         rhythm = self._rhythms.get(node)
         return max(0.0, rhythm.silent_after_s - now_s) if rhythm is not None else 0.0
 
-    def explain(self, node: int, now_s: float) -> str:
-        """Why `alive` says what it says, for people."""
-        rhythm = self._rhythms.get(node)
-        if rhythm is None:
-            return "never heard"
-        silent_s = now_s - rhythm.heard_s - rhythm.excused_s
-        verb = "alive" if now_s <= rhythm.silent_after_s else "suspected"
-        allowed_s = rhythm.allowed_s(self._limits.suspect)
-        return f"{verb}: silent for {silent_s:.1f} s, {allowed_s:.1f} s allowed"
-
     def forget(self, node: int) -> None:
         """The node left, or must prove itself anew."""
         self._rhythms.pop(node, None)

@@ -1,9 +1,11 @@
-"""Which branches of the code that decides and replicates are reached by seeds, and which by none.
+"""Which branches of the code that decides and replicates are reached by the nightly set, and which are not.
 
-A simulator says nothing about code that it never runs. So each branch is reached by some seed, or is listed
-in `unreached.txt` with the reason. Invariant: a branch is named by its module, its function and the two lines
-of text between which it goes, so that the list outlives changes elsewhere; measuring never changes a run.
-It reads sources and the measure's report, so it belongs to the machine and not to what is simulated.
+A simulator says nothing about code that it never runs. So each branch is reached by some part of the nightly
+set, or is listed in `unreached.txt` with the reason. What has no reason yet is recorded in `blind.txt`; a
+branch in neither list fails the report, and so does a line that excuses nothing. Invariant: a branch is named
+by its module, its function and the two lines of text between which it goes, so that the lists outlive changes
+elsewhere; measuring never changes a run. It reads sources and the measure's report, so it belongs to the
+machine and not to what is simulated.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ import ast
 import fnmatch
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 import lockstep
-from lockstep.sim.scenarios import SCENARIOS
+from lockstep.sim.nightly import parts
+from lockstep.sim.workers import spread, timed
 from lockstep.values.errors import ConfigurationError
 
 #: Rooms without I/O, and the one that replicates.
@@ -27,6 +32,8 @@ ROOMS: Final = ("consensus", "metadata", "placement", "topology", "gossip", "rep
 _PACKAGE = Path(lockstep.__file__).parent
 LISTED = Path(__file__).parent / "unreached.txt"
 _END = "(end)"
+#: Branches that nobody reaches, and for which there is no reason: workloads that are missing.
+BLIND: Final = Path(__file__).parent / "blind.txt"
 
 
 class Branch(msgspec.Struct, frozen=True, order=True):
@@ -65,11 +72,16 @@ def excuses(text: str) -> list[Excuse]:
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        parts = [part.strip() for part in line.split(" | ")]
-        if len(parts) != 5 or not all(parts):
-            raise ConfigurationError(f"line {number} of {LISTED.name} has {len(parts)} parts, not 5")
-        found.append(Excuse(Branch(*(_literal(part) for part in parts[:4])), parts[4]))
+        pieces = [part.strip() for part in line.split(" | ")]
+        if len(pieces) != 5 or not all(pieces):
+            raise ConfigurationError(f"line {number} of {LISTED.name} has {len(pieces)} parts, not 5")
+        found.append(Excuse(Branch(*(_literal(part) for part in pieces[:4])), pieces[4]))
     return found
+
+
+def blind_branches(text: str) -> set[Branch]:
+    """The branches that were not reached when the list was recorded, as `Branch.text` names them."""
+    return {Branch(*line.split(" | ")) for line in text.splitlines() if line}
 
 
 def _literal(part: str) -> str:
@@ -102,34 +114,76 @@ def functions_of(source: str) -> Callable[[int], str]:
     return of
 
 
+def line_name(line: str) -> str:
+    """The line without the separator of the lists."""
+    return line.strip().replace(" | ", "|")
+
+
 def branches_of(path: Path, pairs: Sequence[Sequence[int]]) -> Iterator[Branch]:
     """Names of a file's branches, given by line numbers."""
     source = path.read_text()
     lines, of = source.splitlines(), functions_of(source)
     module = ".".join(path.relative_to(_PACKAGE).with_suffix("").parts)
     for at, to in pairs:
-        there = lines[to - 1].strip() if to > 0 else _END
-        yield Branch(module, of(at), lines[at - 1].strip(), there)
+        there = line_name(lines[to - 1]) if to > 0 else _END
+        yield Branch(module, of(at), line_name(lines[at - 1]), there)
 
 
-def measure(work: Callable[[], None]) -> list[Room]:
-    """Run `work`, and tell what of the rooms it reached."""
+def measure(first: int, seeds: int, told: Callable[[str], None]) -> list[Room]:
+    """Run the nightly set with so many seeds of each scenario, a process a core, and tell what of the rooms
+    it reached. `told` hears of each part that failed, and of the time that all took."""
+    names = list(parts(first, seeds))
+    taken_s = 0.0
+    with tempfile.TemporaryDirectory() as directory:
+        work = partial(_measured, first=first, seeds=seeds, directory=directory)
+        for name, failure, seconds in spread(work, names):
+            taken_s += seconds
+            if failure:
+                told(f"{name} failed: {failure}")
+        rooms = rooms_of([str(path) for path in sorted(Path(directory).iterdir())])
+    told(f"{len(names)} parts, {taken_s:.0f} s of a core")
+    return rooms
+
+
+def _coverage() -> Any:
+    """The library, which only the development environment has."""
     try:
         import coverage
     except ImportError as error:
         raise ConfigurationError("coverage is not installed", hint="make setup") from error
-    paths = sources()
-    meter = coverage.Coverage(branch=True, data_file=None, include=[str(path) for path in paths])
+    return coverage
+
+
+def _measured(name: str, *, first: int, seeds: int, directory: str) -> tuple[str, str, float]:
+    """Run one part in this process, leave in the directory what it reached: its name, failure, seconds."""
+    number = list(parts(first, seeds)).index(name)
+    failure, seconds = timed(
+        lambda: metered(parts(first, seeds)[name], str(Path(directory) / f"part.{number}"))
+    )
+    return name, failure, seconds
+
+
+def metered(work: Callable[[], str], path: str) -> str:
+    """What `work` answers; what it reached of the rooms is in the file."""
+    include = [str(source) for source in sources()]
+    meter = _coverage().Coverage(branch=True, data_file=path, include=include)
     meter.start()
     try:
-        work()
+        return work()
     finally:
         meter.stop()
+        meter.save()
+
+
+def rooms_of(files: Sequence[str]) -> list[Room]:
+    """What these measures reached together; modules that nobody imported count as not reached."""
     with tempfile.TemporaryDirectory() as directory:
+        meter = _coverage().Coverage(branch=True, data_file=str(Path(directory) / "all"))
+        meter.combine(files, strict=True, keep=True)
         report = Path(directory) / "reached.json"
-        meter.json_report(outfile=str(report))
-        files = json.loads(report.read_text())["files"]
-    return [_room(room, files) for room in ROOMS]
+        meter.json_report(morfs=[str(path) for path in sources()], outfile=str(report))
+        found = json.loads(report.read_text())["files"]
+    return [_room(room, found) for room in ROOMS]
 
 
 def _room(name: str, files: dict[str, dict[str, list[list[int]]]]) -> Room:
@@ -141,40 +195,65 @@ def _room(name: str, files: dict[str, dict[str, list[list[int]]]]) -> Room:
         if found is not None:
             count += len(found["executed_branches"]) + len(found["missing_branches"])
             unreached += branches_of(path, found["missing_branches"])
-    return Room(name, count, tuple(sorted(set(unreached))))
+    return Room(name, count, tuple(sorted(unreached)))
 
 
-def run_seeds(first: int, seeds: int, told: Callable[[str], None]) -> None:
-    """As `lockstep sim run` does: the seeds go round all scenarios."""
-    from lockstep.sim.scenario import Run
+class Verdict(msgspec.Struct, frozen=True):
+    """`fresh`: neither reached, nor excused, nor known; `unused`: lines of the list that excuse nothing."""
 
-    names = [name for name, scenario in SCENARIOS.items() if scenario.by_default]
-    for number in range(seeds):
-        name = names[number % len(names)]
-        result = Run(SCENARIOS[name], first + number // len(names)).result()
-        if result.violation:
-            told(f"{name} seed {result.seed} failed: {result.violation}")
+    rooms: tuple[Room, ...]
+    listed: tuple[Excuse, ...]
+    blind: frozenset[Branch]
+
+    @property
+    def open(self) -> list[Branch]:
+        """What is neither reached nor excused."""
+        return [b for room in self.rooms for b in room.unreached if not any(e.covers(b) for e in self.listed)]
+
+    @property
+    def fresh(self) -> list[Branch]:
+        return [branch for branch in self.open if branch not in self.blind]
+
+    @property
+    def unused(self) -> list[Excuse]:
+        missed = [branch for room in self.rooms for branch in room.unreached]
+        return [one for one in self.listed if not any(map(one.covers, missed))]
+
+    @property
+    def holds(self) -> bool:
+        return not self.fresh and not self.unused
 
 
-def text_of(rooms: Sequence[Room], listed: Sequence[Excuse], *, all_of_them: bool = False) -> str:
-    """By room how much was reached, then the branches that no seed reached and nobody excuses."""
+def text_of(verdict: Verdict, *, all_of_them: bool = False) -> str:
+    """By room how much was reached and excused, how many each reason excuses, and what fails: new branches
+    that are neither, and lines that excuse nothing. All that is not reached with `all_of_them`."""
     lines: list[str] = []
-    open_: list[Branch] = []
-    for room in rooms:
-        excused = [one for one in room.unreached if any(excuse.covers(one) for excuse in listed)]
-        left = room.unreached if all_of_them else [one for one in room.unreached if one not in excused]
-        open_ += left
-        reached = room.branches - len(room.unreached)
-        share = 100 * reached / max(room.branches, 1)
+    reasons: Counter[str] = Counter()
+    for room in verdict.rooms:
+        found = [next((e for e in verdict.listed if e.covers(branch)), None) for branch in room.unreached]
+        excused = [excuse.reason for excuse in found if excuse is not None]
+        reasons.update(excused)
+        reached, count = room.branches - len(room.unreached), max(room.branches, 1)
         lines.append(
-            f"{room.name:<12} {reached:>5} of {room.branches:>5} branches reached ({share:.1f} %), "
-            f"{len(excused)} listed with a reason, {len(room.unreached) - len(excused)} open"
+            f"{room.name:<12} {reached:>5} of {room.branches:>5} branches reached "
+            f"({100 * reached / count:.1f} %), {len(excused)} listed with a reason "
+            f"({100 * len(excused) / count:.1f} %), {len(room.unreached) - len(excused)} open"
         )
-    return "\n".join((*lines, *(branch.text() for branch in open_)))
+    lines += [f"{count:>6} {reason}" for reason, count in reasons.most_common()]
+    fresh = verdict.fresh
+    lines.append(f"{len(verdict.open)} open: {len(verdict.open) - len(fresh)} known, {len(fresh)} new")
+    shown = [b for room in verdict.rooms for b in room.unreached] if all_of_them else fresh
+    lines += [branch.text() for branch in shown]
+    lines += [f"excuses nothing: {one.branch.text()} | {one.reason}" for one in verdict.unused]
+    return "\n".join(lines)
 
 
-def open_branches(rooms: Sequence[Room], listed: Sequence[Excuse]) -> list[Branch]:
-    """What is neither reached nor listed."""
-    return [
-        branch for room in rooms for branch in room.unreached if not any(e.covers(branch) for e in listed)
-    ]
+def record(verdict: Verdict) -> None:
+    """Let the list of known ones be those that are open now."""
+    BLIND.write_text("".join(f"{branch.text()}\n" for branch in sorted(set(verdict.open))))
+
+
+def verdict_of(rooms: Sequence[Room]) -> Verdict:
+    """Of these rooms, by the two lists beside this module."""
+    blind = blind_branches(BLIND.read_text())
+    return Verdict(tuple(rooms), tuple(excuses(LISTED.read_text())), frozenset(blind))

@@ -21,6 +21,7 @@ from lockstep.node import farewell, purging, view_builds
 from lockstep.node.kinds import every_kind
 from lockstep.placement.quorums import dc_factors
 from lockstep.runtime.ports import Runtime
+from lockstep.sim.access_operators import AccessOperators
 from lockstep.sim.batching import BatchingLoad
 from lockstep.sim.cancelling import CancellingOperators
 from lockstep.sim.checkers.log import check_refusals, check_submissions
@@ -53,6 +54,7 @@ from lockstep.sim.schema_operators import SchemaOperators
 from lockstep.sim.side_load import Side
 from lockstep.sim.stamped import StampedLoad
 from lockstep.sim.streams import Stream
+from lockstep.sim.tight import tight_limits
 from lockstep.sim.viewing import ViewingLoad
 from lockstep.sim.watch import StageListener, Watch
 from lockstep.sim.working_nodes import slow_limits
@@ -92,6 +94,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     #: Mean pause of each submitter of values to the metadata service; 0 is none. Other submitters then
     #: snapshot and truncate its log, change its members, freeze it, and ask for old ids again.
     metadata_ms: float = 0.0
+    #: Mean pause of each operator of roles and permissions, who also asks for what is wrong; 0 is none.
+    access_ms: float = 0.0
+    #: Whether limits are so small that a run meets them.
+    tight: bool = False
     #: How many entry ids the metadata keeps; 0 is as many as in production.
     recent_ids: int = 0
     #: Probability that a frame between nodes is delivered twice, one of these; empty leaves it to the shape.
@@ -147,7 +153,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     by_default: bool = True
 
 
-def _limits(scenario: Scenario) -> contextlib.AbstractContextManager[None]:
+def _limits(scenario: Scenario, world: World) -> contextlib.AbstractContextManager[None]:
     """So few ids are kept that some are forgotten in a run, and deletions are purged within it; machines look
     at themselves; where nodes are slow, they begin as much less at once."""
     changes: list[tuple[Any, str, Any]] = self_checking()
@@ -159,6 +165,8 @@ def _limits(scenario: Scenario) -> contextlib.AbstractContextManager[None]:
         # Every partition is larger than a page, and each page is noted.
         changes.append((view_builds, "VIEW_BUILD_ROWS", 2))
         changes += [(limits, "INDEX_BUILD_FRAGMENTS", 2), (limits, "INDEX_NOTED_EVERY", 1)]
+    if scenario.tight:
+        changes += tight_limits(world.stream("limits"))
     if scenario.repair_s:
         changes.append((purging, "PURGE_AGE_S_MIN", 0))
     if scenario.overload:
@@ -265,6 +273,10 @@ class Run:
         if scenario.schema_ms:
             self.schema_operators = SchemaOperators(self.operators, scenario.schema_ms, tables)
             self.operators.when_ready.append(self.schema_operators.start)
+        self.access_operators: AccessOperators | None = None
+        if scenario.access_ms:
+            self.access_operators = AccessOperators(self.operators, scenario.access_ms)
+            self.operators.when_ready.append(self.access_operators.start)
         if scenario.metadata_ms:
             service = MetadataOperators(self.operators, scenario.metadata_ms)
             self.operators.when_ready.append(service.start)
@@ -308,7 +320,7 @@ class Run:
 
     def result(self) -> SeedResult:
         invariant = violation = ""
-        with _limits(self.scenario), self.world:
+        with _limits(self.scenario, self.world), self.world:
             try:
                 self._phases()
             except Violation as found:
@@ -518,6 +530,8 @@ class Run:
             self.watch.check_unchanged(self.cluster.newest)
         if self.schema_operators is not None:
             self.schema_operators.judge(self.watch.log.values)
+        if self.access_operators is not None:
+            self.judged += self.access_operators.judge(self.watch.log.values)
         log, record = self.watch.log, self.operators.submitting.submissions
         ids = ((value.epoch, value.recent_ids.listed()[-1]) for value in log.values[1:])
         check_submissions(ids, record)

@@ -24,6 +24,7 @@ from lockstep.metadata.transformations import refuse_before_initialize
 from lockstep.placement.deltas import merged, paired, plan_of, same_placement
 from lockstep.placement.placements import PlacedRange, Placements, ring_of_ranges
 from lockstep.placement.quorums import dc_factors
+from lockstep.placement.strategies import NETWORK_TOPOLOGY, SIMPLE
 from lockstep.schema.changes import SYSTEM_KEYSPACES, AlterKeyspace
 from lockstep.schema.model import Keyspace, Replication
 from lockstep.schema.replication_options import parse_replication
@@ -49,6 +50,8 @@ def wanted_keyspace(cluster: ClusterMetadata, name: str, target: Replication | N
         raise refused(f"Keyspace '{name}' doesn't exist", name)
     if target is None or target.apart:
         raise refused(f"the replication that keyspace {name} is to have is missing", name)
+    if target.strategy not in (SIMPLE, NETWORK_TOPOLOGY):
+        raise refused(f"there is no replication strategy {target.strategy!r}", name)
     known = cluster.directory.data_centers
     unknown = next((dc for dc, _ in dc_factors(target) if dc not in known), None)
     if unknown is not None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.sim import reached
-from lockstep.sim.reached import Branch, Excuse, Room, excuses, functions_of, open_branches
+from lockstep.sim import nightly, reached
+from lockstep.sim.reached import Branch, Excuse, Room, Verdict, blind_branches, excuses, functions_of
+from lockstep.sim.scenarios import SCENARIOS
 from lockstep.values.errors import ConfigurationError
 
 SOURCE = """
@@ -39,17 +40,37 @@ def test_branches_are_named_by_their_lines(tmp_path: Path, monkeypatch: pytest.M
     ]
 
 
-def test_what_is_listed_is_excused_and_the_rest_is_open() -> None:
-    listed = excuses("# why\nroom.* | A.one | if x[0]: | * | nobody gives one\n")
-    one, other = (
-        Branch("room.a", "A.one", "if x[0]:", "return 1"),
-        Branch("room.a", "two", "if x[0]:", "(end)"),
-    )
-    assert listed[0].reason == "nobody gives one"
-    assert open_branches([Room("room", 9, (one, other))], listed) == [other]
-    text = reached.text_of([Room("room", 9, (one, other))], listed)
-    assert "7 of     9 branches reached (77.8 %), 1 listed with a reason, 1 open" in text
-    assert text.endswith(other.text())
+ONE, OTHER = Branch("room.a", "A.one", "if x[0]:", "return 1"), Branch("room.a", "two", "if x[0]:", "(end)")
+LISTED = "# why\nroom.* | A.one | if x[0]: | * | nobody gives one\n"
+
+
+def verdict(*unreached: Branch, listed: str = LISTED, blind: tuple[Branch, ...] = ()) -> Verdict:
+    return Verdict((Room("room", 9, unreached),), tuple(excuses(listed)), frozenset(blind))
+
+
+def test_what_is_listed_is_excused_and_what_is_new_fails() -> None:
+    found = verdict(ONE, OTHER)
+    assert (found.open, found.fresh, found.holds) == ([OTHER], [OTHER], False)
+    text = reached.text_of(found)
+    assert "7 of     9 branches reached (77.8 %), 1 listed with a reason (11.1 %), 1 open" in text
+    assert "     1 nobody gives one\n1 open: 0 known, 1 new" in text
+    assert text.endswith(OTHER.text())
+
+
+def test_what_is_known_to_be_open_does_not_fail_and_is_counted() -> None:
+    known = blind_branches(f"{OTHER.text()}\n")
+    found = verdict(ONE, OTHER, blind=tuple(known))
+    assert found.open == [OTHER] and found.holds
+    assert reached.text_of(found).endswith("1 open: 1 known, 0 new")
+
+
+def test_a_line_that_excuses_nothing_fails() -> None:
+    found = verdict(OTHER, blind=(OTHER,))
+    assert [one.reason for one in found.unused] == ["nobody gives one"] and not found.holds
+    assert "excuses nothing: room.* | A.one" in reached.text_of(found)
+
+
+def test_a_line_without_a_reason_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="has 4 parts"):
         excuses("a | b | c | d")
 
@@ -62,7 +83,7 @@ def test_lines_of_the_list_name_what_exists() -> None:
         of = functions_of(source)
         lines = enumerate(source.splitlines(), start=1)
         name = ".".join(path.relative_to(reached._PACKAGE).with_suffix("").parts)
-        known[name] = {(of(number), line.strip()) for number, line in lines}
+        known[name] = {(of(number), reached.line_name(line)) for number, line in lines}
     for excuse in excuses(reached.LISTED.read_text()):
         wanted = excuse.branch
         module = Excuse(Branch(wanted.module, "*", "*", "*"), "")
@@ -74,13 +95,23 @@ def test_lines_of_the_list_name_what_exists() -> None:
             assert named or text == "(end)", f"{wanted.text()}: there is no {text}"
 
 
-def test_what_runs_is_measured() -> None:
-    def work() -> None:
+def test_what_runs_is_measured(tmp_path: Path) -> None:
+    def work() -> str:
         from lockstep.consensus.configuration import Configuration
 
-        assert not Configuration((1, 2, 3)).problem()
+        return Configuration((1, 2, 3)).problem()
 
-    rooms = {room.name: room for room in reached.measure(work)}
+    assert reached.metered(work, str(tmp_path / "part")) == ""
+    rooms = {room.name: room for room in reached.rooms_of([str(tmp_path / "part")])}
     assert list(rooms) == list(reached.ROOMS)
     missed = [one for one in rooms["consensus"].unreached if one.function == "Configuration.problem"]
     assert missed and len(missed) < rooms["consensus"].branches
+    # Also modules that nothing imported.
+    assert any(one.module == "storage.rocks" for one in rooms["storage"].unreached)
+
+
+def test_the_nightly_set_has_every_scenario_of_a_batch() -> None:
+    names = list(nightly.parts(1, 2))
+    for name, scenario in SCENARIOS.items():
+        assert (f"{name} 1" in names and f"{name} 2" in names) is scenario.by_default
+    assert nightly.parts(1, 1)["dissemination"]() == ""

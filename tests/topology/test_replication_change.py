@@ -245,6 +245,7 @@ def test_the_keyspace_is_not_dropped_or_altered_again_meanwhile_and_its_tables_a
     ("target", "message"),
     [
         (network(dc9=1), "there is no data centre 'dc9'"),
+        (Replication("Strategy", (("dc1", 1),)), "there is no replication strategy 'Strategy'"),
         (simple(-1), "must be non-negative"),
         (simple(0), "would have no replicas"),
         (simple(2), "is replicated this way already"),

@@ -4,6 +4,7 @@ Invariant: nothing in the product knows of them; each plant replaces named attri
 run, and undoes it. A plant that no seed finds says that either a checker or a fault is missing.
 """
 
+from lockstep.sim.planted.access import ACCESS
 from lockstep.sim.planted.columns import COLUMNS
 from lockstep.sim.planted.counters import COUNTERS
 from lockstep.sim.planted.damage import DAMAGE
@@ -56,6 +57,7 @@ REGISTRY: dict[str, Planted] = {
         *LOST_STORES,
         *MACHINES,
         *OVERLOAD,
+        *ACCESS,
     )
 }
 #: Those that a test brings about; no seed is looked for.
