@@ -174,6 +174,19 @@ def _limits(scenario: Scenario, world: World) -> contextlib.AbstractContextManag
     return replaced(*changes)
 
 
+def _metadata_submitters(scenario: Scenario, operators: Operators) -> AccessOperators | None:
+    """Start with the schema those who load the metadata itself; those of roles, who are judged at the end."""
+    if scenario.metadata_ms:
+        service = MetadataOperators(operators, scenario.metadata_ms)
+        operators.when_ready.append(service.start)
+        operators.at_end.append(service.end)
+    if not scenario.access_ms:
+        return None
+    access = AccessOperators(operators, scenario.access_ms)
+    operators.when_ready.append(access.start)
+    return access
+
+
 def _sides(scenario: Scenario, operators: Operators, watch: Watch) -> list[Side]:
     """Clients beside the workload."""
     loads: tuple[tuple[Callable[[Operators, int], Side], int], ...] = (
@@ -273,14 +286,7 @@ class Run:
         if scenario.schema_ms:
             self.schema_operators = SchemaOperators(self.operators, scenario.schema_ms, tables)
             self.operators.when_ready.append(self.schema_operators.start)
-        self.access_operators: AccessOperators | None = None
-        if scenario.access_ms:
-            self.access_operators = AccessOperators(self.operators, scenario.access_ms)
-            self.operators.when_ready.append(self.access_operators.start)
-        if scenario.metadata_ms:
-            service = MetadataOperators(self.operators, scenario.metadata_ms)
-            self.operators.when_ready.append(service.start)
-            self.operators.at_end.append(service.end)
+        self.access_operators = _metadata_submitters(scenario, self.operators)
         if scenario.kinds_s:
             kinds = KindOperators(self.operators, scenario.kinds_s, scenario.forced)
             self.operators.when_ready.append(kinds.start)

@@ -23,7 +23,14 @@ from lockstep.metadata.permissions import ChangePermissions
 from lockstep.metadata.registry import EntryKind
 from lockstep.metadata.repairs import RepairPart, RepairState
 from lockstep.metadata.requests import Policy
-from lockstep.metadata.role_changes import AlterRole, ChangeMembership, ChangeRole, CreateRole, DropRole
+from lockstep.metadata.role_changes import (
+    AlterRole,
+    ChangeMembership,
+    ChangeRole,
+    CreateRole,
+    DropRole,
+    RoleChange,
+)
 from lockstep.metadata.snapshot_entries import TakeSnapshot, TruncateLog
 from lockstep.metadata.transformations import Founder, Initialize, Register, SetExtension, UpdateNode
 from lockstep.schema.model import Replication
@@ -136,7 +143,7 @@ def _of_voters(cluster: ClusterMetadata) -> list[Wish]:
 
 def _of_roles() -> list[Wish]:
     """Roles without a name or that are not there, and grants on nothing."""
-    roles = [
+    roles: list[RoleChange] = [
         CreateRole(""),
         CreateRole("x" * (ROLE_NAME_CHARACTERS_MAX + 1)),
         CreateRole(_NO_ROLE, data_centers=("nowhere",)),

@@ -290,7 +290,7 @@ def test_who_is_filled_from_a_replica_that_lacks_writes_lacks_them_too() -> None
     placed = history.now.placements.rings[0].ranges[0]
     (owner,) = placed.group.reads
     line = Degraded(simple(1), placed.range, 2, (owner,), keyspaces=("ks",))
-    value = structs.replace(history.now, degraded=(line,))
+    value = history.now.changed(DEGRADED.set((line,)))
     prepare = PrepareOperation(OperationKind.REPLICATION, NodeId(0), keyspace="ks", target=simple(2))
     value = prepare.apply(value, value.epoch + 1)
     while value.operations:

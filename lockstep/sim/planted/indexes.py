@@ -8,7 +8,6 @@ from typing import Any
 from lockstep.replication import index_reads
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
-from lockstep.storage import index_marks
 from lockstep.storage.indexes import Indexes
 
 
@@ -21,16 +20,6 @@ def _not_built() -> contextlib.AbstractContextManager[None]:
             original(self, job)
 
     return replaced((Indexes, "_ask", ask))
-
-
-def _page_ends_its_partition() -> contextlib.AbstractContextManager[None]:
-    """A partition counts as gone through with the first page that ends in it."""
-    original = index_marks.noted
-
-    def noted(table_id: int, index_id: int, token: int | None) -> Any:
-        return original(table_id, index_id, None if token is None else token + 1)
-
-    return replaced((index_marks, "noted", noted))
 
 
 def _streamed_not_indexed() -> contextlib.AbstractContextManager[None]:
@@ -54,7 +43,6 @@ def _answers_believed() -> contextlib.AbstractContextManager[None]:
 
 
 INDEXES = (
-    Planted("index_page_ends_its_partition", "an index lacks rows", "builds", _page_ends_its_partition),
     Planted("index_not_built", "an index lacks rows that are older than it", "indexes", _not_built),
     Planted("index_answers_believed", "one replica's word is answered", "indexes", _answers_believed),
     Planted("index_streamed_not_indexed", "an index lacks rows that moved", "indexes", _streamed_not_indexed),
