@@ -15,6 +15,7 @@ from lockstep.sim.lost_stores import HARMS, may_lose
 from lockstep.sim.probes import CrashRule, DelayRule
 from lockstep.sim.process import KILL, POWER
 from lockstep.sim.streams import Stream
+from lockstep.values.errors import TableFileDamaged
 from lockstep.values.ids import NodeId
 from lockstep.values.tokens import token_of
 
@@ -79,7 +80,10 @@ def lacks_decision(cluster: SimCluster, table_name: str, key: bytes, value: byte
     known = []
     for name in cluster.live():
         if cluster.ready(name) and NodeId(cluster.node_id(name)) in group.reads:
-            state = state_in(cluster.nodes[name].engine.peek(command_for(table.id, token, key)))
+            try:
+                state = state_in(cluster.nodes[name].engine.peek(command_for(table.id, token, key)))
+            except TableFileDamaged:
+                continue  # Its block is damaged, so it can tell nobody what it knows.
             known.append(state.committed)
     newest = max((one.ballot for one in known if one is not None), default=None)
     decided = [one for one in known if one is not None and one.ballot == newest]
