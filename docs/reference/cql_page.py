@@ -217,7 +217,7 @@ def _context() -> Context:
 def _message(text: str, schema: Schema) -> str:
     try:
         prepared = _prepared(text, schema)
-        assert prepared.is_ddl, f"{text} is not refused any more: take it from this page"
+        assert prepared.kind == "DDL", f"{text} is not refused any more: take it from this page"
         apply_change(schema, schema_change(prepared, _context()), 9, ("dc1",))
     except LockstepError as error:
         code = getattr(error, "cql_code", RequestError.cql_code)

@@ -1,8 +1,8 @@
 """From one ClusterMetadata value to whom a request asks, and when it is satisfied.
 
 Invariant: a plan is a pure function of the metadata value, table, token and level; a count is satisfied
-only by replicas of the plan's own group. Plans are kept per metadata value, so planning a write is a
-bisection and two look-ups.
+only by replicas of the plan's own group, each at an address of its own. Plans are kept per metadata value, so
+planning a write is a bisection and two look-ups.
 """
 
 from __future__ import annotations
@@ -297,6 +297,10 @@ class PlanBook:
             Target(node, (by_id[node].address, by_id[node].internode_port), by_id[node].dc)
             for node in nodes
             if node not in shadowed
+        )
+        addresses = {target.address for target in targets}
+        assert len(addresses) == len(targets), (
+            "one node answers for one replica: each has an address of its own"
         )
         needs_epoch = max(group.epoch, placement.changed_epoch)
         own = self._own_id()

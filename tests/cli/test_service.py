@@ -276,7 +276,11 @@ def test_why_of_a_node_asks_what_both_groups_say_of_it() -> None:
 )
 def test_why_tells_the_story_of_whatever_is_named(thing: list[str], path: str) -> None:
     told = {"thing": "it", "from_epoch": 0, "events": [{"epoch": 3, "at_us": 0, "text": "happened"}]}
-    answers = {f"GET /v1/story?{path}": told, "GET /v1/requests/7": {"id": "7", "state": "done"}}
+    answers = {
+        f"GET /v1/story?{path}": told,
+        "GET /v1/requests/7": {"id": "7", "state": "done"},
+        "GET /v1/status": status(),
+    }
     result, _ = ask(answers, "why", *thing)
     assert result.exit_code == 0 and "epoch 3" in result.output and "happened" in result.output, result.output
 

@@ -34,14 +34,12 @@ def heard_every(interval_s: float, count: int) -> tuple[FailureDetector, float]:
 def test_a_node_never_heard_is_not_alive() -> None:
     detector = FailureDetector()
     assert not detector.alive(1, 0.0)
-    assert detector.explain(1, 0.0) == "never heard"
 
 
 def test_three_lost_heartbeats_are_forgiven_and_then_it_is_suspected() -> None:
     detector, last_s = heard_every(0.5, 50)
     assert detector.alive(1, last_s + 1.9)
     assert not detector.alive(1, last_s + 2.1)
-    assert detector.explain(1, last_s + 2.1) == "suspected: silent for 2.1 s, 2.0 s allowed"
 
 
 def test_a_slower_rhythm_is_given_more_time() -> None:

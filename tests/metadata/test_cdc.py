@@ -101,7 +101,6 @@ def test_ids_and_streams_stay_what_they_were() -> None:
         (5, "0000000000000005d70117be68000031"),
         (9223372036854775807, "7fffffffffffffffd70117be68000041"),
     ]
-    assert made.stream_for(6).hex() == found[4][1] and made.stream_for(-(1 << 63) + 1).hex() == found[0][1]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import msgspec
 from lockstep.metadata.operations import OPERATIONS, OperationKind, Stage
 from lockstep.node.moved import Amount, Moved
 from lockstep.node.topology_driver import TopologyDriver
+from lockstep.replication.plans import PlanBook
 from lockstep.sim.planted.plant import Planted
 from lockstep.sim.replaced import replaced
 from lockstep.topology import transformations
 from lockstep.topology.step import WorkReport, work_key, work_orders
+from lockstep.values.memo import keep
 
 
 def _cancel_forgets_lock() -> contextlib.AbstractContextManager[None]:
@@ -41,6 +43,17 @@ def _replaced_stays() -> contextlib.AbstractContextManager[None]:
         return value.with_node(dead)
 
     return replaced((transformations, "_end_directory", end))
+
+
+def _address_believed() -> contextlib.AbstractContextManager[None]:
+    """Whoever is at a node's address counts as that node, also when another one has taken it over."""
+    original = PlanBook._make
+
+    def make(self: Any, placement: Any, placed: Any, consistency: Any, writing: bool) -> Any:
+        keep(self.cluster.directory, "shadowed", frozenset())
+        return original(self, placement, placed, consistency, writing)
+
+    return replaced((PlanBook, "_make", make))
 
 
 def _successor_skips_work() -> contextlib.AbstractContextManager[None]:
@@ -87,5 +100,6 @@ DIRECTED = (
 TOPOLOGY = (
     Planted("cancel_forgets_lock", "ranges stay locked for ever", "moves", _cancel_forgets_lock),
     Planted("replaced_stays", "the dead node is a member still", "kinds", _replaced_stays),
+    Planted("address_believed", "the heir of an address answers for the dead", "kinds", _address_believed),
     Planted("successor_skips_work", "a new replica lacks data", "moves", _successor_skips_work),
 )
