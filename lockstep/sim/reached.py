@@ -129,20 +129,22 @@ def branches_of(path: Path, pairs: Sequence[Sequence[int]]) -> Iterator[Branch]:
         yield Branch(module, of(at), line_name(lines[at - 1]), there)
 
 
-def measure(first: int, seeds: int, told: Callable[[str], None]) -> list[Room]:
-    """Run the nightly set with so many seeds of each scenario, a process a core, and tell what of the rooms
-    it reached. `told` hears of each part that failed, and of the time that all took."""
+def measure(first: int, seeds: int, told: Callable[[str], None]) -> tuple[list[Room], list[str]]:
+    """Run the nightly set with so many seeds of each scenario, a process a core: what of the rooms it
+    reached, and the names of parts that failed. `told` hears of each of these, and of the time all took."""
     names = list(parts(first, seeds))
+    failed: list[str] = []
     taken_s = 0.0
     with tempfile.TemporaryDirectory() as directory:
         work = partial(_measured, first=first, seeds=seeds, directory=directory)
         for name, failure, seconds in spread(work, names):
             taken_s += seconds
             if failure:
+                failed.append(name)
                 told(f"{name} failed: {failure}")
         rooms = rooms_of([str(path) for path in sorted(Path(directory).iterdir())])
     told(f"{len(names)} parts, {taken_s:.0f} s of a core")
-    return rooms
+    return rooms, failed
 
 
 def _coverage() -> Any:
@@ -204,6 +206,8 @@ class Verdict(msgspec.Struct, frozen=True):
     rooms: tuple[Room, ...]
     listed: tuple[Excuse, ...]
     blind: frozenset[Branch]
+    #: Parts of the nightly set that failed: what they would have reached is not known.
+    failed: tuple[str, ...] = ()
 
     @property
     def open(self) -> list[Branch]:
@@ -221,7 +225,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        return not self.fresh and not self.unused
+        return not self.fresh and not self.unused and not self.failed
 
 
 def text_of(verdict: Verdict, *, all_of_them: bool = False) -> str:
@@ -253,7 +257,7 @@ def record(verdict: Verdict) -> None:
     BLIND.write_text("".join(f"{branch.text()}\n" for branch in sorted(set(verdict.open))))
 
 
-def verdict_of(rooms: Sequence[Room]) -> Verdict:
-    """Of these rooms, by the two lists beside this module."""
+def verdict_of(rooms: Sequence[Room], failed: Sequence[str]) -> Verdict:
+    """Of these rooms and failed parts, by the two lists beside this module."""
     blind = blind_branches(BLIND.read_text())
-    return Verdict(tuple(rooms), tuple(excuses(LISTED.read_text())), frozenset(blind))
+    return Verdict(tuple(rooms), tuple(excuses(LISTED.read_text())), frozenset(blind), tuple(failed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lockstep.sim import nightly, reached
@@ -55,6 +56,11 @@ def test_what_is_listed_is_excused_and_what_is_new_fails() -> None:
     assert "7 of     9 branches reached (77.8 %), 1 listed with a reason (11.1 %), 1 open" in text
     assert "     1 nobody gives one\n1 open: 0 known, 1 new" in text
     assert text.endswith(OTHER.text())
+
+
+def test_a_part_that_fails_fails_the_report() -> None:
+    sound = verdict(ONE)
+    assert sound.holds and not msgspec.structs.replace(sound, failed=("damage 2",)).holds
 
 
 def test_what_is_known_to_be_open_does_not_fail_and_is_counted() -> None:
